@@ -1,0 +1,73 @@
+"""Every exception that notbefore raises on purpose; anything else that escapes is a bug.
+
+    NotBeforeError
+    ├── ConfigError      the configuration is wrong: file, path and what was expected
+    ├── DocumentError    the bytes are not a Scheduled Events document (closed set of reasons)
+    ├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
+    ├── StoreError       the state cannot be used, and going on would lose or mix it
+    └── ListenError      the HTTP server cannot listen where it was told to
+"""
+
+from typing import Literal, get_args
+
+DocumentReason = Literal[
+    "empty",  # no bytes at all
+    "too_large",  # more than MAX_BYTES, not even parsed
+    "not_json",  # not UTF-8 JSON
+    "too_deep",  # nested beyond what can be parsed
+    "wrong_shape",  # JSON, but not {"DocumentIncarnation": int, "Events": [...]}
+    "too_many_events",  # more than MAX_EVENTS
+]
+DOCUMENT_REASONS: tuple[DocumentReason, ...] = get_args(DocumentReason)
+
+ImdsReason = Literal[
+    "refused",  # nobody listens there
+    "unreachable",  # no route, no such host, network down
+    "reset",  # the connection was cut
+    "timeout",  # the whole answer did not come before the deadline
+    "incomplete",  # the answer ended before its announced length
+    "too_large",  # the body is larger than the cap; it was not read to its end
+    "protocol",  # what came is not HTTP
+    "redirect",  # 3xx: never followed
+    "bad_request",  # 400: header or api-version not accepted
+    "not_found",  # 404 or 405: this endpoint has no Scheduled Events
+    "gone",  # 410: gone for now, Azure asks to retry within 70 s
+    "throttled",  # 429
+    "server_error",  # 5xx
+    "status",  # any other status
+    "rejected",  # 200, but the body is no document (see DocumentError)
+]
+IMDS_REASONS: tuple[ImdsReason, ...] = get_args(ImdsReason)
+
+
+class NotBeforeError(Exception):
+    """Base of all errors below; its text is written for the user who reads it."""
+
+
+class ConfigError(NotBeforeError):
+    """The configuration is wrong; the text names the file, the line, the path of the key, and what was expected."""
+
+
+class DocumentError(NotBeforeError):
+    """The bytes are not a Scheduled Events document; ``reason`` is one of ``DOCUMENT_REASONS``."""
+
+    def __init__(self, reason: DocumentReason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason: DocumentReason = reason
+
+
+class ImdsError(NotBeforeError):
+    """IMDS gave no usable answer; ``reason`` is one of ``IMDS_REASONS``, ``retry_after`` is in seconds where IMDS said so."""
+
+    def __init__(self, reason: ImdsReason, detail: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason: ImdsReason = reason
+        self.retry_after = retry_after
+
+
+class StoreError(NotBeforeError):
+    """The state directory cannot be used as it is; the text says what to do."""
+
+
+class ListenError(NotBeforeError):
+    """The HTTP server cannot listen at the configured address; the text says why."""

@@ -1,0 +1,1 @@
+"""The core: what Azure said becomes what changed. Pure: no I/O, no clock, no logging."""

@@ -1,0 +1,82 @@
+"""``Change``: one step in the life of an event, as a frozen fact that metrics, records and deliveries are all made from."""
+
+import hashlib
+from datetime import datetime
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from notbefore.events.document import Event
+
+Kind = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Scope = Literal["self", "peer", "unknown"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+Outcome = Literal["canceled", "finished", "unknown"]
+
+Reason = Literal[
+    "first_seen_scheduled",
+    "first_seen_started",  # no notice: a hardware failure, or the agent came late (``notice_seconds`` tells)
+    "first_seen_other_status",  # a status that is not known to us
+    "came_back",  # the EventId had been gone
+    "content_changed",  # NotBefore, resources, description, source or duration moved
+    "status_started",
+    "status_went_back",  # Started -> Scheduled, which the documents do not know
+    "status_other",
+    "gone_before_start",
+    "gone_after_start",
+    "gone_from_other_status",
+    "not_watched",  # gone, and the agent had not been looking long enough to know how
+    "machine_rebooted",  # gone, and this machine was booted since the last look
+]
+
+
+class Gap(Struct, frozen=True):
+    """The longest time between two beats beyond what a beat should take, in seconds, on both clocks.
+
+    While a VM is frozen its monotonic clock may stand still, and its wall clock be put right afterwards; or both run on.
+    Neither alone is right on every host.
+    """
+
+    wall: float
+    monotonic: float
+
+    @property
+    def seconds(self) -> float:
+        """The interruption as the VM felt it: what the clock that noticed more of it says."""
+        return max(self.wall, self.monotonic)
+
+    def widened(self, other: "Gap") -> "Gap":
+        """The longer of both, on each clock."""
+        return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
+
+
+class Change(Struct, frozen=True):
+    """One step in an event's life. Times are UTC; durations are seconds and ``None`` where they were not observed."""
+
+    id: str  # the same on every VM that sees the same step; see ``change_id``
+    kind: Kind
+    reason: Reason
+    time: datetime  # when this agent saw it
+    event: Event  # as last listed
+    scope: Scope  # does it hit this VM?
+    incarnation: int  # of the document that showed the change
+    first_seen: datetime
+    previous: Event | None = None  # as listed before, for ``updated`` and ``started``
+    outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
+    not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
+    notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
+    scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
+    started_seconds: float | None = None  # from the start to the end
+    interruption: Gap | None = None  # as this VM felt it; for events of ``self`` that were started
+
+
+def change_id(event_key: str, kind: Kind, digest: str, nth: int) -> str:
+    """32 hex digits: the same for the same step on every VM, after every restart.
+
+    A step is told from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often
+    the same step happened before (``nth``: an EventId that comes back, a NotBefore that moves to and fro).
+    """
+    return hashlib.sha256("\n".join((event_key, kind, digest, str(nth))).encode()).hexdigest()[:32]

@@ -1,0 +1,277 @@
+"""Bytes of an IMDS answer -> ``Document``: bounded, tolerant of what is new, strict about shape.
+
+What the fields mean: Microsoft's "Scheduled Events for Linux/Windows VMs". A document that cannot be read as a whole
+raises ``DocumentError``. A single event that cannot be read is left out with a ``Flaw`` that says so, and where only
+an optional field of it is unreadable, the event is kept and the field is unknown: somebody has to be told of a reboot
+even when its description is broken.
+"""
+
+import hashlib
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from notbefore.errors import DocumentError
+
+MAX_BYTES: Final = 1024 * 1024  # a document of 1,000 events is about 400 KB
+MAX_EVENTS: Final = 10_000
+MAX_ID: Final = 128  # characters; a GUID has 36
+MAX_WORD: Final = 64  # EventType, EventStatus, EventSource, ResourceType
+MAX_NAME: Final = 256  # a resource; Azure's own limit for a VM name is 64
+MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
+MAX_DESCRIPTION: Final = 4_096
+MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
+OLDEST_YEAR: Final = 2016  # the service's first; .NET writes the year 1 for "no time"
+
+SCHEDULED: Final = "Scheduled"
+STARTED: Final = "Started"
+
+FlawReason = Literal[
+    "not_an_event",  # the item is no JSON object, or a field of it is no JSON value
+    "event_id",  # missing, empty, too long, not text
+    "duplicate_event_id",  # a second event of the same id; the first one counts
+    "event_type",  # missing, empty, too long, not text
+    "event_status",  # missing, empty, too long, not text
+    "resource_type",  # unreadable: unknown
+    "resources",  # not a list of names, or cut at a bound
+    "not_before",  # no time that can be read: unknown
+    "description",  # not text, or cut at a bound
+    "event_source",  # unreadable: unknown
+    "duration",  # no sensible number of seconds: unknown
+]
+
+
+class Event(Struct, frozen=True):
+    """One event as Azure described it. What was absent or unreadable is ``None``."""
+
+    event_id: str  # as received; compare by ``key``
+    event_type: str  # Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure adds
+    event_status: str  # Scheduled, Started, or what Azure adds
+    resource_type: str | None = None
+    resources: tuple[str, ...] = ()  # the VMs affected; may be empty
+    not_before: datetime | None = None  # UTC; None once started
+    description: str | None = None
+    event_source: str | None = None  # Platform, User
+    duration: int | None = None  # expected interruption in seconds; None = unknown (Azure's -1)
+
+    @property
+    def key(self) -> str:
+        """The EventId folded to one case: captures are upper case, examples lower."""
+        return self.event_id.casefold()
+
+    def digest(self) -> str:
+        """32 hex digits over everything that Azure can change; equal on every VM that reads the same content.
+
+        The order and the case of ``resources`` do not count.
+        """
+        content = (
+            self.event_type,
+            self.event_status,
+            sorted(name.casefold() for name in self.resources),
+            self.not_before,
+            self.description,
+            self.event_source,
+            self.duration,
+        )
+        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
+
+
+class Flaw(Struct, frozen=True):
+    """Something in a document that could not be taken as it stood."""
+
+    reason: FlawReason
+    event_id: str | None = None  # None: not even the id could be read
+    rejected: bool = False  # True: the event was left out; its last known state is to be kept
+
+
+class Document(Struct, frozen=True):
+    """What is scheduled now. ``flaws`` says what could not be read."""
+
+    incarnation: int
+    events: tuple[Event, ...]
+    flaws: tuple[Flaw, ...] = ()
+
+
+class _Envelope(Struct):
+    DocumentIncarnation: int
+    Events: list[Raw]
+
+
+class _Item(Struct):
+    """An event's fields before anything is believed of them."""
+
+    EventId: Any = None
+    EventType: Any = None
+    EventStatus: Any = None
+    ResourceType: Any = None
+    Resources: Any = None
+    NotBefore: Any = None
+    Description: Any = None
+    EventSource: Any = None
+    DurationInSeconds: Any = None
+
+
+class _Name(Struct):
+    """Just the id: what can still be read of an event that cannot be."""
+
+    EventId: Any = None
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+_item = msgspec.json.Decoder(_Item)
+_name = msgspec.json.Decoder(_Name)
+
+
+def parse(body: bytes, api_version: str = "2020-07-01") -> Document:
+    """Read an answer of ``/metadata/scheduledevents``; raises ``DocumentError`` and nothing else.
+
+    ``api_version`` matters for 2017-03-01 only, which puts a ``_`` before the names of IaaS VMs.
+    """
+    envelope = _open(body)
+    events: dict[str, Event] = {}
+    flaws: list[Flaw] = []
+    for raw in envelope.Events:
+        event = _read(raw, flaws, underscore=api_version == "2017-03-01")
+        if event is None:
+            continue
+        if event.key in events:
+            flaws.append(Flaw("duplicate_event_id", event.event_id))
+            continue
+        events[event.key] = event
+    return Document(envelope.DocumentIncarnation, tuple(events.values()), tuple(flaws))
+
+
+def _open(body: bytes) -> _Envelope:
+    if not body.strip():
+        raise DocumentError("empty")
+    if len(body) > MAX_BYTES:
+        raise DocumentError("too_large", f"{len(body)} bytes; at most {MAX_BYTES} are read")
+    try:
+        envelope = _envelope.decode(body.removeprefix(b"\xef\xbb\xbf"))
+    except msgspec.ValidationError as error:
+        raise DocumentError("wrong_shape", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DocumentError("not_json", str(error)) from None
+    except RecursionError:
+        raise DocumentError("too_deep") from None
+    if len(envelope.Events) > MAX_EVENTS:
+        raise DocumentError("too_many_events", f"{len(envelope.Events)}; at most {MAX_EVENTS} are read")
+    return envelope
+
+
+def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
+    try:
+        item = _item.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        flaws.append(Flaw("not_an_event", _identify(raw), rejected=True))
+        return None
+    event_id = _text(item.EventId, MAX_ID)
+    if event_id is None:
+        flaws.append(Flaw("event_id", rejected=True))
+        return None
+    reader = _Fields(event_id, flaws)
+    event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
+    if event_type is None or event_status is None:
+        reader.flaw("event_type" if event_type is None else "event_status", rejected=True)
+        return None
+    resources = reader.resources(item.Resources)
+    return Event(
+        event_id=event_id,
+        event_type=event_type,
+        event_status=event_status,
+        resource_type=reader.word("resource_type", item.ResourceType),
+        resources=tuple(name.removeprefix("_") for name in resources) if underscore else resources,
+        not_before=reader.not_before(item.NotBefore),
+        description=reader.description(item.Description),
+        event_source=reader.word("event_source", item.EventSource),
+        duration=reader.duration(item.DurationInSeconds),
+    )
+
+
+def _identify(raw: Raw) -> str | None:
+    try:
+        return _text(_name.decode(raw).EventId, MAX_ID)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _text(value: object, most: int) -> str | None:
+    """The text without the blanks around it; ``None`` for what is no text, is blank, or is longer than ``most``."""
+    if not isinstance(value, str) or len(value) > most:
+        return None
+    return value.strip() or None
+
+
+class _Fields:
+    """Reads the optional fields of one event; what is unreadable is a flaw and unknown."""
+
+    def __init__(self, event_id: str, flaws: list[Flaw]) -> None:
+        self._event_id = event_id
+        self._flaws = flaws
+
+    def flaw(self, reason: FlawReason, *, rejected: bool = False) -> None:
+        self._flaws.append(Flaw(reason, self._event_id, rejected))
+
+    def word(self, reason: FlawReason, value: object) -> str | None:
+        word = _text(value, MAX_WORD)
+        if word is None and value not in (None, ""):
+            self.flaw(reason)
+        return word
+
+    def resources(self, value: object) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            self.flaw("resources")
+            return ()
+        names = [name[:MAX_NAME] for name in value[:MAX_RESOURCES] if isinstance(name, str) and name]
+        if names != value:
+            self.flaw("resources")
+        return tuple(names)
+
+    def description(self, value: object) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self.flaw("description")
+            return None
+        if len(value) > MAX_DESCRIPTION:
+            self.flaw("description")
+        return value[:MAX_DESCRIPTION] or None
+
+    def duration(self, value: object) -> int | None:
+        if value is None or value == -1:
+            return None
+        # bool is an int to Python, and no number of seconds to anybody
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
+            self.flaw("duration")
+            return None
+        return value
+
+    def not_before(self, value: object) -> datetime | None:
+        if value is None or value == "":
+            return None
+        time = read_time(value) if isinstance(value, str) else None
+        if time is None:
+            self.flaw("not_before")
+        return time
+
+
+def read_time(text: str) -> datetime | None:
+    """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else. A time without a zone is UTC, as all of Azure's are.
+
+    A wrong weekday does not matter: one was seen in the field.
+    """
+    if len(text) > MAX_WORD:
+        return None
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            time = read(text.strip())
+            time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            continue
+        return time if time.year >= OLDEST_YEAR else None
+    return None

@@ -1,0 +1,128 @@
+"""``Change`` -> record: a flat mapping for log lines, OTLP and everything that is sent, and its one JSON line.
+
+Attribute names follow OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*``,
+``azure.*`` resource attributes); the rest stands under ``azure.scheduled_event.``. Unknown values are left out.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.events.change import Change
+
+Value = str | int | float | bool | list[str]
+Record = dict[str, Value]
+
+
+class Vm(Struct, frozen=True):
+    """Who this VM is, as ``/metadata/instance`` says (``compute.*``); empty where it does not say."""
+
+    name: str = ""
+    vm_id: str = ""
+    resource_id: str = ""
+    subscription_id: str = ""
+    resource_group: str = ""
+    location: str = ""
+    zone: str = ""
+    scale_set: str = ""
+    placement_group_id: str = ""
+    fault_domain: str = ""
+    update_domain: str = ""
+    vm_size: str = ""
+    os_type: str = ""
+    tags: dict[str, str] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+
+
+def record(change: Change, vm: Vm | None) -> Record:
+    """The change as flat data. Times are RFC 3339 in UTC, durations seconds."""
+    event = change.event
+    values: dict[str, Value | None] = {
+        "time": rfc3339(change.time),
+        "event.name": f"azure.scheduled_event.{change.kind}",
+        "body": sentence(change),
+        **(identity(vm) if vm is not None else {"cloud.provider": "azure"}),
+        "azure.scheduled_event.change_id": change.id,
+        "azure.scheduled_event.change": change.kind,
+        "azure.scheduled_event.reason": change.reason,
+        "azure.scheduled_event.outcome": change.outcome,
+        "azure.scheduled_event.id": event.event_id,
+        "azure.scheduled_event.type": event.event_type,
+        "azure.scheduled_event.status": event.event_status,
+        "azure.scheduled_event.source": event.event_source,
+        "azure.scheduled_event.scope": change.scope,
+        "azure.scheduled_event.resource_type": event.resource_type,
+        "azure.scheduled_event.resources": list(event.resources),
+        "azure.scheduled_event.description": event.description,
+        "azure.scheduled_event.incarnation": change.incarnation,
+        "azure.scheduled_event.first_seen": rfc3339(change.first_seen),
+        "azure.scheduled_event.not_before": rfc3339(change.not_before) if change.not_before else None,
+        **_durations(change),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _durations(change: Change) -> dict[str, Value | None]:
+    felt = change.interruption
+    return {
+        "azure.scheduled_event.expected_duration_seconds": change.event.duration,
+        "azure.scheduled_event.notice_seconds": change.notice_seconds,
+        "azure.scheduled_event.scheduled_seconds": change.scheduled_seconds,
+        "azure.scheduled_event.started_seconds": change.started_seconds,
+        "azure.scheduled_event.interruption_seconds": round(felt.seconds, 3) if felt else None,
+        "azure.scheduled_event.interruption_wall_seconds": round(felt.wall, 3) if felt else None,
+        "azure.scheduled_event.interruption_monotonic_seconds": round(felt.monotonic, 3) if felt else None,
+    }
+
+
+def identity(vm: Vm) -> dict[str, Value | None]:
+    """The attributes of a VM that OpenTelemetry has names for."""
+    return {
+        "cloud.provider": "azure",
+        "cloud.platform": "azure.vm",
+        "cloud.region": vm.location or None,
+        "cloud.availability_zone": vm.zone or None,
+        "cloud.account.id": vm.subscription_id or None,
+        "cloud.resource_id": vm.resource_id or None,
+        "azure.resource_group.name": vm.resource_group or None,
+        "azure.vm.scaleset.name": vm.scale_set or None,
+        "host.id": vm.vm_id or None,
+        "host.name": vm.name or None,
+        "host.type": vm.vm_size or None,
+    }
+
+
+_OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
+
+
+def sentence(change: Change) -> str:
+    """The change in words, for people: what happens to whom, and when."""
+    event = change.event
+    whom = {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
+    what = f"{event.event_type} of {whom}"
+    if change.kind == "announced":
+        when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
+        return f"{what} announced: {when}"
+    if change.kind == "updated":
+        return f"{what} changed"
+    if change.kind == "started":
+        return f"{what} started" + (" without notice" if change.notice_seconds == 0 else "")
+    return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"
+
+
+def rfc3339(time: datetime) -> str:
+    """UTC to the millisecond: 2022-04-11T22:26:58.000Z."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# control characters, line and paragraph separators, and the marks that turn the direction of text around: a record is
+# one line whatever a description holds, and does not rearrange the terminal that shows it
+_UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+
+
+def json_line(values: object) -> bytes:
+    """JSON in UTF-8 on one line without a line break; what is not safe to show is escaped as ``\\uXXXX``."""
+    text = msgspec.json.encode(values).decode()
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

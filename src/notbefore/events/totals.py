@@ -1,0 +1,97 @@
+"""What was counted since the agent's first start: the counters and histograms of the domain, which survive a restart."""
+
+from bisect import bisect_left
+from datetime import datetime
+from typing import Final
+
+from msgspec import Struct, field
+
+from notbefore.events.change import Change
+
+TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+STATUSES: Final = ("Scheduled", "Started")
+SOURCES: Final = ("Platform", "User")
+OTHER: Final = "other"
+UNKNOWN: Final = "unknown"  # Azure did not say
+
+MAX_SERIES: Final = 200  # of a metric family; the texts in its labels come from outside
+_MAX_KNOWN: Final = 180  # changes x known types x known sources x scopes; above it there is room for `other`
+_MAX_FREE: Final = 150  # from here on a type or source that is not known is `other`
+
+Labels = tuple[str, ...]
+
+
+class Histogram(Struct):
+    """Observations in seconds, by bucket; ``counts`` has one more than ``bounds``: the last is +Inf."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    sum: float = 0.0
+
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
+        """No observations yet."""
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, value: float) -> None:
+        """Add one observation; a value on a bound belongs to the bucket below it, as Prometheus has it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """How many observations there were."""
+        return sum(self.counts)
+
+
+# seconds: half a minute of a Preempt, the minutes of the others, the days of failing hardware
+NOTICE_BOUNDS: Final = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
+STARTED_BOUNDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 21_600.0)
+INTERRUPTION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
+
+
+class Totals(Struct):
+    """Counters and histograms over all changes. Mutable: the agent owns one, and the store keeps it."""
+
+    since: datetime | None = None  # when counting began; the start time of the cumulative series
+    changes: dict[Labels, int] = field(default_factory=dict)  # (change, event_type, event_source, scope)
+    notice: dict[str, Histogram] = field(default_factory=dict)  # the histograms: by event_type
+    scheduled: dict[str, Histogram] = field(default_factory=dict)
+    started: dict[str, Histogram] = field(default_factory=dict)
+    interruption: dict[str, Histogram] = field(default_factory=dict)
+    folded: dict[str, int] = field(default_factory=dict)  # family -> how often a label was replaced by `other`
+
+    def add(self, change: Change) -> None:
+        """Count one change, and observe the durations that it completes."""
+        event = change.event
+        labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
+        labels = self._fold("azure_scheduled_event_changes", self.changes, labels, known=event.event_type in TYPES)
+        self.changes[labels] = self.changes.get(labels, 0) + 1
+        begins = change.kind == "announced" or change.reason == "first_seen_started"
+        if begins:
+            self._observe("notice", event.event_type, NOTICE_BOUNDS, change.notice_seconds)
+        if change.kind == "started":
+            self._observe("scheduled", event.event_type, NOTICE_BOUNDS, change.scheduled_seconds)
+        if change.kind == "finished":
+            self._observe("started", event.event_type, STARTED_BOUNDS, change.started_seconds)
+        felt = change.interruption.seconds if change.interruption is not None else None
+        self._observe("interruption", event.event_type, INTERRUPTION_BOUNDS, felt)
+
+    def _observe(self, name: str, event_type: str, bounds: tuple[float, ...], value: float | None) -> None:
+        if value is None:
+            return
+        family: dict[str, Histogram] = getattr(self, name)
+        # a histogram is a series for each bucket: only a few unknown types get their own
+        if event_type not in TYPES and event_type not in family and len(family) >= MAX_SERIES // (len(bounds) + 3):
+            self._count_folded(f"azure_scheduled_event_{name}_seconds")
+            event_type = OTHER
+        family.setdefault(event_type, Histogram.empty(bounds)).observe(value)
+
+    def _fold(self, family: str, series: dict[Labels, int], labels: Labels, *, known: bool) -> Labels:
+        if labels in series or len(series) < (_MAX_KNOWN if known and labels[2] in SOURCES else _MAX_FREE):
+            return labels
+        self._count_folded(family)
+        return (labels[0], OTHER, OTHER, labels[3])
+
+    def _count_folded(self, family: str) -> None:
+        self.folded[family] = self.folded.get(family, 0) + 1

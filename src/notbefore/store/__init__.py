@@ -1,0 +1,1 @@
+"""What must survive a reboot: tracked events, totals, history. One SQLite file, one writer."""

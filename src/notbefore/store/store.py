@@ -1,0 +1,296 @@
+"""``Store``: the agent's memory on disk. A change, what is tracked after it and its history go in one transaction.
+
+When the disk is full or read-only the store keeps everything in memory, says so (``degraded``), and writes it all when
+it can again. A damaged file is set aside under another name and a new one begun.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from notbefore.errors import StoreError
+from notbefore.events.change import Change
+from notbefore.events.lifecycle import Life, Tracked
+from notbefore.events.record import Vm
+from notbefore.events.totals import Totals
+from notbefore.store.lock import DirectoryLock
+
+FILE_NAME: Final = "notbefore.db"
+HISTORY_ROWS: Final = 10_000
+HISTORY_SECONDS: Final = 400 * 86_400
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SCHEMA: Final = Path(__file__).with_name("schema.sql")
+
+log = logging.getLogger("notbefore.store")
+
+
+class Memory(Struct):
+    """What the agent knows when it starts: all that the last one wrote."""
+
+    tracked: Tracked = field(default_factory=Tracked)
+    totals: Totals = field(default_factory=Totals)
+    vm: Vm | None = None
+    seen: datetime | None = None  # the last good answer, as far as it was written down
+    boot_id: str = ""
+
+
+class HistoryRow(Struct, frozen=True):
+    """One change as it is kept: ``record`` is a JSON object."""
+
+    change_id: str
+    time: float
+    record: bytes
+
+
+class Store:
+    """One writer's hold on the state directory. Safe to call from several threads.
+
+    Raises ``StoreError`` when another agent holds the directory, or a newer version made the file; any other trouble is
+    survived in memory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE_NAME
+        self.degraded: str | None = None  # why nothing is written, in words
+        self.damaged_files = 0
+        self._mutex = threading.RLock()
+        self._db: sqlite3.Connection | None = None
+        self._unwritten: deque[HistoryRow] = deque(maxlen=HISTORY_ROWS)
+        self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
+        self._memory = Memory()
+        self._lock = DirectoryLock(directory)
+        self._guarded(self._open)
+
+    # ---- what the agent calls
+
+    def load(self) -> Memory:
+        """What the last agent wrote; empty on a new or damaged file."""
+        with self._mutex:
+            self._guarded(self._load)
+            return self._memory
+
+    def commit(self, memory: Memory, changes: Sequence[tuple[Change, bytes]]) -> None:
+        """Keep what is tracked now and the changes that led there, in one transaction. Never raises."""
+        with self._mutex:
+            self._memory = memory
+            self._unwritten.extend(HistoryRow(change.id, change.time.timestamp(), record) for change, record in changes)
+            if self.degraded is None:
+                self._guarded(self._write)
+
+    def beat(self, seen: datetime, boot_id: str) -> None:
+        """Write down that the machine was alive at ``seen``: one small commit. Never raises."""
+        with self._mutex:
+            self._memory.seen, self._memory.boot_id = seen, boot_id
+            if self.degraded is None:
+                self._guarded(self._write_beat)
+
+    def retry(self) -> None:
+        """While degraded: try to open the file and to write all that it lacks."""
+        with self._mutex:
+            if self.degraded is None:
+                return
+            self._disconnect()
+            self._written = None
+            if self._guarded(self._open) and self._guarded(self._write):
+                log.info("the state is written again: %s", self.path)
+
+    def history(self, since: float | None, limit: int) -> list[bytes]:
+        """The newest ``limit`` records since a Unix time, oldest first."""
+        with self._mutex:
+            unwritten = [row.record for row in self._unwritten if since is None or row.time >= since]
+        rows: list[bytes] = []
+        with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
+            rows = read_history(self.path, since, limit)
+        return (rows + unwritten)[-limit:]
+
+    def close(self) -> None:
+        """Let go of the file and the directory."""
+        with self._mutex:
+            self._disconnect()
+            self._lock.release()
+
+    # ---- opening
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock.acquire()
+        # autocommit: transactions are begun and ended in _transaction alone
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
+        result = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if result != "ok":
+            error = sqlite3.DatabaseError(result)
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
+        self._migrate(self._db)
+        self.degraded = None
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        sections = _SCHEMA.read_text(encoding="utf-8").split("-- version ")[1:]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(sections):
+            raise StoreError(
+                f"{self.path} was written by a newer notbefore (schema {version}, this one knows {len(sections)}): "
+                "install that version again, or move the file away to begin anew"
+            )
+        for number, section in enumerate(sections, start=1):
+            if number > version:
+                statements = section.split("\n", 1)[1]
+                db.executescript(f"BEGIN IMMEDIATE;\n{statements}\nPRAGMA user_version = {number};\nCOMMIT;")
+
+    # ---- reading and writing, inside _guarded
+
+    def _load(self) -> None:
+        db = self._connection()
+        meta: dict[str, Any] = dict(db.execute("SELECT key, value FROM meta"))
+        lives = db.execute("SELECT event_key, body FROM tracked").fetchall()
+        steps = db.execute("SELECT event_key, steps FROM departed ORDER BY position").fetchall()
+        tracked = Tracked(
+            events={key: msgspec.json.decode(body, type=Life) for key, body in lives},
+            departed={key: msgspec.json.decode(body, type=dict[str, int]) for key, body in steps},
+            incarnation=int(meta["incarnation"]) if "incarnation" in meta else None,
+        )
+        self._memory = Memory(
+            tracked=tracked,
+            totals=msgspec.msgpack.decode(meta["totals"], type=Totals) if "totals" in meta else Totals(),
+            vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
+            seen=datetime.fromisoformat(meta["seen"]) if "seen" in meta else None,
+            boot_id=meta.get("boot_id", ""),
+        )
+        self._written = tracked
+
+    def _write(self) -> None:
+        memory, newest = self._memory, time.time()
+        with self._transaction() as db:
+            if self._written is None:
+                db.execute("DELETE FROM tracked")
+                db.execute("DELETE FROM departed")
+            self._write_tracked(db, memory.tracked, self._written or Tracked())
+            self._write_meta(db, memory)
+            db.executemany(
+                "INSERT INTO history (change_id, time, record) VALUES (?, ?, ?)",
+                [(row.change_id, row.time, row.record) for row in self._unwritten],
+            )
+            db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
+            db.execute("DELETE FROM history WHERE time < ?", (newest - HISTORY_SECONDS,))
+        self._written = memory.tracked
+        self._unwritten.clear()
+
+    @staticmethod
+    def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
+        db.executemany("DELETE FROM tracked WHERE event_key = ?", [(key,) for key in old.events if key not in new.events])
+        db.executemany(
+            "INSERT OR REPLACE INTO tracked VALUES (?, ?)",
+            [(key, msgspec.json.encode(life)) for key, life in new.events.items() if old.events.get(key) is not life],
+        )
+        db.executemany("DELETE FROM departed WHERE event_key = ?", [(key,) for key in old.departed if key not in new.departed])
+        db.executemany(
+            "INSERT OR REPLACE INTO departed SELECT ?, coalesce(max(position), 0) + 1, ? FROM departed",
+            [(key, msgspec.json.encode(steps)) for key, steps in new.departed.items() if key not in old.departed],
+        )
+
+    @staticmethod
+    def _write_meta(db: sqlite3.Connection, memory: Memory) -> None:
+        values: dict[str, object] = {"boot_id": memory.boot_id, "totals": msgspec.msgpack.encode(memory.totals)}
+        if memory.tracked.incarnation is not None:
+            values["incarnation"] = str(memory.tracked.incarnation)
+        if memory.vm is not None:
+            values["vm"] = msgspec.json.encode(memory.vm)
+        if memory.seen is not None:
+            values["seen"] = memory.seen.isoformat()
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+
+    def _write_beat(self) -> None:
+        seen = self._memory.seen
+        if seen is not None:
+            beat = (("seen", seen.isoformat()), ("boot_id", self._memory.boot_id))
+            with self._transaction() as db:
+                db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", beat)
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise sqlite3.OperationalError(self.degraded or "the state is closed")
+        return self._db
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        db = self._connection()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to tell
+                db.execute("ROLLBACK")
+            raise
+
+    # ---- trouble
+
+    def _guarded(self, action: Any) -> bool:
+        """Run ``action``; a damaged file is replaced and the action tried once more, other trouble degrades."""
+        for attempt in ("first", "anew"):
+            try:
+                action()
+            except (sqlite3.Error, msgspec.MsgspecError, ValueError, OSError) as error:
+                if attempt == "first" and _is_damage(error) and self._set_aside(error):
+                    continue
+                self._degrade(error)
+                return False
+            return True
+        return False
+
+    def _set_aside(self, error: Exception) -> bool:
+        """Rename the damaged file and open a new one; False if even that fails."""
+        self._disconnect()
+        self._written = None
+        name = f"{FILE_NAME}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        try:
+            for suffix in ("", "-wal", "-shm"):
+                part = self.path.with_name(FILE_NAME + suffix)
+                if part.exists():
+                    part.replace(self.path.with_name(name + suffix))
+            self._open()
+        except (sqlite3.Error, OSError):
+            return False
+        self.damaged_files += 1
+        log.error("the state was damaged (%s): it is set aside as %s, and begun anew", error, self.path.with_name(name))
+        return True
+
+    def _degrade(self, error: Exception) -> None:
+        if self.degraded is None:
+            log.error("the state cannot be written (%s: %s): going on in memory, and trying again", self.path, error)
+        self.degraded = str(error) or type(error).__name__
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+
+
+def _is_damage(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        # the low byte is the primary code; errors of the sqlite3 module itself carry none
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+    return isinstance(error, (msgspec.MsgspecError, ValueError))  # a row that cannot be what we wrote
+
+
+def read_history(path: Path, since: float | None, limit: int) -> list[bytes]:
+    """The newest ``limit`` records of a state file, oldest first, without writing to it; raises ``sqlite3.Error``."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
+        rows = db.execute(
+            "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?", (since if since is not None else 0, limit)
+        )
+        return [record for (record,) in rows][::-1]
