@@ -42,6 +42,7 @@ class Memory(Struct):
     vm: Vm | None = None
     seen: datetime | None = None  # the last good answer, as far as it was written down
     boot_id: str = ""
+    clean: bool = False  # it stopped in order, at ``seen``
 
 
 class HistoryRow(Struct, frozen=True):
@@ -168,6 +169,7 @@ class Store:
             vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
             seen=datetime.fromisoformat(meta["seen"]) if "seen" in meta else None,
             boot_id=meta.get("boot_id", ""),
+            clean=meta.get("clean") == "yes",
         )
         self._written = tracked
 
@@ -203,7 +205,8 @@ class Store:
 
     @staticmethod
     def _write_meta(db: sqlite3.Connection, memory: Memory) -> None:
-        values: dict[str, object] = {"boot_id": memory.boot_id, "totals": msgspec.msgpack.encode(memory.totals)}
+        clean = "yes" if memory.clean else "no"
+        values: dict[str, object] = {"boot_id": memory.boot_id, "clean": clean, "totals": msgspec.msgpack.encode(memory.totals)}
         if memory.tracked.incarnation is not None:
             values["incarnation"] = str(memory.tracked.incarnation)
         if memory.vm is not None:

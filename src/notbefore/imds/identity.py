@@ -1,0 +1,54 @@
+"""Who this VM is: ``/metadata/instance`` -> ``Vm``."""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.errors import ImdsError
+from notbefore.events.record import Vm
+from notbefore.imds.client import ImdsClient
+
+PATH: Final = "/metadata/instance?api-version=2021-02-01"
+MAX_TEXT: Final = 512  # characters of a field; a resource id has about 200
+
+
+class _Instance(Struct):
+    compute: dict[str, Any]
+
+
+def fetch_vm(client: ImdsClient) -> Vm:
+    """Ask IMDS who this VM is; raises ``ImdsError`` (``rejected`` for a body that does not say it)."""
+    answer = client.get(PATH)
+    try:
+        compute = msgspec.json.decode(answer.body or b"", type=_Instance).compute
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ImdsError("rejected", f"/metadata/instance: {error}") from error
+    vm = vm_of(compute)
+    if not vm.name:
+        raise ImdsError("rejected", "/metadata/instance has no compute.name")
+    return vm
+
+
+def vm_of(compute: dict[str, Any]) -> Vm:
+    """The fields of ``compute`` that matter; what is missing or no text is empty."""
+
+    def text(name: str) -> str:
+        value = compute.get(name)
+        return value[:MAX_TEXT] if isinstance(value, str) else ""
+
+    return Vm(
+        name=text("name"),
+        vm_id=text("vmId"),
+        resource_id=text("resourceId"),
+        subscription_id=text("subscriptionId"),
+        resource_group=text("resourceGroupName"),
+        location=text("location"),
+        zone=text("zone"),
+        scale_set=text("vmScaleSetName"),
+        placement_group_id=text("placementGroupId"),
+        fault_domain=text("platformFaultDomain"),
+        update_domain=text("platformUpdateDomain"),
+        vm_size=text("vmSize"),
+        os_type=text("osType"),
+    )

@@ -1,0 +1,295 @@
+"""``Watch``: what the agent does with each poll. Bytes in, changes counted, committed and told; in that order.
+
+One thread calls ``handle``; scrapes read from others, under a lock that is never held over the network.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.errors import DocumentError
+from notbefore.events.change import Change, Gap
+from notbefore.events.document import Document, Flaw, parse
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Life, Moment, Step, diff
+from notbefore.events.record import Vm, json_line, record
+from notbefore.events.samples import Family, View, samples
+from notbefore.imds.poller import Poll
+from notbefore.pulse import Pulse
+from notbefore.store.store import Memory, Store
+
+log = logging.getLogger("notbefore.watch")
+
+
+def now_utc() -> datetime:
+    """The wall clock, in UTC."""
+    return datetime.now(UTC)
+
+
+def read_boot_id() -> str:
+    """What tells this boot from another; on systems without one, the time of the boot to ten seconds."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"booted-{round((time.time() - time.monotonic()) / 10)}"
+
+
+class Watch:
+    """The agent's memory and what it makes of each poll."""
+
+    def __init__(
+        self, store: Store, figures: Figures, tell: Callable[[bytes], None], boot_id: Callable[[], str] = read_boot_id
+    ) -> None:
+        self.figures = figures
+        self.pulse = Pulse()
+        self.api_version = "2020-07-01"
+        self.last_good: float | None = None  # monotonic seconds
+        self._store = store
+        self._tell = tell
+        self._boot_id = boot_id()
+        self._lock = threading.RLock()
+        self._memory = store.load()
+        self._memory.totals.since = self._memory.totals.since or now_utc()
+        self._document: Document | None = None
+        self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
+        self._trouble: str | None = None  # the bad state that was logged
+        self._vm_name: str | None = None
+        self._feel()
+
+    # ---- what the poller calls
+
+    def handle(self, poll: Poll) -> None:
+        """Take one poll in: count it, and go on to what it changes."""
+        with self._lock:
+            self.figures.beat_lag = poll.lag
+            self.figures.poll_duration.observe(poll.duration)
+            if poll.error is not None:
+                self._fail(poll.error.reason, str(poll.error))
+                return
+            if poll.body is not None:
+                self._read(poll.body)
+            if self._rejected is not None:
+                self._fail("rejected", str(self._rejected))
+                return
+            self._good(poll)
+
+    def _read(self, body: bytes) -> None:
+        try:
+            self._document = parse(body, self.api_version)
+            self._rejected = None
+            self._count_flaws(self._document.flaws)
+        except DocumentError as error:
+            self._rejected = error
+
+    def _count_flaws(self, flaws: Iterable[Flaw]) -> None:
+        for flaw in flaws:
+            self.figures.flaws[flaw.reason] = self.figures.flaws.get(flaw.reason, 0) + 1
+            log.warning(
+                "event %s: %s cannot be read%s", flaw.event_id, flaw.reason, ", it is left as it was" if flaw.rejected else ""
+            )
+
+    def _fail(self, reason: str, detail: str) -> None:
+        self.figures.polls[reason] += 1
+        if self._rejected is not None:
+            self.figures.documents_rejected[self._rejected.reason] += 1
+        if self._trouble != reason:
+            log.warning("IMDS: %s; what was known is kept, and asked again", detail)
+            self._trouble = reason
+
+    def _good(self, poll: Poll) -> None:
+        if self._trouble is not None:
+            log.info("IMDS answers again")
+            self._trouble = None
+        self.figures.polls["changed" if poll.body is not None else "unchanged"] += 1
+        now = now_utc()
+        moment = self._moment(now, poll.lag)
+        self.last_good, self.figures.last_successful_poll = time.monotonic(), now.timestamp()
+        tracked = self._memory.tracked
+        if self._document is not None and (poll.body is not None or tracked.interrupting):
+            self._step(diff(tracked, self._document, moment), moment)
+        self._memory.seen, self._memory.boot_id, self._memory.clean = now, self._boot_id, False
+
+    def _moment(self, now: datetime, lag: float) -> Moment:
+        memory = self._memory
+        rebooted = memory.boot_id not in ("", self._boot_id)
+        blind = None if memory.seen is None else max(0.0, (now - memory.seen).total_seconds())
+        if self.last_good is not None and blind is not None:
+            # each clock may stand still over a freeze: the one that moved more is right
+            blind = max(blind, time.monotonic() - self.last_good)
+        gap = self.pulse.take() if self.pulse.running else Gap(lag, lag)
+        if self.last_good is None:  # the first good poll of this process: it felt nothing before
+            gap = self._gap_over_boot(now) if rebooted else None
+        return Moment(now, self._vm_name, blind, rebooted, gap)
+
+    def _gap_over_boot(self, now: datetime) -> Gap | None:
+        """From the last beat before the boot until now, if beats were written down until then."""
+        memory = self._memory
+        if memory.seen is None or not (memory.clean or memory.tracked.interrupting):
+            return None
+        return Gap(max(0.0, (now - memory.seen).total_seconds()), 0.0)
+
+    def _step(self, step: Step, moment: Moment) -> None:
+        memory = self._memory
+        if step.tracked == memory.tracked and not step.changes:
+            return
+        memory.tracked = step.tracked
+        memory.seen, memory.boot_id, memory.clean = moment.time, self._boot_id, False
+        records = [(change, json_line(record(change, self.vm))) for change in step.changes]
+        for change in step.changes:
+            memory.totals.add(change)
+        self._commit(records)
+        for _, line in records:
+            self._tell(line + b"\n")
+        self._feel()
+
+    def _commit(self, records: list[tuple[Change, bytes]]) -> None:
+        self._store.commit(self._memory, records)
+        self._note_store()
+
+    def _note_store(self) -> None:
+        self.figures.store_degraded = self._store.degraded is not None
+        self.figures.store_damaged = self._store.damaged_files
+
+    def _feel(self) -> None:
+        if self._memory.tracked.expecting:
+            self.pulse.start()
+        else:
+            self.pulse.stop()
+
+    # ---- what the agent's main thread calls
+
+    def set_vm(self, vm: Vm | None, name: str | None) -> None:
+        """Take in who this VM is: IMDS's word, and a name of the configuration that overrides it."""
+        with self._lock:
+            known = vm or self._memory.vm
+            self._vm_name = name or (known.name if known else None)
+            if name and known is None:
+                known = Vm(name=name)
+            changed = known != self._memory.vm
+            self._memory.vm = known
+            self.figures.vm = _vm_labels(known, self._vm_name) if known else {}
+            if changed and known is not None and known.name:
+                log.info("this VM is %s", self._vm_name)
+                self._commit([])
+            self._rescope()
+
+    def _rescope(self) -> None:
+        """What is listed may be ours, now that we know our name."""
+        if self._document is not None and self.last_good is not None:
+            moment = Moment(now_utc(), self._vm_name, 0.0, rebooted=False)
+            self._step(diff(self._memory.tracked, self._document, moment), moment)
+
+    def keep(self) -> bool:
+        """Once a second: write the beat down while an event of this VM is started. Returns whether it is."""
+        with self._lock:
+            interrupting, boot_id = self._memory.tracked.interrupting, self._memory.boot_id
+        if interrupting and boot_id == self._boot_id:
+            self._store.beat(now_utc(), self._boot_id)
+        return interrupting
+
+    def mend(self) -> None:
+        """Try to write what could not be written."""
+        self._store.retry()
+        with self._lock:
+            self._note_store()
+
+    def stop(self) -> None:
+        """Write down that the watch ended in order, and when."""
+        self.pulse.stop()
+        with self._lock:
+            if self.last_good is not None:
+                self._memory.clean = True
+                self._commit([])
+
+    # ---- what others look at
+
+    @property
+    def vm(self) -> Vm | None:
+        """Who this VM is, as far as it is known, with the configured name."""
+        vm = self._memory.vm
+        return msgspec.structs.replace(vm, name=self._vm_name) if vm and self._vm_name else vm
+
+    def families(self, overdue: float) -> list[Family]:
+        """All samples of this moment; ``overdue``: seconds since the next beat was due, negative before it."""
+        with self._lock:
+            self.figures.beat_lag = max(self.figures.beat_lag, overdue)
+            return list(samples(View(self._memory.tracked, self._memory.totals, self.figures, now_utc())))
+
+    def pending(self) -> bytes:
+        """The answer of ``/api/v1/events``."""
+        with self._lock:
+            now, memory, last = now_utc(), self._memory, self.figures.last_successful_poll
+            view = PendingView(
+                incarnation=memory.tracked.incarnation,
+                last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
+                vm=self.vm,
+                events=[PendingEvent.of(life, now) for life in memory.tracked.events.values()],
+            )
+        return json_line(view)
+
+
+class PendingEvent(Struct, frozen=True):
+    """One listed event in ``/api/v1/events``; durations in seconds."""
+
+    event_id: str
+    event_type: str
+    event_status: str
+    event_source: str | None
+    scope: str
+    resources: tuple[str, ...]
+    description: str | None
+    not_before: datetime | None
+    seconds_to_not_before: float | None
+    expected_duration_seconds: int | None
+    first_seen: datetime
+    notice_seconds: float | None
+    started: datetime | None
+
+    @classmethod
+    def of(cls, life: Life, now: datetime) -> "PendingEvent":
+        """The event as it stands at ``now``."""
+        event = life.event
+        waiting = life.started is None and event.not_before is not None
+        return cls(
+            event_id=event.event_id,
+            event_type=event.event_type,
+            event_status=event.event_status,
+            event_source=event.event_source,
+            scope=life.scope,
+            resources=event.resources,
+            description=event.description,
+            not_before=life.not_before,
+            seconds_to_not_before=((event.not_before - now) / timedelta(seconds=1)) if waiting and event.not_before else None,
+            expected_duration_seconds=event.duration,
+            first_seen=life.first_seen,
+            notice_seconds=life.notice,
+            started=life.started,
+        )
+
+
+class PendingView(Struct, frozen=True):
+    """The body of ``/api/v1/events``."""
+
+    incarnation: int | None
+    last_successful_poll: datetime | None
+    vm: Vm | None
+    events: list[PendingEvent]
+
+
+def _vm_labels(vm: Vm, name: str | None) -> dict[str, str]:
+    fields = msgspec.structs.asdict(vm)
+    return {label: str(value) for label, value in fields.items() if isinstance(value, str)} | {"name": name or vm.name}
+
+
+def tell_stdout(line: bytes) -> None:
+    """One record to stdout. A reader that is gone is no reason to stop watching."""
+    with suppress(OSError, ValueError):
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
