@@ -35,7 +35,7 @@ class Poller:
         self.due = time.monotonic()  # of the next beat
         self._client = client
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
-        self._timeout = FIRST_TIMEOUT
+        self.timeout = FIRST_TIMEOUT  # seconds for the next answer
         self._last: bytes | None = None
         self._etag: str | None = None
 
@@ -53,10 +53,10 @@ class Poller:
         begun = time.monotonic()
         lag = max(0.0, begun - self.due)
         try:
-            answer = self._client.get(self._path, timeout=self._timeout, etag=self._etag)
+            answer = self._client.get(self._path, timeout=self.timeout, etag=self._etag)
         except ImdsError as error:
             return Poll(lag, time.monotonic() - begun, error=error)
-        self._timeout = TIMEOUT
+        self.timeout = TIMEOUT
         duration = time.monotonic() - begun
         if answer.body is None or answer.body == self._last:
             return Poll(lag, duration)

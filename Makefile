@@ -1,0 +1,49 @@
+# `make demo` and `make test` do their own set-up: python3 with venv, make and git are all they need.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+PINS   := $(if $(wildcard constraints.txt),--constraint constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:
+	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
+	@echo 'make test    all tests, with the coverage gates'
+	@echo 'make check   ruff, mypy, import directions'
+	@echo 'make bench   the figures that are claimed'
+	@echo 'make clean   remove what these made'
+
+$(VENV)/base: pyproject.toml
+	@echo 'making the environment in $(VENV) ...'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(PINS) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/base
+	@echo 'adding what the tests need ...'
+	@$(PIP) $(PINS) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/base
+	@$(BIN)/notbefore demo $(if $(KEEP),--keep)
+
+test: $(VENV)/dev
+	@$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --include='src/notbefore/events/*' --fail-under=100
+	@$(BIN)/coverage report --fail-under=95
+
+check: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest --quiet tests/unit/test_imports.py
+
+bench: $(VENV)/dev
+	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,7 @@
+"""``python -m notbefore``."""
+
+import sys
+
+from notbefore.cli import main
+
+sys.exit(main())

@@ -1,0 +1,226 @@
+"""``Agent``: the always-on process. Joins poller, watch, store and exposition; its main thread waits for signals.
+
+Threads: main (signals, the beat written down, the state mended), poll, who (asks IMDS who this VM is, once an hour),
+pulse (only while something is expected), and those of the HTTP server. None waits for another's network.
+"""
+
+import logging
+import platform
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from notbefore import __version__
+from notbefore.config import Config
+from notbefore.errors import ConfigError, ImdsError
+from notbefore.events.figures import Figures
+from notbefore.exposition.http import HttpServer, Verdict, make_app
+from notbefore.exposition.prometheus import Exposition
+from notbefore.imds.client import TIMEOUT, ImdsClient
+from notbefore.imds.identity import fetch_vm
+from notbefore.imds.poller import Poller
+from notbefore.logs import set_up
+from notbefore.store.store import Store
+from notbefore.watch import Watch, tell_stdout
+
+IDENTITY_REFRESH: Final = 3600.0  # seconds
+IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
+IDENTITY_PATIENCE: Final = 2.0  # seconds that the first poll waits, so that its events are known as ours or not
+MEND_INTERVAL: Final = 10.0  # seconds between attempts to write a state that could not be written
+READY_BEATS: Final = 3
+STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
+
+log = logging.getLogger("notbefore.agent")
+
+
+class Watcher:
+    """One endpoint being polled: the threads ``poll`` and ``who``. A reload of the configuration makes a new one."""
+
+    def __init__(self, config: Config, watch: Watch) -> None:
+        self._watch = watch
+        self._name = config.vm.name
+        self._stop = threading.Event()
+        self._known = threading.Event()
+        self._client = ImdsClient(config.imds.endpoint)
+        self._who_client = ImdsClient(config.imds.endpoint)
+        self.poller = Poller(self._client, config.imds.api_version, config.imds.interval.seconds)
+        self._threads = [
+            threading.Thread(target=self._who, name="who", daemon=True),
+            threading.Thread(target=self._poll, name="poll", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to ask."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; a request under way is cut off."""
+        self._stop.set()
+        for client in (self._client, self._who_client):
+            client.abort()
+        for thread in self._threads:
+            thread.join(STOP_PATIENCE / 2)
+
+    @property
+    def alive(self) -> bool:
+        """The polling thread runs."""
+        return self._threads[1].is_alive()
+
+    def _poll(self) -> None:
+        self._known.wait(IDENTITY_PATIENCE)
+        self.poller.due = time.monotonic()
+        self.poller.run(self._watch.handle, self._stop)
+
+    def _who(self) -> None:
+        self._watch.set_vm(None, self._name)
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._watch.set_vm(fetch_vm(self._who_client), self._name)
+                failures, wait = 0, IDENTITY_REFRESH
+            except ImdsError as error:
+                if failures == 0 and not self._stop.is_set():
+                    log.warning("IMDS does not say who this VM is (%s); asking again", error)
+                wait = IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
+                failures += 1
+            self._known.set()
+            self._stop.wait(wait)
+
+
+class Agent:
+    """Runs until SIGTERM or SIGINT; SIGHUP reads the configuration again.
+
+    Raises ``StoreError`` or ``ListenError`` where it cannot start, and nothing after it.
+    """
+
+    def __init__(self, config: Config, reload: Callable[[], Config]) -> None:
+        self._config = config
+        self._reload = reload
+        self._figures = Figures(version=__version__, python=platform.python_version(), config_loaded=time.time())
+        self._store = Store(Path(config.state.dir))
+        self._watch = Watch(self._store, self._figures, tell_stdout)
+        self._watcher = self._new_watcher(config)
+        self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
+        self._server = HttpServer(config.server.listen, make_app(self))
+
+    def run(self) -> int:
+        """Serve and watch; returns the exit code."""
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            self._server.start()
+            log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
+            self._watcher.start()
+            self._supervise(reader)
+        finally:
+            signal.set_wakeup_fd(previous_fd)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self._stop()
+            reader.close()
+            writer.close()
+        return 0
+
+    def _supervise(self, signals: socket.socket) -> None:
+        """Until told to stop: keep the beat, mend the state, take signals."""
+        mended = time.monotonic()
+        while True:
+            ready, _, _ = select.select([signals], [], [], self._patience())
+            if ready:
+                with suppress(BlockingIOError):
+                    for number in signals.recv(64):
+                        if number in (signal.SIGTERM, signal.SIGINT):
+                            log.info("%s: stopping", signal.Signals(number).name)
+                            return
+                        if number == _SIGHUP:
+                            self._reconfigure()
+            self._watch.keep()
+            if self._store.degraded and time.monotonic() - mended >= MEND_INTERVAL:
+                mended = time.monotonic()
+                self._watch.mend()
+
+    def _patience(self) -> float:
+        # idle, nothing here needs attention but signals; a new event is noticed within this time, and Azure's notice
+        # is longer: only a start without notice has its first beats written down a moment late
+        return 1.0 if self._watch.expecting or self._store.degraded else 5.0
+
+    def _reconfigure(self) -> None:
+        try:
+            config = self._reload()
+            watcher = self._new_watcher(config)
+        except ConfigError as error:
+            self._figures.config_reloads["failure"] += 1
+            log.error("the configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
+            return
+        if (config.server, config.state) != (self._config.server, self._config.state):
+            log.warning("server and state are taken over at the next start")
+        set_up(config.log.format, config.log.level)
+        if (config.imds, config.vm) != (self._config.imds, self._config.vm):
+            self._watcher.stop()
+            self._watcher = watcher
+            self._watcher.start()
+        self._config = config
+        self._figures.config_reloads["success"] += 1
+        self._figures.config_loaded = time.time()
+        log.info("configuration reloaded")
+
+    def _new_watcher(self, config: Config) -> Watcher:
+        self._watch.api_version = self._figures.api_version = config.imds.api_version
+        return Watcher(config, self._watch)
+
+    def _stop(self) -> None:
+        self._watcher.stop()
+        self._watch.stop()
+        self._server.stop()
+        self._store.close()
+
+    # ---- View: what the HTTP server shows
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """``/metrics``."""
+        return self._exposition.render(accept)
+
+    def health(self) -> Verdict:
+        """The beat is alive: the polling thread runs, and hangs in no request beyond its deadline."""
+        watcher = self._watcher
+        overdue = time.monotonic() - watcher.poller.due
+        if not watcher.alive:
+            return Verdict(ok=False, reasons=("the polling thread has ended",))
+        if overdue > watcher.poller.timeout + TIMEOUT:
+            return Verdict(ok=False, reasons=(f"no beat for {overdue:.0f} s",))
+        return Verdict(ok=True)
+
+    def ready(self) -> Verdict:
+        """Polled well within three beats. A state kept in memory alone is said, and no reason not to be ready."""
+        said = (f"the state is kept in memory alone: {self._store.degraded}",) if self._store.degraded else ()
+        last = self._watch.last_good
+        if last is None:
+            return Verdict(ok=False, reasons=("IMDS has not answered yet", *said))
+        age, limit = time.monotonic() - last, READY_BEATS * self._watcher.poller.interval
+        if age > limit:
+            return Verdict(ok=False, reasons=(f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s", *said))
+        return Verdict(ok=True, reasons=said)
+
+    def pending(self) -> bytes:
+        """``/api/v1/events``."""
+        return self._watch.pending()
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """``/api/v1/history``."""
+        rows = self._store.history(since.timestamp() if since else None, limit)
+        return b'{"changes":[' + b",".join(rows) + b"]}"
+
+
+_SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
+_SIGNALS: Final = tuple(number for number in (signal.SIGTERM, signal.SIGINT, _SIGHUP) if number is not None)
