@@ -21,8 +21,9 @@ from notbefore import __version__
 from notbefore.config import Config
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
-from notbefore.exposition.http import HttpServer, Verdict, make_app
+from notbefore.exposition.http import Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
+from notbefore.exposition.server import HttpServer
 from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poller
@@ -46,6 +47,7 @@ class Watcher:
     def __init__(self, config: Config, watch: Watch) -> None:
         self._watch = watch
         self._name = config.vm.name
+        self._api_version = config.imds.api_version
         self._stop = threading.Event()
         self._known = threading.Event()
         self._client = ImdsClient(config.imds.endpoint)
@@ -58,6 +60,7 @@ class Watcher:
 
     def start(self) -> None:
         """Begin to ask."""
+        self._watch.use_api_version(self._api_version)
         for thread in self._threads:
             thread.start()
 
@@ -107,7 +110,7 @@ class Agent:
         self._figures = Figures(version=__version__, python=platform.python_version(), config_loaded=time.time())
         self._store = Store(Path(config.state.dir))
         self._watch = Watch(self._store, self._figures, tell_stdout)
-        self._watcher = self._new_watcher(config)
+        self._watcher = Watcher(config, self._watch)
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
         self._server = HttpServer(config.server.listen, make_app(self))
 
@@ -158,7 +161,7 @@ class Agent:
     def _reconfigure(self) -> None:
         try:
             config = self._reload()
-            watcher = self._new_watcher(config)
+            watcher = Watcher(config, self._watch)
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1
             log.error("the configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
@@ -174,10 +177,6 @@ class Agent:
         self._figures.config_reloads["success"] += 1
         self._figures.config_loaded = time.time()
         log.info("configuration reloaded")
-
-    def _new_watcher(self, config: Config) -> Watcher:
-        self._watch.api_version = self._figures.api_version = config.imds.api_version
-        return Watcher(config, self._watch)
 
     def _stop(self) -> None:
         self._watcher.stop()
@@ -209,7 +208,9 @@ class Agent:
             return Verdict(ok=False, reasons=("IMDS has not answered yet", *said))
         age, limit = time.monotonic() - last, READY_BEATS * self._watcher.poller.interval
         if age > limit:
-            return Verdict(ok=False, reasons=(f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s", *said))
+            return Verdict(
+                ok=False, reasons=(f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s", *said)
+            )
         return Verdict(ok=True, reasons=said)
 
     def pending(self) -> bytes:

@@ -77,7 +77,7 @@ class Server(_Section):
 
 
 def default_state_dir() -> Path:
-    """systemd's ``STATE_DIRECTORY``, else the place of the platform for a service's state."""
+    """Systemd's ``STATE_DIRECTORY``, else the place of the platform for a service's state."""
     given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)

@@ -1,11 +1,11 @@
 """Every exception that notbefore raises on purpose; anything else that escapes is a bug.
 
-    NotBeforeError
-    ├── ConfigError      the configuration is wrong: file, path and what was expected
-    ├── DocumentError    the bytes are not a Scheduled Events document (closed set of reasons)
-    ├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
-    ├── StoreError       the state cannot be used, and going on would lose or mix it
-    └── ListenError      the HTTP server cannot listen where it was told to
+NotBeforeError
+├── ConfigError      the configuration is wrong: file, path and what was expected
+├── DocumentError    the bytes are not a Scheduled Events document (closed set of reasons)
+├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
+├── StoreError       the state cannot be used, and going on would lose or mix it
+└── ListenError      the HTTP server cannot listen where it was told to
 """
 
 from typing import Literal, get_args

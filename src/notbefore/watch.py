@@ -24,7 +24,7 @@ from notbefore.events.record import Vm, json_line, record
 from notbefore.events.samples import Family, View, samples
 from notbefore.imds.poller import Poll
 from notbefore.pulse import Pulse
-from notbefore.store.store import Memory, Store
+from notbefore.store.store import Store
 
 log = logging.getLogger("notbefore.watch")
 
@@ -49,7 +49,7 @@ class Watch:
     ) -> None:
         self.figures = figures
         self.pulse = Pulse()
-        self.api_version = "2020-07-01"
+        self._api_version = ""
         self.last_good: float | None = None  # monotonic seconds
         self._store = store
         self._tell = tell
@@ -82,7 +82,7 @@ class Watch:
 
     def _read(self, body: bytes) -> None:
         try:
-            self._document = parse(body, self.api_version)
+            self._document = parse(body, self._api_version)
             self._rejected = None
             self._count_flaws(self._document.flaws)
         except DocumentError as error:
@@ -92,7 +92,10 @@ class Watch:
         for flaw in flaws:
             self.figures.flaws[flaw.reason] = self.figures.flaws.get(flaw.reason, 0) + 1
             log.warning(
-                "event %s: %s cannot be read%s", flaw.event_id, flaw.reason, ", it is left as it was" if flaw.rejected else ""
+                "event %s: %s cannot be read%s",
+                flaw.event_id,
+                flaw.reason,
+                ", it is left as it was" if flaw.rejected else "",
             )
 
     def _fail(self, reason: str, detail: str) -> None:
@@ -166,6 +169,10 @@ class Watch:
             self.pulse.stop()
 
     # ---- what the agent's main thread calls
+
+    def use_api_version(self, api_version: str) -> None:
+        """From now on documents are of this version."""
+        self._api_version = self.figures.api_version = api_version
 
     def set_vm(self, vm: Vm | None, name: str | None) -> None:
         """Take in who this VM is: IMDS's word, and a name of the configuration that overrides it."""
@@ -273,7 +280,9 @@ class PendingEvent(Struct, frozen=True):
             resources=event.resources,
             description=event.description,
             not_before=life.not_before,
-            seconds_to_not_before=((event.not_before - now) / timedelta(seconds=1)) if waiting and event.not_before else None,
+            seconds_to_not_before=((event.not_before - now) / timedelta(seconds=1))
+            if waiting and event.not_before
+            else None,
             expected_duration_seconds=event.duration,
             first_seen=life.first_seen,
             notice_seconds=life.notice,

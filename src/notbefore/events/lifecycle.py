@@ -91,7 +91,7 @@ class Life(Struct, frozen=True):
     not_before: datetime | None = None  # the last one known
     interruption: Gap | None = None  # the longest felt while Started
     unfelt: bool = False  # part of the time in which it was Started nobody kept beats
-    steps: dict[str, int] = {}  # noqa: RUF012 - msgspec copies mutable defaults; step -> how often it happened
+    steps: dict[str, int] = {}
 
     @property
     def notice(self) -> float | None:
@@ -106,8 +106,8 @@ class Life(Struct, frozen=True):
 class Tracked(Struct, frozen=True):
     """All that the agent remembers of the document: what is listed, and the steps of what was."""
 
-    events: dict[str, Life] = {}  # noqa: RUF012 - msgspec copies mutable defaults; by Event.key
-    departed: dict[str, dict[str, int]] = {}  # noqa: RUF012 - as above; key -> steps, oldest first
+    events: dict[str, Life] = {}
+    departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
 
     @property
@@ -284,4 +284,3 @@ def _change(life: Life, identity: str, kind: Kind, reason: Reason, incarnation: 
 
 def _started_seconds(life: Life, now: Moment) -> float | None:
     return (now.time - life.started).total_seconds() if life.started and life.start_seen else None
-

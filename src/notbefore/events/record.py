@@ -33,7 +33,7 @@ class Vm(Struct, frozen=True):
     update_domain: str = ""
     vm_size: str = ""
     os_type: str = ""
-    tags: dict[str, str] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    tags: dict[str, str] = {}
 
 
 def record(change: Change, vm: Vm | None) -> Record:

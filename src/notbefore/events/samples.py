@@ -69,7 +69,10 @@ SECONDS_TO_NOT_BEFORE: Final = Metric(
     ("event_id",),
 )
 STARTED_AT: Final = Metric(
-    "azure_scheduled_event_started_timestamp_seconds", "gauge", "Unix time at which the event was first seen started.", ("event_id",)
+    "azure_scheduled_event_started_timestamp_seconds",
+    "gauge",
+    "Unix time at which the event was first seen started.",
+    ("event_id",),
 )
 EXPECTED: Final = Metric(
     "azure_scheduled_event_expected_duration_seconds",
@@ -85,7 +88,9 @@ NEXT: Final = Metric(
     ("scope",),
 )
 INCARNATION: Final = Metric(
-    "azure_scheduled_events_document_incarnation", "gauge", "DocumentIncarnation of the last document; it may jump, and go back."
+    "azure_scheduled_events_document_incarnation",
+    "gauge",
+    "DocumentIncarnation of the last document; it may jump, and go back.",
 )
 CHANGES: Final = Metric(
     "azure_scheduled_event_changes",
@@ -100,7 +105,10 @@ NOTICE: Final = Metric(
     ("event_type",),
 )
 SCHEDULED_TIME: Final = Metric(
-    "azure_scheduled_event_scheduled_seconds", "histogram", "Time from the first sight of an event to its start.", ("event_type",)
+    "azure_scheduled_event_scheduled_seconds",
+    "histogram",
+    "Time from the first sight of an event to its start.",
+    ("event_type",),
 )
 STARTED_TIME: Final = Metric(
     "azure_scheduled_event_started_seconds", "histogram", "Time from the start of an event to its end.", ("event_type",)
@@ -111,27 +119,64 @@ INTERRUPTION: Final = Metric(
     "Interruption of this VM as it felt it: the longest time without a beat while an event of its own was started.",
     ("event_type",),
 )
-POLLS: Final = Metric("notbefore_polls", "counter", "Polls of IMDS by result; all but changed and unchanged are errors.", ("result",))
-POLL_DURATION: Final = Metric("notbefore_poll_duration_seconds", "histogram", "Time to the end of an answer of IMDS, errors included.")
+POLLS: Final = Metric(
+    "notbefore_polls", "counter", "Polls of IMDS by result; all but changed and unchanged are errors.", ("result",)
+)
+POLL_DURATION: Final = Metric(
+    "notbefore_poll_duration_seconds", "histogram", "Time to the end of an answer of IMDS, errors included."
+)
 LAST_POLL: Final = Metric(
-    "notbefore_last_successful_poll_timestamp_seconds", "gauge", "Unix time of the last good answer of IMDS; absent before the first."
+    "notbefore_last_successful_poll_timestamp_seconds",
+    "gauge",
+    "Unix time of the last good answer of IMDS; absent before the first.",
 )
 BEAT_LAG: Final = Metric(
-    "notbefore_beat_lag_seconds", "gauge", "How late the last beat was, or how long the next one is overdue at this scrape."
+    "notbefore_beat_lag_seconds",
+    "gauge",
+    "How late the last beat was, or how long the next one is overdue at this scrape.",
 )
-REJECTED: Final = Metric("notbefore_documents_rejected", "counter", "Answers of IMDS that are no document, by reason.", ("reason",))
+REJECTED: Final = Metric(
+    "notbefore_documents_rejected", "counter", "Answers of IMDS that are no document, by reason.", ("reason",)
+)
 FLAWS: Final = Metric(
-    "notbefore_event_flaws", "counter", "Events in a document, or fields of them, that could not be read, by reason.", ("reason",)
+    "notbefore_event_flaws",
+    "counter",
+    "Events in a document, or fields of them, that could not be read, by reason.",
+    ("reason",),
 )
-FOLDED: Final = Metric("notbefore_series_folded", "counter", "Labels replaced by `other` to bound the series, by family.", ("family",))
-UNLISTED: Final = Metric("notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}, which have no series.")
-DEGRADED: Final = Metric("notbefore_store_degraded", "gauge", "1 while the state cannot be written and is kept in memory alone.")
+FOLDED: Final = Metric(
+    "notbefore_series_folded", "counter", "Labels replaced by `other` to bound the series, by family.", ("family",)
+)
+UNLISTED: Final = Metric(
+    "notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}, which have no series."
+)
+DEGRADED: Final = Metric(
+    "notbefore_store_degraded", "gauge", "1 while the state cannot be written and is kept in memory alone."
+)
 DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
-RELOADS: Final = Metric("notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",))
-CONFIG_LOADED: Final = Metric("notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read.")
-BUILD: Final = Metric("notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version"))
-VM_LABELS: Final = ("name", "vm_id", "subscription_id", "resource_group", "location", "zone", "scale_set", "fault_domain", "update_domain")
-VM: Final = Metric("notbefore_vm_info", "gauge", "Who this VM is, as IMDS says; always 1, absent until known.", VM_LABELS)
+RELOADS: Final = Metric(
+    "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
+)
+CONFIG_LOADED: Final = Metric(
+    "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
+)
+BUILD: Final = Metric(
+    "notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version")
+)
+VM_LABELS: Final = (
+    "name",
+    "vm_id",
+    "subscription_id",
+    "resource_group",
+    "location",
+    "zone",
+    "scale_set",
+    "fault_domain",
+    "update_domain",
+)
+VM: Final = Metric(
+    "notbefore_vm_info", "gauge", "Who this VM is, as IMDS says; always 1, absent until known.", VM_LABELS
+)
 
 
 def samples(view: View) -> Iterator[Family]:

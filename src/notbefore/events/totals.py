@@ -45,7 +45,21 @@ class Histogram(Struct):
 
 
 # seconds: half a minute of a Preempt, the minutes of the others, the days of failing hardware
-NOTICE_BOUNDS: Final = (0.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
+NOTICE_BOUNDS: Final = (
+    0.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    900.0,
+    1_800.0,
+    3_600.0,
+    21_600.0,
+    86_400.0,
+    604_800.0,
+)
 STARTED_BOUNDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 21_600.0)
 INTERRUPTION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
 

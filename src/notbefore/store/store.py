@@ -192,12 +192,16 @@ class Store:
 
     @staticmethod
     def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
-        db.executemany("DELETE FROM tracked WHERE event_key = ?", [(key,) for key in old.events if key not in new.events])
+        db.executemany(
+            "DELETE FROM tracked WHERE event_key = ?", [(key,) for key in old.events if key not in new.events]
+        )
         db.executemany(
             "INSERT OR REPLACE INTO tracked VALUES (?, ?)",
             [(key, msgspec.json.encode(life)) for key, life in new.events.items() if old.events.get(key) is not life],
         )
-        db.executemany("DELETE FROM departed WHERE event_key = ?", [(key,) for key in old.departed if key not in new.departed])
+        db.executemany(
+            "DELETE FROM departed WHERE event_key = ?", [(key,) for key in old.departed if key not in new.departed]
+        )
         db.executemany(
             "INSERT OR REPLACE INTO departed SELECT ?, coalesce(max(position), 0) + 1, ? FROM departed",
             [(key, msgspec.json.encode(steps)) for key, steps in new.departed.items() if key not in old.departed],
@@ -206,7 +210,11 @@ class Store:
     @staticmethod
     def _write_meta(db: sqlite3.Connection, memory: Memory) -> None:
         clean = "yes" if memory.clean else "no"
-        values: dict[str, object] = {"boot_id": memory.boot_id, "clean": clean, "totals": msgspec.msgpack.encode(memory.totals)}
+        values: dict[str, object] = {
+            "boot_id": memory.boot_id,
+            "clean": clean,
+            "totals": msgspec.msgpack.encode(memory.totals),
+        }
         if memory.tracked.incarnation is not None:
             values["incarnation"] = str(memory.tracked.incarnation)
         if memory.vm is not None:
@@ -294,6 +302,7 @@ def read_history(path: Path, since: float | None, limit: int) -> list[bytes]:
     """The newest ``limit`` records of a state file, oldest first, without writing to it; raises ``sqlite3.Error``."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
         rows = db.execute(
-            "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?", (since if since is not None else 0, limit)
+            "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
+            (since if since is not None else 0, limit),
         )
         return [record for (record,) in rows][::-1]

@@ -1,0 +1,158 @@
+"""The commands. Thin: each reads its words and calls what does the work.
+
+Exit codes: 0 done · 1 it failed while running (no agent answers, say) · 2 the command line or the configuration is
+wrong · 3 it cannot start (address in use, state held by another agent).
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import notbefore
+from notbefore.config import Config, default_state_dir, dump, load
+from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
+
+OK: Final = 0
+FAILED: Final = 1
+WRONG: Final = 2
+CANNOT_START: Final = 3
+
+DEFAULT_URL: Final = "http://127.0.0.1:10169"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.version:
+        return _version(options)
+    if options.command is None:
+        parser.print_help()
+        return WRONG
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except ConfigError as error:
+        return _say(error, WRONG)
+    except (ListenError, StoreError) as error:
+        return _say(error, CANNOT_START)
+    except NotBeforeError as error:
+        return _say(error, FAILED)
+    except BrokenPipeError:  # `notbefore history | head`
+        sys.stdout = None  # type: ignore[assignment]  # nothing may be flushed into the broken pipe at exit
+        return FAILED
+    except KeyboardInterrupt:
+        return FAILED
+
+
+def _say(error: Exception, code: int) -> int:
+    sys.stderr.write(f"notbefore: {error}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="notbefore", description=notbefore.__doc__, epilog=(__doc__ or "").split("\n\n", 1)[1]
+    )
+    parser.add_argument("--version", action="store_true", help="say the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    _with_configuration(add("run", _run, "watch the events of this VM and serve what is known of them"))
+    _with_configuration(
+        add("check-config", _check_config, "read the configuration, say what is wrong with it or what it amounts to")
+    )
+    events = add("events", _events, "show what is listed now, as a running agent knows it")
+    history = add("history", _history, "show the last changes")
+    for command in (events, history):
+        command.add_argument("--url", default=None, help=f"where the agent is asked (default {DEFAULT_URL})")
+        command.add_argument("--json", action="store_true", help="JSON, one object a line")
+    history.add_argument("--state-dir", help="read this state directory instead of asking an agent")
+    history.add_argument("--since", help="only changes from this time on (RFC 3339)")
+    history.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
+    _add_late(add("simulate", _simulate, "play IMDS, to try everything against"), "simulate")
+    _add_late(add("demo", _demo, "see events arrive, start and finish: a simulator and an agent, in fast time"), "demo")
+    add("version", _version, "say the version")
+    return parser
+
+
+def _with_configuration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG", help="a YAML file; without one all defaults hold"
+    )
+    parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
+    parser.add_argument("--imds", help="imds.endpoint: another IMDS, such as a simulator's address")
+    parser.add_argument("--state-dir", help=f"state.dir: where the state is kept (default {default_state_dir()})")
+
+
+def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
+    """Arguments of a command whose module only it needs: imported when it is asked for, not in the agent."""
+    if name not in sys.argv[1:2]:
+        return
+    if name == "simulate":
+        from notbefore.simulator.command import add_arguments  # noqa: PLC0415 - see above
+    else:
+        from notbefore.demo import add_arguments  # noqa: PLC0415 - see above
+    add_arguments(parser)
+
+
+def _load(options: argparse.Namespace) -> Config:
+    overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
+    return load(options.config, os.environ, overrides)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from notbefore.agent import Agent  # noqa: PLC0415 - only the agent pays for what it imports
+    from notbefore.logs import set_up  # noqa: PLC0415 - as above
+
+    config = _load(options)
+    set_up(config.log.format, config.log.level)
+    return Agent(config, lambda: _load(options)).run()
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    from notbefore.imds.client import ImdsClient  # noqa: PLC0415 - as above
+
+    config = _load(options)
+    ImdsClient(config.imds.endpoint)  # says what is wrong with the address
+    sys.stdout.write(dump(config))
+    return OK
+
+
+def _events(options: argparse.Namespace) -> int:
+    from notbefore.show import ask, show_events  # noqa: PLC0415 - as above
+
+    show_events(ask(options.url or DEFAULT_URL, "/api/v1/events"), sys.stdout, as_json=options.json)
+    return OK
+
+
+def _history(options: argparse.Namespace) -> int:
+    from notbefore.show import read_changes, show_history  # noqa: PLC0415 - as above
+
+    changes = read_changes(options.url or DEFAULT_URL, options.state_dir, options.since, options.limit)
+    show_history(changes, sys.stdout, as_json=options.json)
+    return OK
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from notbefore.simulator.command import run  # noqa: PLC0415 - as above
+
+    return run(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from notbefore.demo import run  # noqa: PLC0415 - as above
+
+    return run(options)
+
+
+def _version(_options: argparse.Namespace) -> int:
+    sys.stdout.write(f"notbefore {notbefore.__version__}\n")
+    return OK

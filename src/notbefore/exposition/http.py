@@ -1,0 +1,154 @@
+"""The agent's HTTP interface as a WSGI application: ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
+
+It shows what a ``View`` gives it and knows nothing of where that comes from. Nothing can be changed through it.
+"""
+
+import gzip
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Struct
+
+MAX_LIMIT: Final = 10_000
+DEFAULT_LIMIT: Final = 100
+GZIP_FROM: Final = 1024  # bytes; below it there is nothing to save
+
+JSON: Final = "application/json; charset=utf-8"
+TEXT: Final = "text/plain; charset=utf-8"
+ALWAYS: Final = (
+    ("Cache-Control", "no-store"),
+    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+)
+INDEX: Final = b"""notbefore watches Azure Scheduled Events on this VM.
+
+/metrics          for Prometheus
+/healthz          is the agent alive
+/readyz           does it see what Azure says
+/api/v1/events    what is listed now
+/api/v1/history   what changed (?since=2026-01-31T00:00:00Z&limit=100)
+"""
+
+log = logging.getLogger("notbefore.http")
+
+Environ = dict[str, Any]
+StartResponse = Callable[[str, list[tuple[str, str]]], object]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class Verdict(Struct, frozen=True):
+    """Yes or no, and why."""
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+
+
+class View(Protocol):
+    """What can be looked at. Called from several threads; must not wait for anything outside."""
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The body and the content type that the ``Accept`` header asks for."""
+
+    def health(self) -> Verdict:
+        """Is the agent alive?"""
+
+    def ready(self) -> Verdict:
+        """Does it see what Azure says?"""
+
+    def pending(self) -> bytes:
+        """What is listed now, as JSON."""
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """The last changes, as JSON."""
+
+
+class Response(Struct, frozen=True):
+    """An answer before it is put on the wire."""
+
+    body: bytes
+    content_type: str = JSON
+    status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class _BadRequest(Exception):
+    """The query is wrong; the text says what was expected."""
+
+
+def make_app(view: View) -> App:
+    """The application over ``view``."""
+    routes: dict[str, Callable[[Environ], Response]] = {
+        "/": lambda _: Response(INDEX, TEXT),
+        "/metrics": lambda environ: _metrics(view, environ),
+        "/healthz": lambda _: _verdict(view.health(), "unhealthy"),
+        "/readyz": lambda _: _verdict(view.ready(), "not ready"),
+        "/api/v1/events": lambda _: Response(view.pending()),
+        "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+    }
+
+    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        response = _respond(routes, environ)
+        headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
+        start_response(f"{response.status.value} {response.status.phrase}", [*headers, *response.headers, *ALWAYS])
+        return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
+
+    return app
+
+
+def _respond(routes: dict[str, Callable[[Environ], Response]], environ: Environ) -> Response:
+    route = routes.get(environ.get("PATH_INFO", ""))
+    if route is None:
+        return _error(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(routes)}")
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        return _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", ("Allow", "GET, HEAD"))
+    try:
+        return route(environ)
+    except _BadRequest as error:
+        return _error(HTTPStatus.BAD_REQUEST, str(error))
+    except Exception:  # a broken page must not take the others with it
+        log.exception("%s failed", environ["PATH_INFO"])
+        return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "this failed; the agent's log says why")
+
+
+def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+    return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
+
+
+def _metrics(view: View, environ: Environ) -> Response:
+    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
+    vary = ("Vary", "Accept, Accept-Encoding")
+    if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", "") and len(body) >= GZIP_FROM:
+        return Response(gzip.compress(body, 1), content_type, headers=(("Content-Encoding", "gzip"), vary))
+    return Response(body, content_type, headers=(vary,))
+
+
+def _verdict(verdict: Verdict, otherwise: str) -> Response:
+    body = {"status": "ok" if verdict.ok else otherwise, "reasons": verdict.reasons}
+    status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    return Response(msgspec.json.encode(body), status=status)
+
+
+def _history_query(environ: Environ) -> tuple[datetime | None, int]:
+    query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=10)
+    limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
+        raise _BadRequest(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
+    return _since(query.get("since", [""])[-1]), int(limit)
+
+
+def _since(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        if text.replace(".", "", 1).isdigit():
+            return datetime.fromtimestamp(float(text), UTC)
+        # a plus that was not encoded arrives as a blank
+        time = datetime.fromisoformat(text.replace(" ", "+"))
+    except (ValueError, OverflowError, OSError):
+        raise _BadRequest(f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

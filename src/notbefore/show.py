@@ -1,0 +1,126 @@
+"""What ``notbefore events`` and ``notbefore history`` show: tables for people, JSON for scripts."""
+
+import http.client
+import sqlite3
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from notbefore.errors import ConfigError, NotBeforeError, StoreError
+from notbefore.events.record import json_line
+from notbefore.store.store import FILE_NAME, read_history
+
+TIMEOUT: Final = 10.0  # seconds
+_PREFIX: Final = "azure.scheduled_event."
+
+
+def ask(url: str, path: str) -> dict[str, Any]:
+    """GET JSON from a running agent; raises ``NotBeforeError`` saying what to do when none answers."""
+    address = urlsplit(url)
+    if address.scheme != "http" or not address.hostname:
+        raise ConfigError(f"--url: expected http://HOST:PORT, got {url!r}")
+    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=TIMEOUT)
+    try:
+        connection.request("GET", address.path.rstrip("/") + path)
+        response = connection.getresponse()
+        body: dict[str, Any] = msgspec.json.decode(response.read())
+    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        raise NotBeforeError(
+            f"no agent answers at {url} ({error}): is `notbefore run` running, or is --url needed?"
+        ) from None
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise NotBeforeError(f"{url}{path}: {body.get('error', response.status)}")
+    return body
+
+
+def read_changes(url: str, state_dir: str | None, since: str | None, limit: int) -> list[dict[str, Any]]:
+    """The last changes, from a running agent or from a state directory; raises ``NotBeforeError``."""
+    if state_dir is None:
+        query = f"?limit={limit}" + (f"&since={quote(since)}" if since else "")
+        changes: list[dict[str, Any]] = ask(url, f"/api/v1/history{query}")["changes"]
+        return changes
+    path = Path(state_dir) / FILE_NAME
+    try:
+        start = _time(since).timestamp() if since else None
+        return [msgspec.json.decode(row) for row in read_history(path, start, limit)]
+    except ValueError:
+        raise ConfigError(f"--since: expected RFC 3339, got {since!r}") from None
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+
+
+def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
+    """What is listed now."""
+    events = answer["events"]
+    if as_json:
+        _json(events, out)
+        return
+    if not events:
+        out.write("Nothing is scheduled.\n")
+    rows = [
+        (e["event_type"], e["event_status"], e["scope"], e["not_before"] or "-", _span(e["seconds_to_not_before"]))
+        + (_span(e["expected_duration_seconds"]), e["event_source"] or "-", ", ".join(e["resources"]), e["event_id"])
+        for e in events
+    ]
+    head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
+    _table(head, rows, out)
+
+
+def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:
+    """The last changes, oldest first."""
+    if as_json:
+        _json(changes, out)
+        return
+    if not changes:
+        out.write("No change has been seen.\n")
+
+    def row(change: dict[str, Any]) -> tuple[str, ...]:
+        get = {key.removeprefix(_PREFIX): value for key, value in change.items()}.get
+        spans = (_span(get(f"{name}_seconds")) for name in ("notice", "scheduled", "started", "interruption"))
+        return (
+            change["time"],
+            str(get("change")),
+            str(get("outcome", "-")),
+            str(get("type")),
+            str(get("scope")),
+            *spans,
+            str(get("id")),
+        )
+
+    head = ("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "EVENT ID")
+    _table(head, [row(change) for change in changes], out)
+
+
+def _json(items: Iterable[object], out: TextIO) -> None:
+    out.writelines(json_line(item).decode() + "\n" for item in items)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
+    if not rows:
+        return
+    # a name may hold anything: it is shown as JSON would escape it, so that it cannot move the cursor
+    cells = [head, *(tuple(json_line(cell).decode()[1:-1] for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    out.writelines("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells)
+
+
+def _span(seconds: float | None) -> str:
+    """Seconds for people: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
+    if seconds is None:
+        return "-"
+    sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
+    for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            return f"{sign}{whole // size}{unit}{whole % size // part:02d}{below}"
+    return f"{seconds:.1f}s"
+
+
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
