@@ -117,8 +117,8 @@ class Agent:
     def run(self) -> int:
         """Serve and watch; returns the exit code."""
         reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
+        reader.settimeout(0)
+        writer.settimeout(0)
         previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:

@@ -35,22 +35,20 @@ def main(arguments: list[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = options.run
     try:
         return command(options)
-    except ConfigError as error:
-        return _say(error, WRONG)
-    except (ListenError, StoreError) as error:
-        return _say(error, CANNOT_START)
     except NotBeforeError as error:
-        return _say(error, FAILED)
+        sys.stderr.write(f"notbefore: {error}\n")
+        return _code(error)
     except BrokenPipeError:  # `notbefore history | head`
-        sys.stdout = None  # type: ignore[assignment]  # nothing may be flushed into the broken pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed into the broken pipe
         return FAILED
     except KeyboardInterrupt:
         return FAILED
 
 
-def _say(error: Exception, code: int) -> int:
-    sys.stderr.write(f"notbefore: {error}\n")
-    return code
+def _code(error: NotBeforeError) -> int:
+    if isinstance(error, ConfigError):
+        return WRONG
+    return CANNOT_START if isinstance(error, (ListenError, StoreError)) else FAILED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 
 
 class Duration:
-    """A span of time, written as in Prometheus: ``500ms``, ``1s``, ``1m30s``, ``1h``. Raises ``ValueError`` for else."""
+    """A span of time, written as in Prometheus: ``500ms``, ``1s``, ``1m30s``, ``1h``. Raises ``ValueError``."""
 
     __slots__ = ("seconds", "text")
 
@@ -52,7 +52,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Imds(_Section):
+class Imds(_Section, frozen=True):
     """Where the events are asked for, and how often."""
 
     endpoint: str = "http://169.254.169.254"
@@ -64,13 +64,13 @@ class Imds(_Section):
             raise ValueError("imds.interval: expected 200ms to 1h")
 
 
-class VmName(_Section):
+class VmName(_Section, frozen=True):
     """Who this VM is, where IMDS cannot say it."""
 
     name: str | None = None
 
 
-class Server(_Section):
+class Server(_Section, frozen=True):
     """Where /metrics is served; ``host:port``."""
 
     listen: str = "127.0.0.1:10169"
@@ -86,20 +86,20 @@ def default_state_dir() -> Path:
     return Path("/var/lib/notbefore")
 
 
-class State(_Section):
+class State(_Section, frozen=True):
     """Where the state is kept."""
 
     dir: str = field(default_factory=lambda: str(default_state_dir()))
 
 
-class Log(_Section):
+class Log(_Section, frozen=True):
     """The agent's own log, on stderr. ``auto``: for people on a terminal, JSON elsewhere."""
 
     format: Literal["auto", "json", "text"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class Config(_Section):
+class Config(_Section, frozen=True):
     """All of it."""
 
     imds: Imds = Imds()

@@ -57,7 +57,7 @@ class DocumentError(NotBeforeError):
 
 
 class ImdsError(NotBeforeError):
-    """IMDS gave no usable answer; ``reason`` is one of ``IMDS_REASONS``, ``retry_after`` is in seconds where IMDS said so."""
+    """IMDS gave no usable answer; ``reason`` is one of ``IMDS_REASONS``, ``retry_after`` in seconds or None."""
 
     def __init__(self, reason: ImdsReason, detail: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -63,13 +63,23 @@ def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
         return
     if not events:
         out.write("Nothing is scheduled.\n")
-    rows = [
-        (e["event_type"], e["event_status"], e["scope"], e["not_before"] or "-", _span(e["seconds_to_not_before"]))
-        + (_span(e["expected_duration_seconds"]), e["event_source"] or "-", ", ".join(e["resources"]), e["event_id"])
-        for e in events
-    ]
+    rows = [_event_row(event) for event in events]
     head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
     _table(head, rows, out)
+
+
+def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        event["event_type"],
+        event["event_status"],
+        event["scope"],
+        event["not_before"] or "-",
+        _span(event["seconds_to_not_before"]),
+        _span(event["expected_duration_seconds"]),
+        event["event_source"] or "-",
+        ", ".join(event["resources"]),
+        event["event_id"],
+    )
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:
@@ -107,7 +117,9 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) 
     # a name may hold anything: it is shown as JSON would escape it, so that it cannot move the cursor
     cells = [head, *(tuple(json_line(cell).decode()[1:-1] for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    out.writelines("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells)
+    out.writelines(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells
+    )
 
 
 def _span(seconds: float | None) -> str:

@@ -128,7 +128,7 @@ class Watch:
         if self.last_good is not None and blind is not None:
             # each clock may stand still over a freeze: the one that moved more is right
             blind = max(blind, time.monotonic() - self.last_good)
-        gap = self.pulse.take() if self.pulse.running else Gap(lag, lag)
+        gap: Gap | None = self.pulse.take() if self.pulse.running else Gap(lag, lag)
         if self.last_good is None:  # the first good poll of this process: it felt nothing before
             gap = self._gap_over_boot(now) if rebooted else None
         return Moment(now, self._vm_name, blind, rebooted, gap)

@@ -1,4 +1,4 @@
-"""``Change``: one step in the life of an event, as a frozen fact that metrics, records and deliveries are all made from."""
+"""``Change``: one step in the life of an event, a frozen fact that metrics, records and deliveries are made from."""
 
 import hashlib
 from datetime import datetime
@@ -36,7 +36,7 @@ Reason = Literal[
 class Gap(Struct, frozen=True):
     """The longest time between two beats beyond what a beat should take, in seconds, on both clocks.
 
-    While a VM is frozen its monotonic clock may stand still, and its wall clock be put right afterwards; or both run on.
+    While a VM is frozen its monotonic clock may stand still and its wall clock be put right afterwards, or both run on.
     Neither alone is right on every host.
     """
 

@@ -129,7 +129,7 @@ class Step(Struct, frozen=True):
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:
-    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name of ours, or without resources."""
+    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name or resources."""
     if vm is None or not event.resources:
         return "unknown"
     return "self" if vm.casefold() in (name.casefold() for name in event.resources) else "peer"
@@ -185,7 +185,7 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
     if old is None and event.key in tracked.departed:
         reason = "came_back"
     life, identity = _numbered(life, kind, digest if kind == "updated" else "")
-    change = _change(life, identity, kind, reason, incarnation, now)
+    change = _change(life, identity, (kind, reason), incarnation, now)
     return life, msgspec.structs.replace(change, previous=old.event if old else None)
 
 
@@ -241,7 +241,7 @@ def _gone(life: Life, incarnation: int, now: Moment) -> tuple[dict[str, int], Ch
         else:
             outcome = "unknown"
     life, identity = _numbered(life, kind, "")
-    change = _change(life, identity, kind, reason, incarnation, now)
+    change = _change(life, identity, (kind, reason), incarnation, now)
     return life.steps, msgspec.structs.replace(change, outcome=outcome)
 
 
@@ -261,7 +261,8 @@ def _numbered(life: Life, kind: Kind, digest: str) -> tuple[Life, str]:
     return life, change_id(life.event.key, kind, digest, nth)
 
 
-def _change(life: Life, identity: str, kind: Kind, reason: Reason, incarnation: int, now: Moment) -> Change:
+def _change(life: Life, identity: str, step: tuple[Kind, Reason], incarnation: int, now: Moment) -> Change:
+    kind, reason = step
     over = kind in OUTCOMES
     start = life.started or (now.time if kind == "canceled" else None)
     scheduled = life.beginning_seen and start is not None and (life.start_seen or kind == "canceled")

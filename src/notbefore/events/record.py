@@ -123,6 +123,6 @@ _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u
 
 
 def json_line(values: object) -> bytes:
-    """JSON in UTF-8 on one line without a line break; what is not safe to show is escaped as ``\\uXXXX``."""
+    r"""JSON in UTF-8 on one line, whatever the texts hold; what is not safe to show is escaped as ``\uXXXX``."""
     text = msgspec.json.encode(values).decode()
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

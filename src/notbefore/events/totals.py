@@ -1,4 +1,4 @@
-"""What was counted since the agent's first start: the counters and histograms of the domain, which survive a restart."""
+"""What was counted since the agent's first start: counters and histograms of the domain, which survive a restart."""
 
 from bisect import bisect_left
 from datetime import datetime
@@ -78,7 +78,7 @@ class Totals(Struct):
     def add(self, change: Change) -> None:
         """Count one change, and observe the durations that it completes."""
         event = change.event
-        labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
+        labels: Labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
         labels = self._fold("azure_scheduled_event_changes", self.changes, labels, known=event.event_type in TYPES)
         self.changes[labels] = self.changes.get(labels, 0) + 1
         begins = change.kind == "announced" or change.reason == "first_seen_started"

@@ -76,7 +76,7 @@ class Response(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class _BadRequest(Exception):
+class _BadRequestError(Exception):
     """The query is wrong; the text says what was expected."""
 
 
@@ -108,7 +108,7 @@ def _respond(routes: dict[str, Callable[[Environ], Response]], environ: Environ)
         return _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", ("Allow", "GET, HEAD"))
     try:
         return route(environ)
-    except _BadRequest as error:
+    except _BadRequestError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error))
     except Exception:  # a broken page must not take the others with it
         log.exception("%s failed", environ["PATH_INFO"])
@@ -137,7 +137,7 @@ def _history_query(environ: Environ) -> tuple[datetime | None, int]:
     query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=10)
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
-        raise _BadRequest(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
+        raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
     return _since(query.get("since", [""])[-1]), int(limit)
 
 
@@ -150,5 +150,5 @@ def _since(text: str) -> datetime | None:
         # a plus that was not encoded arrives as a blank
         time = datetime.fromisoformat(text.replace(" ", "+"))
     except (ValueError, OverflowError, OSError):
-        raise _BadRequest(f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}") from None
+        raise _BadRequestError(f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)

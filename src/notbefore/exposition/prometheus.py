@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from notbefore.events.samples import Family
 from notbefore.events.totals import Histogram
@@ -57,6 +56,6 @@ def _histogram(family: Family) -> HistogramMetricFamily:
     converted = HistogramMetricFamily(family.metric.name, family.metric.help, labels=family.metric.labels)
     for labels, histogram in family.samples.items():
         if isinstance(histogram, Histogram):
-            bounds = [floatToGoString(bound) for bound in (*histogram.bounds, float("inf"))]
+            bounds = [*map(str, histogram.bounds), "+Inf"]
             converted.add_metric(labels, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
     return converted

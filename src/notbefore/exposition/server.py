@@ -7,6 +7,7 @@ class of its own, whose socket is a non-blocking ``SSLSocket``.
 import errno
 import logging
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -112,7 +113,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
 
     def handle_error(self) -> None:
         # a client that goes away in the middle of anything is no error of ours
-        log.debug("connection from %s: closed on an error", self.addr, exc_info=True)
+        log.debug("connection from %s: closed on %r", self.addr, sys.exc_info()[1])
         self.handle_close()
 
     @property
@@ -139,7 +140,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self._make_room()
 
     def maintenance(self, _now: float) -> None:
-        """Close who has had his time. (waitress' own counts from the last byte: who drips bytes would stay for ever.)"""
+        """Close who has had his time. waitress counts from the last byte: who drips would stay for ever."""
         now = time.monotonic()
         for channel in list(self.active_channels.values()):
             if channel.overdue(now):

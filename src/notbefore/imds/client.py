@@ -50,10 +50,12 @@ class DeadlineSocket(socket.socket):
 
     # http.client reads through recv_into and writes through sendall, and through nothing else
     def recv_into(self, *args: object, **kwargs: object) -> int:
+        """As of ``socket``; raises ``TimeoutError`` at the deadline."""
         self._arm()
         return super().recv_into(*args, **kwargs)  # type: ignore[arg-type]  # handed through as they came
 
     def sendall(self, *args: object, **kwargs: object) -> None:
+        """As of ``socket``; raises ``TimeoutError`` at the deadline."""
         self._arm()
         super().sendall(*args, **kwargs)  # type: ignore[arg-type]  # handed through as they came
 

@@ -1,4 +1,4 @@
-"""The beat: one poll each interval, without drift, never overlapping; slower while IMDS fails, never slower than 30 s."""
+"""The beat: one poll each interval, without drift, never overlapping; slower while IMDS fails, but never above 30 s."""
 
 import threading
 import time

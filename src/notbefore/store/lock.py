@@ -1,6 +1,6 @@
 """One agent a state directory: an advisory lock on a file beside the state, gone with the process that held it."""
 
-import os
+import sys
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +35,7 @@ class DirectoryLock:
             self._file = None
 
 
-if os.name == "nt":  # pragma: no cover - the tests run on POSIX
+if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     import msvcrt
 
     def _lock(file: IO[str]) -> None:
