@@ -71,3 +71,7 @@ class StoreError(NotBeforeError):
 
 class ListenError(NotBeforeError):
     """The HTTP server cannot listen at the configured address; the text says why."""
+
+
+class SimulatorError(NotBeforeError):
+    """An order to the simulator that cannot be carried out; the text says what was expected."""

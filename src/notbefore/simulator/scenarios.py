@@ -1,0 +1,203 @@
+"""The scenarios, pure: what the document shows at a time, for an event that plays.
+
+Timing and texts follow Microsoft's documents of the service and captures of real VMs: minimum notice by type, some
+seconds of impact, about ten minutes from Started to gone.
+"""
+
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+MINUTE: Final = 60.0
+RESCHEDULED_BY: Final = 10 * MINUTE  # what `reschedule` puts NotBefore off by
+APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real ones were seen at once and later
+
+
+class Scenario(Struct, frozen=True):
+    """One way that an event goes. Durations are seconds of real time."""
+
+    name: str
+    title: str
+    event_type: str
+    event_source: str
+    description: str
+    duration: int  # DurationInSeconds; -1 = unknown
+    notice: float  # from announced to NotBefore, which is when it starts unless approved; 0 = none
+    started: float  # from Started to gone
+
+
+SCENARIOS: Final = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "live-migration",
+            "a VM is moved while it runs, and pauses for some seconds",
+            "Freeze",
+            "Platform",
+            "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+            5,
+            15 * MINUTE,
+            10 * MINUTE,
+        ),
+        Scenario(
+            "host-agent-maintenance",
+            "the host's agent is updated: a pause that is hardly felt",
+            "Freeze",
+            "Platform",
+            "Host server is undergoing maintenance.",
+            0,
+            15 * MINUTE,
+            4 * MINUTE,
+        ),
+        Scenario(
+            "memory-preserving-update",
+            "the host is updated under the paused VM",
+            "Freeze",
+            "Platform",
+            "Host server is undergoing maintenance.",
+            9,
+            15 * MINUTE,
+            10 * MINUTE,
+        ),
+        Scenario(
+            "user-reboot",
+            "somebody restarts the VM from the portal",
+            "Reboot",
+            "User",
+            "Virtual machine is going to be restarted as requested by authorized user.",
+            -1,
+            15 * MINUTE,
+            7 * MINUTE,
+        ),
+        Scenario(
+            "platform-redeploy",
+            "failing hardware: the VM is moved to another node",
+            "Redeploy",
+            "Platform",
+            "Virtual machine is being moved to another host because of a degraded node.",
+            -1,
+            10 * MINUTE,
+            10 * MINUTE,
+        ),
+        Scenario(
+            "user-redeploy",
+            "somebody redeploys the VM",
+            "Redeploy",
+            "User",
+            "Virtual machine is going to be redeployed as requested by authorized user.",
+            -1,
+            10 * MINUTE,
+            10 * MINUTE,
+        ),
+        Scenario(
+            "hardware-failure",
+            "the hardware has failed: no notice, recovery is under way",
+            "Reboot",
+            "Platform",
+            "Virtual machine is being restarted because the host has failed.",
+            -1,
+            0,
+            10 * MINUTE,
+        ),
+        Scenario(
+            "spot-preemption",
+            "a Spot VM is evicted, with half a minute of notice",
+            "Preempt",
+            "Platform",
+            "Virtual machine is being evicted because Azure needs the capacity back.",
+            -1,
+            30.0,
+            MINUTE,
+        ),
+        Scenario(
+            "scale-set-termination",
+            "a VM of a scale set is deleted",
+            "Terminate",
+            "Platform",
+            "Virtual machine is being deleted from its scale set.",
+            -1,
+            5 * MINUTE,
+            2 * MINUTE,
+        ),
+    )
+}
+
+
+class Play(Struct, frozen=True):
+    """A scenario being played for one event. ``begun`` and ``approved`` are Unix seconds of the wall clock."""
+
+    scenario: Scenario
+    event_id: str
+    resources: tuple[str, ...]
+    begun: float
+    speed: float = 1.0  # 60 plays an hour in a minute
+    cancel: bool = False  # gone after half of the notice
+    reschedule: bool = False  # after a third of the notice NotBefore is put off
+    hold: bool = False  # another tenant of the host does not approve: it starts at NotBefore whatever is approved
+    approved: float | None = None
+
+    def not_before(self, now: float) -> float:
+        """NotBefore as shown at ``now``, Unix seconds."""
+        notice = self.scenario.notice
+        if self.reschedule and now - self.begun >= notice / 3 / self.speed:
+            notice += RESCHEDULED_BY
+        return self.begun + notice / self.speed
+
+    def starts(self, now: float) -> float:
+        """When it starts, Unix seconds."""
+        due = self.not_before(now)
+        if self.approved is not None and not self.hold:
+            return min(due, self.approved + APPROVED_AFTER / self.speed)
+        return due
+
+    def status(self, now: float) -> str | None:
+        """``Scheduled``, ``Started``, or ``None`` when it is gone."""
+        starts = self.starts(now)
+        if self.cancel and self.scenario.notice and now >= self.begun + self.scenario.notice / 2 / self.speed:
+            return None
+        if now < starts:
+            return "Scheduled"
+        return "Started" if now < starts + self.scenario.started / self.speed else None
+
+    def over(self, now: float) -> bool:
+        """Nothing will come of it any more."""
+        return self.status(now) is None
+
+    def item(self, now: float) -> dict[str, Any] | None:
+        """The event as an item of the current document version, ``None`` when it is not listed."""
+        status = self.status(now)
+        if status is None:
+            return None
+        scenario = self.scenario
+        return {
+            "EventId": self.event_id,
+            "EventStatus": status,
+            "EventType": scenario.event_type,
+            "ResourceType": "VirtualMachine",
+            "Resources": list(self.resources),
+            "NotBefore": http_date(self.not_before(now)) if status == "Scheduled" else "",
+            "Description": scenario.description,
+            "EventSource": scenario.event_source,
+            "DurationInSeconds": scenario.duration,
+        }
+
+
+def http_date(time: float) -> str:
+    """Unix seconds -> RFC 1123, as the service writes it."""
+    return format_datetime(datetime.fromtimestamp(time, UTC), usegmt=True)
+
+
+_SINCE: Final = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
+_TYPE_SINCE: Final = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
+
+
+def as_of(item: dict[str, Any], api_version: str) -> dict[str, Any] | None:
+    """An item as an older api-version shows it; ``None`` where its type did not exist yet."""
+    if api_version < _TYPE_SINCE.get(item["EventType"], ""):
+        return None
+    shown = {key: value for key, value in item.items() if api_version >= _SINCE.get(key, "")}
+    if api_version == "2017-03-01":
+        shown["Resources"] = [f"_{name}" for name in item["Resources"]]
+    return shown

@@ -1,0 +1,188 @@
+"""The simulator's state: what plays, what fails, what was asked for. Knows nothing of HTTP."""
+
+import hashlib
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.errors import SimulatorError
+from notbefore.simulator.scenarios import SCENARIOS, Play, as_of
+
+FAULTS: Final = {
+    "slow": "answer after VALUE seconds",
+    "gone": "410",
+    "throttled": "429 with Retry-After: VALUE",
+    "error": "500",
+    "status": "HTTP status VALUE",
+    "half": "half of the body, then the connection is cut",
+    "garbage": "200 with a body that is no JSON",
+    "freeze": "accept the request and say nothing for VALUE seconds",
+    "redirect": "302 to another address",
+    "drip": "a byte each VALUE seconds",
+    "reset": "DocumentIncarnation begins anew at 1",
+    "flap": "every other answer lists nothing",
+}
+_DEFAULT_VALUES: Final = {"slow": 2.0, "throttled": 2.0, "freeze": 30.0, "drip": 0.5, "status": 503.0}
+
+
+class Fault(Struct):
+    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``."""
+
+    kind: str
+    value: float
+    times: int
+
+
+class State:
+    """The VMs of one group, which all see the same events. Safe to use from several threads."""
+
+    def __init__(self, vms: Sequence[str], speed: float) -> None:
+        self.vms = tuple(vms)
+        self.speed = speed
+        self.requests = 0  # for the document
+        self.start_requests: list[str] = []  # EventIds approved, in order
+        self.mutex = threading.RLock()
+        self._plays: list[Play] = []
+        self._raw: bytes | None = None
+        self._faults: list[Fault] = []
+        self._incarnation = 1
+        self._shown_items: list[dict[str, Any]] = []
+
+    # ---- orders
+
+    def start(  # noqa: PLR0913 - each is a word of the order, by name
+        self,
+        scenario: str,
+        *,
+        resources: Sequence[str] = (),
+        cancel: bool = False,
+        reschedule: bool = False,
+        hold: bool = False,
+        event_id: str = "",
+    ) -> str:
+        """Begin a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one."""
+        if scenario not in SCENARIOS:
+            raise SimulatorError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+        play = Play(
+            SCENARIOS[scenario],
+            event_id or str(uuid.uuid4()).upper(),
+            tuple(resources) or self.vms[:1],
+            time.time(),
+            self.speed,
+            cancel,
+            reschedule,
+            hold,
+        )
+        with self.mutex:
+            self._raw = None
+            self._plays.append(play)
+        return play.event_id
+
+    def set_document(self, document: bytes | dict[str, Any]) -> None:
+        """Answer with this from now on, whatever it is; ``clear`` ends it."""
+        with self.mutex:
+            self._raw = document if isinstance(document, bytes) else msgspec.json.encode(document)
+
+    def fault(self, kind: str, value: float | None = None, times: int = 1) -> None:
+        """Order a fault for the next ``times`` answers. Raises ``SimulatorError`` for an unknown one."""
+        if kind not in FAULTS:
+            raise SimulatorError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
+        with self.mutex:
+            self._faults.append(Fault(kind, _DEFAULT_VALUES.get(kind, 0.0) if value is None else value, times))
+
+    def clear(self) -> None:
+        """Nothing is scheduled, no fault is ordered."""
+        with self.mutex:
+            self._plays, self._faults, self._raw = [], [], None
+
+    def approve(self, event_ids: Sequence[str]) -> bool:
+        """Take start requests; False when one is for no listed event."""
+        now = time.time()
+        with self.mutex:
+            listed = {play.event_id.casefold(): index for index, play in enumerate(self._plays) if not play.over(now)}
+            if any(event_id.casefold() not in listed for event_id in event_ids):
+                return False
+            for event_id in event_ids:
+                index = listed[event_id.casefold()]
+                self.start_requests.append(self._plays[index].event_id)
+                if self._plays[index].approved is None:
+                    self._plays[index] = msgspec.structs.replace(self._plays[index], approved=now)
+            return True
+
+    # ---- what the handler asks
+
+    def idle(self) -> bool:
+        """Every scenario has played to its end."""
+        with self.mutex:
+            return all(play.over(time.time()) for play in self._plays)
+
+    def take_fault(self) -> Fault | None:
+        """The fault for the answer that is due now, if any."""
+        with self.mutex:
+            self.requests += 1
+            if not self._faults:
+                return None
+            fault = self._faults[0]
+            fault.times -= 1
+            if fault.times <= 0:
+                self._faults.pop(0)
+            if fault.kind == "reset":
+                self._incarnation = 1
+            return fault
+
+    def body(self, api_version: str, *, empty: bool = False) -> bytes:
+        """The document now; the incarnation rises whenever its content is new."""
+        with self.mutex:
+            if self._raw is not None:
+                return self._raw
+            now = time.time()
+            items = [] if empty else [item for play in self._plays if (item := play.item(now)) is not None]
+            if items != self._shown_items:
+                self._shown_items = items
+                self._incarnation += 1
+            shown = [old for item in items if (old := as_of(item, api_version)) is not None]
+            return msgspec.json.encode({"DocumentIncarnation": self._incarnation, "Events": shown})
+
+    def state(self) -> dict[str, Any]:
+        """What ``/simulator/state`` answers."""
+        now = time.time()
+        with self.mutex:
+            return {
+                "vms": self.vms,
+                "speed": self.speed,
+                "requests": self.requests,
+                "start_requests": self.start_requests,
+                "faults": self._faults,
+                "events": [{"scenario": play.scenario.name, **(play.item(now) or {})} for play in self._plays],
+            }
+
+
+def instance(vm: str) -> dict[str, Any]:
+    """A made-up ``/metadata/instance`` of a VM; the same at each call."""
+    seed = hashlib.sha256(vm.encode()).hexdigest()
+    subscription = "8d10da13-8125-4ba9-a717-bf7490507b3d"
+    group, provider = "fleet", "/providers/Microsoft.Compute"
+    return {
+        "compute": {
+            "azEnvironment": "AzurePublicCloud",
+            "location": "westeurope",
+            "name": vm,
+            "osType": "Linux",
+            "placementGroupId": "",
+            "platformFaultDomain": str(int(seed[0], 16) % 3),
+            "platformUpdateDomain": str(int(seed[1], 16) % 5),
+            "resourceGroupName": group,
+            "resourceId": f"/subscriptions/{subscription}/resourceGroups/{group}{provider}/virtualMachines/{vm}",
+            "subscriptionId": subscription,
+            "tagsList": [{"name": "role", "value": "simulated"}],
+            "vmId": str(uuid.UUID(seed[:32])),
+            "vmScaleSetName": vm.rpartition("_")[0],
+            "vmSize": "Standard_D2s_v5",
+            "zone": "1",
+        }
+    }
