@@ -5,6 +5,7 @@ wrong · 3 it cannot start (address in use, state held by another agent).
 """
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ FAILED: Final = 1
 WRONG: Final = 2
 CANNOT_START: Final = 3
 
+LATE: Final = {"simulate": "notbefore.simulator.command", "demo": "notbefore.demo"}
 DEFAULT_URL: Final = "http://127.0.0.1:10169"
 
 
@@ -75,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     history.add_argument("--state-dir", help="read this state directory instead of asking an agent")
     history.add_argument("--since", help="only changes from this time on (RFC 3339)")
     history.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
-    _add_late(add("simulate", _simulate, "play IMDS, to try everything against"), "simulate")
-    _add_late(add("demo", _demo, "see events arrive, start and finish: a simulator and an agent, in fast time"), "demo")
+    _add_late(add("simulate", _late, "play IMDS, to try everything against"), "simulate")
+    _add_late(add("demo", _late, "see events arrive, start and finish: a simulator and an agent, in fast time"), "demo")
     add("version", _version, "say the version")
     return parser
 
@@ -91,14 +93,9 @@ def _with_configuration(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
-    """Arguments of a command whose module only it needs: imported when it is asked for, not in the agent."""
-    if name not in sys.argv[1:2]:
-        return
-    if name == "simulate":
-        from notbefore.simulator.command import add_arguments  # noqa: PLC0415 - see above
-    else:
-        from notbefore.demo import add_arguments  # noqa: PLC0415 - see above
-    add_arguments(parser)
+    """Take over the words of a command whose module only it needs: imported when it is asked for, not in the agent."""
+    if name in sys.argv[1:2]:
+        importlib.import_module(LATE[name]).add_arguments(parser)
 
 
 def _load(options: argparse.Namespace) -> Config:
@@ -139,16 +136,9 @@ def _history(options: argparse.Namespace) -> int:
     return OK
 
 
-def _simulate(options: argparse.Namespace) -> int:
-    from notbefore.simulator.command import run  # noqa: PLC0415 - as above
-
-    return run(options)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from notbefore.demo import run  # noqa: PLC0415 - as above
-
-    return run(options)
+def _late(options: argparse.Namespace) -> int:
+    code: int = importlib.import_module(LATE[options.command]).run(options)
+    return code
 
 
 def _version(_options: argparse.Namespace) -> int:

@@ -47,6 +47,7 @@ class _StartOrder(Struct, forbid_unknown_fields=True):
     reschedule: bool = False
     hold: bool = False
     event_id: str = ""
+    speed: float | None = None
 
 
 class _FaultOrder(Struct, forbid_unknown_fields=True):

@@ -64,6 +64,7 @@ class State:
         reschedule: bool = False,
         hold: bool = False,
         event_id: str = "",
+        speed: float | None = None,
     ) -> str:
         """Begin a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one."""
         if scenario not in SCENARIOS:
@@ -73,7 +74,7 @@ class State:
             event_id or str(uuid.uuid4()).upper(),
             tuple(resources) or self.vms[:1],
             time.time(),
-            self.speed,
+            speed or self.speed,
             cancel,
             reschedule,
             hold,
