@@ -34,11 +34,7 @@ _NAME: Final = "azure.scheduled_event."
 Order = tuple[float, str, Callable[[Simulator], object]]
 SCRIPT: Final[tuple[Order, ...]] = (  # seconds after the start, what is said, what is done
     (0.0, "a live migration of this VM", lambda sim: sim.start("live-migration", speed=90)),
-    (
-        3.0,
-        "somebody wants to restart it, and takes that back",
-        lambda sim: sim.start("user-reboot", speed=90, cancel=True),
-    ),
+    (3.0, "a restart that is taken back", lambda sim: sim.start("user-reboot", speed=90, cancel=True)),
     (19.0, "a neighbour's host fails", lambda sim: sim.start("hardware-failure", speed=75, resources=VMS[1:])),
     (22.0, "Azure wants this Spot VM back", lambda sim: sim.start("spot-preemption", speed=6)),
 )
@@ -50,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play; returns 0 if every change came that was to come. Raises ``NotBeforeError`` when the agent does not start."""
+    """Play; returns 0 if all came that was to come. Raises ``NotBeforeError`` when the agent does not start."""
     with tempfile.TemporaryDirectory(prefix="notbefore-demo-") as state, Simulator(VMS) as simulator:
         listen = f"127.0.0.1:{_free_port()}"
         agent = _start_agent(simulator.endpoint, state, listen)
@@ -118,7 +114,7 @@ class _Show:
         deadline = time.monotonic() + START_PATIENCE
         while True:
             try:
-                ask(self._url, "/api/v1/events")
+                ask(self._url, "/readyz")
                 break
             except NotBeforeError:
                 if time.monotonic() > deadline or self._agent.poll() is not None:
@@ -126,12 +122,8 @@ class _Show:
                 time.sleep(0.05)
         self._begun = time.monotonic()
         _say(f"notbefore watches a simulated IMDS at {imds}; this VM is {VMS[0]}, its neighbour {VMS[1]}.")
-        _say(
-            f"Look around meanwhile:  {self._url}/metrics  {self._url}/api/v1/events  notbefore events --url {self._url}"
-        )
-        _say(
-            "Events run up to 90 times as fast as in life. Left: what the agent recorded. Right: its metrics just then.\n"
-        )
+        _say(f"Look around meanwhile: {self._url}/metrics or `notbefore events --url {self._url}`")
+        _say("Events run up to 90 times as fast as in life. Below each change: the agent's metric just then.\n")
 
     def play(self, simulator: Simulator) -> None:
         """Carry the script out and show what comes of it, until everything is over."""
@@ -172,9 +164,8 @@ class _Show:
         kind, event_type = str(get("change")), str(get("type"))
         self._kinds.append(kind)
         labels = f'{{change="{kind}",event_source="{get("source")}",event_type="{event_type}",scope="{get("scope")}"}}'
-        beside = _read_metrics(self._url, "azure_scheduled_event_changes_total" + labels)
-        said = f"{record['body']}{_measured(get)}"
-        _say(f"{time.monotonic() - self._begun:5.1f}s  {kind:<10}{said:<88}{beside}")
+        _say(f"{time.monotonic() - self._begun:5.1f}s  {kind:<10} {record['body']}{_measured(get)}")
+        _say(_indented(_read_metrics(self._url, "azure_scheduled_event_changes_total" + labels)))
         if kind == "started" and get("scope") == "self" and event_type == "Freeze" and not self._frozen:
             self._freeze()
 
@@ -190,8 +181,9 @@ class _Show:
         self._agent.send_signal(signal.SIGCONT)
 
     def _count_down(self) -> None:
-        for line in _read_metrics(self._url, "azure_scheduled_event_seconds_to_not_before").splitlines():
-            _say(f"{time.monotonic() - self._begun:5.1f}s  {'':<98}{line}")
+        figures = _read_metrics(self._url, "azure_scheduled_event_seconds_to_not_before{")
+        if figures:
+            _say(f"{time.monotonic() - self._begun:5.1f}s  counting down\n{_indented(figures)}")
 
     def conclude(self) -> bool:
         """The history as a table; returns whether everything came that was to come."""
@@ -199,7 +191,7 @@ class _Show:
         show_history(read_changes(self._url, None, None, 100), sys.stdout, as_json=False)
         complete = {"announced", "started", "finished", "canceled"} <= set(self._kinds)
         _say(
-            "\nThat was all." if complete else "\nNot everything came that was to come: see what the agent said above."
+            "\nThat was all." if complete else "\nNot everything came that was to come: see above what the agent said."
         )
         return complete
 
@@ -213,12 +205,16 @@ class _Show:
                 self._show(self._records.get(timeout=1))
 
 
+def _indented(lines: str) -> str:
+    return "\n".join(f"{'':19}{line}" for line in lines.splitlines())
+
+
 def _measured(get: Callable[[str], Any]) -> str:
     """What was measured on the way, where there is something."""
     names = (
         ("notice_seconds", "notice"),
         ("started_seconds", "started for"),
-        ("interruption_seconds", "interruption felt"),
+        ("interruption_seconds", "felt"),
     )
     if get("outcome") is None:
         return ""

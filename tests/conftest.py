@@ -1,0 +1,21 @@
+"""What holds for all tests: hypothesis without a stopwatch, and skips that say what to install."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# the machines are noisy: how long one example takes says nothing
+settings.register_profile("notbefore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
+settings.load_profile("notbefore")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Where nothing may be missing (``.ci/run`` sets NOTBEFORE_NO_SKIPS) a skip is a failure."""
+    report = yield
+    if report.skipped and os.environ.get("NOTBEFORE_NO_SKIPS") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but nothing may be skipped here: {report.longrepr}"
+    return report

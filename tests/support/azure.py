@@ -1,0 +1,55 @@
+"""Events, documents and moments for tests: everything has a sensible default, so that a test names what it is about."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from notbefore.events.document import Document, Event, parse
+from notbefore.events.lifecycle import Moment
+
+T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+ME = "WestNO_0"
+PEER = "WestNO_1"
+ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after the tests' beginning."""
+    return T0 + timedelta(seconds=seconds)
+
+
+def item(event_id: str = ID, **fields: Any) -> dict[str, Any]:
+    """An event as Azure writes it."""
+    return {
+        "EventId": event_id,
+        "EventStatus": "Scheduled",
+        "EventType": "Freeze",
+        "ResourceType": "VirtualMachine",
+        "Resources": [ME],
+        "NotBefore": "Sun, 01 Mar 2026 12:15:00 GMT",
+        "Description": "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+        "EventSource": "Platform",
+        "DurationInSeconds": 5,
+        **fields,
+    }
+
+
+def body(*items: Any, incarnation: int = 1) -> bytes:
+    """A document as bytes."""
+    return msgspec.json.encode({"DocumentIncarnation": incarnation, "Events": list(items)})
+
+
+def document(*items: Any, incarnation: int = 1) -> Document:
+    """A document, read."""
+    return parse(body(*items, incarnation=incarnation))
+
+
+def event(**fields: Any) -> Event:
+    """One event, read."""
+    return document(item(**fields)).events[0]
+
+
+def now(seconds: float = 0.0, **fields: Any) -> Moment:
+    """A well-watched moment of the VM ``ME``."""
+    return Moment(**{"time": at(seconds), "vm": ME, "blind": 1.0, **fields})

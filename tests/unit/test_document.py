@@ -1,0 +1,273 @@
+"""``parse``: what is read, what is refused, and that nothing else can happen."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.errors import DOCUMENT_REASONS, DocumentError
+from notbefore.events import document as module
+from notbefore.events.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
+from support.azure import ID, body, document, event, item
+
+CAPTURED = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
+
+
+def reasons(*items: Any) -> list[str]:
+    return [flaw.reason for flaw in document(*items).flaws]
+
+
+def test_it_reads_the_documented_example() -> None:
+    example = document(
+        item(NotBefore="Mon, 11 Apr 2022 22:26:58 GMT", Resources=["WestNO_0", "WestNO_1"]), incarnation=2
+    )
+    (read,) = example.events
+    assert example.incarnation == 2
+    assert example.flaws == ()
+    assert (read.event_type, read.event_status, read.event_source, read.duration) == (
+        "Freeze",
+        "Scheduled",
+        "Platform",
+        5,
+    )
+    assert read.resources == ("WestNO_0", "WestNO_1")
+    assert read.not_before == CAPTURED
+
+
+def test_an_empty_list_is_a_document_of_nothing() -> None:
+    assert document().events == ()
+
+
+def test_it_takes_missing_fields_of_old_versions_for_unknown() -> None:
+    (read,) = document({"EventId": "a", "EventType": "Reboot", "EventStatus": "Scheduled"}).events
+    assert (read.description, read.event_source, read.duration, read.not_before) == (None, None, None, None)
+    assert (read.resources, read.resource_type) == ((), None)
+
+
+def test_it_keeps_types_and_statuses_that_it_does_not_know() -> None:
+    read = event(EventType="Levitate", EventStatus="Pondered", EventSource="Fate")
+    assert (read.event_type, read.event_status, read.event_source) == ("Levitate", "Pondered", "Fate")
+
+
+def test_it_ignores_keys_that_it_does_not_know() -> None:
+    assert reasons(item(Colour={"deep": ["blue"]})) == []
+
+
+def test_it_removes_the_leading_underscore_of_the_oldest_version_alone() -> None:
+    old = body(item(Resources=["_WestNO_0"]))
+    assert parse(old, "2017-03-01").events[0].resources == ("WestNO_0",)
+    assert parse(old, "2017-08-01").events[0].resources == ("_WestNO_0",)
+
+
+def test_a_byte_order_mark_does_no_harm() -> None:
+    assert parse(b"\xef\xbb\xbf" + body()).events == ()
+
+
+def test_the_last_of_duplicate_keys_counts() -> None:
+    assert parse(b'{"DocumentIncarnation":1,"DocumentIncarnation":7,"Events":[]}').incarnation == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Mon, 11 Apr 2022 22:26:58 GMT", CAPTURED),
+        ("Thu, 11 Apr 2022 22:26:58 GMT", CAPTURED),  # a wrong weekday was seen
+        ("11 Apr 2022 22:26:58", CAPTURED),  # no zone: Azure's times are UTC
+        ("2022-04-11T22:26:58Z", CAPTURED),
+        ("2022-04-11T22:26:58", CAPTURED),
+        ("2022-04-12T00:26:58+02:00", CAPTURED),
+        ("2022-04-11T22:26:58.0000000Z", CAPTURED),
+        ("Mon, 11 Apr 0000 22:26:58 GMT", None),
+        ("0001-01-01T00:00:00Z", None),  # .NET's "no time"
+        ("9999-12-31T23:59:59-10:00", None),
+        ("Mon, 32 Apr 2022 25:61:61 GMT", None),
+        ("soon", None),
+        ("x" * 100, None),
+    ],
+)
+def test_it_reads_times_of_every_shape(text: str, expected: datetime | None) -> None:
+    assert read_time(text) == expected
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_no_not_before_is_unknown_and_no_flaw(value: str | None) -> None:
+    assert event(NotBefore=value).not_before is None
+    assert reasons(item(NotBefore=value)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("NotBefore", "soon", "not_before"),
+        ("NotBefore", 5, "not_before"),
+        ("Resources", "WestNO_0", "resources"),
+        ("Resources", ["WestNO_0", 5], "resources"),
+        ("Resources", ["n" * (MAX_NAME + 1)], "resources"),
+        ("Resources", ["n"] * (MAX_RESOURCES + 1), "resources"),
+        ("Description", 5, "description"),
+        ("Description", "d" * (MAX_DESCRIPTION + 1), "description"),
+        ("EventSource", ["Platform"], "event_source"),
+        ("EventSource", "p" * 100, "event_source"),
+        ("ResourceType", 1, "resource_type"),
+        ("DurationInSeconds", "9", "duration"),
+        ("DurationInSeconds", True, "duration"),
+        ("DurationInSeconds", 9.5, "duration"),
+        ("DurationInSeconds", -2, "duration"),
+        ("DurationInSeconds", 10**12, "duration"),
+    ],
+)
+def test_an_unreadable_field_is_a_flaw_and_the_event_stays(field: str, value: object, reason: str) -> None:
+    read = document(item(**{field: value}))
+    assert [flaw.reason for flaw in read.flaws] == [reason]
+    assert not read.flaws[0].rejected
+    assert read.events[0].event_id == ID
+
+
+@pytest.mark.parametrize(("azure", "ours"), [(-1, None), (0, 0), (9, 9), (30, 30), (None, None)])
+def test_minus_one_is_an_unknown_duration(azure: int | None, ours: int | None) -> None:
+    assert event(DurationInSeconds=azure).duration == ours
+    assert reasons(item(DurationInSeconds=azure)) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason", "event_id"),
+    [
+        (5, "not_an_event", None),
+        (None, "not_an_event", None),
+        ("text", "not_an_event", None),
+        ({}, "event_id", None),
+        (item(""), "event_id", None),
+        (item("i" * 129), "event_id", None),
+        ({**item(), "EventId": 7}, "event_id", None),
+        (item(EventType=""), "event_type", ID),
+        (item(EventType=["Freeze"]), "event_type", ID),
+        (item(EventStatus=None), "event_status", ID),
+    ],
+)
+def test_one_bad_event_does_not_lose_the_others(bad: object, reason: str, event_id: str | None) -> None:
+    read = document(item("good-1"), bad, item("good-2"))
+    assert [event.event_id for event in read.events] == ["good-1", "good-2"]
+    assert [(flaw.reason, flaw.event_id, flaw.rejected) for flaw in read.flaws] == [(reason, event_id, True)]
+
+
+def test_an_event_with_an_impossible_number_is_rejected_by_its_name() -> None:
+    read = parse(b'{"DocumentIncarnation":1,"Events":[{"EventId":"A","DurationInSeconds":' + b"9" * 5000 + b"}]}")
+    assert [(flaw.reason, flaw.event_id) for flaw in read.flaws] == [("not_an_event", "A")]
+
+
+def test_an_event_that_is_not_even_text_is_rejected_without_a_name() -> None:
+    read = parse(b'{"DocumentIncarnation":1,"Events":[{"EventId":"\xff"}]}')
+    assert [(flaw.reason, flaw.event_id) for flaw in read.flaws] == [("not_an_event", None)]
+
+
+def test_the_first_of_two_events_with_one_id_counts() -> None:
+    read = document(item("A", EventType="Reboot"), item("a", EventType="Freeze"))
+    assert [event.event_type for event in read.events] == ["Reboot"]
+    assert [flaw.reason for flaw in read.flaws] == ["duplicate_event_id"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"", "empty"),
+        (b"  \r\n ", "empty"),
+        (b"[]", "wrong_shape"),
+        (b"null", "wrong_shape"),
+        (b"{}", "wrong_shape"),
+        (b'{"error":"gone"}', "wrong_shape"),
+        (b'{"DocumentIncarnation":1}', "wrong_shape"),
+        (b'{"DocumentIncarnation":"1","Events":[]}', "wrong_shape"),
+        (b'{"DocumentIncarnation":1,"Events":{}}', "wrong_shape"),
+        (b'{"DocumentIncarnation":1,"Events":null}', "wrong_shape"),
+        (b'{"DocumentIncarnation":true,"Events":[]}', "wrong_shape"),
+        (b'{"DocumentIncarnation":1e999,"Events":[]}', "wrong_shape"),
+        (b'{"DocumentIncarnation":' + b"9" * 5000 + b',"Events":[]}', "wrong_shape"),
+        (b'{"DocumentIncarnation":NaN,"Events":[]}', "not_json"),
+        (b'{"DocumentIncarnation":1,"Events":[]', "not_json"),
+        (b'{"DocumentIncarnation":1,"Events":[]}}', "not_json"),
+        (b'{"DocumentIncarnation":1,"Events":[{"a":"\\ud800"}]}', "not_json"),
+        (b"<html>Service Unavailable</html>", "not_json"),
+        (b"\xff\xfe\x00", "not_json"),
+        (b'{"DocumentIncarnation":1,"Events":' + b"[" * 100_000, "too_deep"),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"DocumentIncarnation":1,"Events":[]}', "too_deep"),
+        (b" " * MAX_BYTES + b"{}", "too_large"),
+        (b'{"DocumentIncarnation":1,"Events":[' + b",".join([b"0"] * 10_001) + b"]}", "too_many_events"),
+    ],
+)
+def test_what_is_no_document_is_refused_with_its_reason(bad: bytes, reason: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse(bad)
+    assert caught.value.reason == reason
+
+
+def test_ten_thousand_events_are_read() -> None:
+    compact = [{"EventId": f"{n}", "EventType": "Freeze", "EventStatus": "Started"} for n in range(10_000)]
+    assert len(document(*compact).events) == 10_000
+
+
+def test_the_digest_is_the_same_for_the_same_content_and_another_for_other_content() -> None:
+    same = event(Resources=["b", "A"]).digest()
+    assert event(Resources=["a", "B"]).digest() == same
+    for field, value in (("NotBefore", ""), ("Description", "x"), ("DurationInSeconds", 6), ("EventStatus", "Started")):
+        assert event(Resources=["a", "b"], **{field: value}).digest() != same
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+near_item = st.fixed_dictionaries({}, optional={name: anything | st.just(value) for name, value in item().items()})
+near_document = st.fixed_dictionaries(
+    {},
+    optional={
+        "DocumentIncarnation": anything | st.integers(),
+        "Events": anything | st.lists(near_item | anything, max_size=5),
+    },
+)
+
+
+def holds(bad: bytes) -> None:
+    """``parse`` gives a bounded document, or a ``DocumentError`` with a reason of the closed set; nothing else."""
+    try:
+        read = parse(bad)
+    except DocumentError as error:
+        assert error.reason in DOCUMENT_REASONS
+        return
+    keys = [event.key for event in read.events]
+    assert len(keys) == len(set(keys)) <= module.MAX_EVENTS
+    for one in read.events:
+        assert one.event_id
+        assert len(one.resources) <= MAX_RESOURCES
+        assert one.not_before is None or one.not_before.tzinfo is UTC
+        assert one.duration is None or one.duration >= 0
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_it(bad: bytes) -> None:
+    holds(bad)
+
+
+@given(near_document)
+def test_no_document_that_is_nearly_right_breaks_it(near: dict[str, Any]) -> None:
+    try:
+        encoded = msgspec.json.encode(near)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
+        return  # lone surrogates cannot even be sent
+    holds(encoded)
+
+
+@given(place=st.integers(0, 400), patch=st.binary(min_size=1, max_size=3), cut=st.booleans())
+def test_no_damage_to_a_good_document_breaks_it(place: int, patch: bytes, *, cut: bool) -> None:
+    good = body(item(), item("other"))
+    place %= len(good)
+    holds(good[:place] + patch + (b"" if cut else good[place + len(patch) :]))
+
+
+@given(st.text(max_size=80))
+def test_no_text_breaks_the_reading_of_times(text: str) -> None:
+    time = read_time(text)
+    assert time is None or time.tzinfo is UTC

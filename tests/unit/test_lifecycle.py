@@ -1,0 +1,352 @@
+"""``diff``: the life of an event, and that nothing is claimed which was not observed."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.events.change import Change, Gap
+from notbefore.events.document import parse
+from notbefore.events.lifecycle import (
+    MAX_DEPARTED,
+    MAX_STEPS,
+    OUTCOMES,
+    TRANSITIONS,
+    WATCHED,
+    Moment,
+    Phase,
+    Tracked,
+    diff,
+    scope_of,
+)
+from support.azure import ID, ME, PEER, at, body, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+BLIND = {"blind": WATCHED + 1}
+REBOOTED = {"blind": 40.0, "rebooted": True, "gap": Gap(40.0, 0.0)}
+
+
+class Story:
+    """A sequence of documents as one agent sees them."""
+
+    def __init__(self) -> None:
+        self.tracked = Tracked()
+        self.changes: list[Change] = []
+        self.incarnation = 0
+
+    def sees(self, seconds: float, *items: Any, **fields: Any) -> "Story":
+        self.incarnation += 1
+        step = diff(self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields))
+        self.tracked = step.tracked
+        self.changes += step.changes
+        return self
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes]
+
+    @property
+    def last(self) -> Change:
+        return self.changes[-1]
+
+
+def test_an_event_is_announced_started_and_finished() -> None:
+    story = Story().sees(0).sees(10, item()).sees(900, item(**STARTED)).sees(1500)
+    assert story.kinds == ["announced", "started", "finished"]
+    assert story.changes[0].notice_seconds == 890
+    assert story.changes[1].scheduled_seconds == 890
+    assert (story.last.started_seconds, story.last.outcome, story.last.reason) == (600, "finished", "gone_after_start")
+    assert story.last.not_before == at(900)  # the last one known
+
+
+def test_an_event_that_goes_before_it_starts_is_canceled() -> None:
+    story = Story().sees(0).sees(1, item()).sees(301)
+    assert (story.last.kind, story.last.outcome, story.last.scheduled_seconds) == ("canceled", "canceled", 300)
+
+
+def test_a_hardware_failure_starts_without_notice() -> None:
+    story = Story().sees(0).sees(1, item(EventType="Reboot", **STARTED)).sees(601)
+    assert story.kinds == ["started", "finished"]
+    assert (story.changes[0].reason, story.changes[0].notice_seconds) == ("first_seen_started", 0)
+    assert story.last.started_seconds == 600
+
+
+def test_a_moved_not_before_is_an_update_that_tells_the_old_one() -> None:
+    story = Story().sees(0, item()).sees(1, item(NotBefore="Sun, 01 Mar 2026 12:25:00 GMT"))
+    assert (story.last.kind, story.last.reason) == ("updated", "content_changed")
+    assert story.last.previous is not None
+    assert (story.last.previous.not_before, story.last.event.not_before) == (at(900), at(1500))
+
+
+def test_the_same_content_is_no_change_whatever_the_incarnation() -> None:
+    story = Story().sees(0, item(Resources=[ME, PEER]))
+    story.incarnation = -40
+    story.sees(1, item(Resources=[PEER.upper(), ME]))
+    assert story.kinds == ["announced"]
+    assert story.tracked.incarnation == -39
+    assert story.tracked.events[ID.casefold()].event.resources == (PEER.upper(), ME)
+
+
+def test_other_content_under_the_same_incarnation_is_a_change() -> None:
+    story = Story().sees(0, item())
+    story.incarnation = 0
+    assert story.sees(1).kinds == ["announced", "canceled"]
+
+
+def test_ids_are_compared_without_regard_to_case() -> None:
+    assert Story().sees(0, item(ID.upper())).sees(1, item(ID.lower())).kinds == ["announced"]
+
+
+def test_several_events_go_their_own_ways_at_once() -> None:
+    story = Story().sees(0, item("a"), item("b")).sees(1, item("b", **STARTED), item("c"))
+    assert {(change.event.event_id, change.kind) for change in story.changes[2:]} == {
+        ("a", "canceled"),
+        ("b", "started"),
+        ("c", "announced"),
+    }
+
+
+@pytest.mark.parametrize(("before", "after"), list(TRANSITIONS))
+def test_every_row_of_the_table_is_what_happens(before: Phase, after: Phase) -> None:
+    listed: dict[Phase, tuple[Any, ...]] = {
+        Phase.ABSENT: (),
+        Phase.SCHEDULED: (item(),),
+        Phase.STARTED: (item(**STARTED),),
+        Phase.OTHER: (item(EventStatus="Pondered"),),
+    }
+    story = Story().sees(0).sees(1, *listed[before])
+    changed = tuple({**one, "Description": "changed"} for one in listed[after])
+    story.sees(2, *changed)
+    assert (story.last.kind, story.last.reason) == TRANSITIONS[before, after]
+    assert story.last.outcome == OUTCOMES.get(story.last.kind)
+
+
+def test_what_was_there_at_the_first_look_gives_no_notice() -> None:
+    story = Story().sees(0, item(), blind=None).sees(1, item(**STARTED)).sees(2)
+    assert [change.notice_seconds for change in story.changes] == [None, None, None]
+    assert [change.scheduled_seconds for change in story.changes] == [None, None, None]
+    assert story.last.started_seconds == 1
+
+
+def test_a_start_that_was_not_seen_gives_no_durations() -> None:
+    story = Story().sees(0).sees(1, item()).sees(200, item(**STARTED), **BLIND).sees(201)
+    assert (story.changes[1].scheduled_seconds, story.last.started_seconds) == (None, None)
+
+
+@pytest.mark.parametrize("fields", [{}, STARTED, {"EventStatus": "Pondered"}])
+@pytest.mark.parametrize("moment", [BLIND, {"blind": None}])
+def test_gone_while_nobody_watched_is_ended_and_unknown(fields: dict[str, Any], moment: dict[str, Any]) -> None:
+    story = Story().sees(0, item(**fields)).sees(3600, **moment)
+    assert (story.last.kind, story.last.outcome, story.last.reason) == ("ended", "unknown", "not_watched")
+
+
+def test_a_short_silence_still_counts_as_watching() -> None:
+    assert Story().sees(0, item()).sees(15, blind=WATCHED).last.kind == "canceled"
+
+
+def test_a_reboot_proves_a_reboot_of_this_vm_that_was_due() -> None:
+    story = Story().sees(0, item(EventType="Reboot", **STARTED)).sees(40, **REBOOTED)
+    assert (story.last.kind, story.last.outcome, story.last.reason) == ("ended", "finished", "machine_rebooted")
+    assert story.last.interruption == Gap(40.0, 0.0)
+
+
+def test_a_reboot_proves_also_a_due_event_that_was_last_seen_scheduled() -> None:
+    story = Story().sees(890, item(EventType="Reboot")).sees(930, **REBOOTED)
+    assert (story.last.outcome, story.last.interruption) == ("finished", Gap(40.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"EventType": "Freeze", **STARTED},  # a freeze keeps the memory: it was something else
+        {"EventType": "Reboot", "Resources": [PEER], **STARTED},
+        {"EventType": "Reboot"},  # not due yet
+        {"EventType": "Reboot", "NotBefore": None},  # due nobody knows when
+    ],
+)
+def test_a_reboot_proves_nothing_else(fields: dict[str, Any]) -> None:
+    story = Story().sees(0, item(**fields)).sees(3, rebooted=True, gap=Gap(3.0, 0.0))
+    assert (story.last.kind, story.last.outcome, story.last.reason) == ("ended", "unknown", "machine_rebooted")
+
+
+def test_an_event_that_comes_back_is_announced_again_under_another_id() -> None:
+    story = Story().sees(0, item()).sees(1).sees(2, item()).sees(3)
+    assert story.kinds == ["announced", "canceled", "announced", "canceled"]
+    assert story.changes[2].reason == "came_back"
+    assert len({change.id for change in story.changes}) == 4
+
+
+def test_a_not_before_that_moves_to_and_fro_gives_an_id_each_time() -> None:
+    story = Story().sees(0, item())
+    for seconds in range(1, 9):
+        story.sees(seconds, item(NotBefore=f"Sun, 01 Mar 2026 12:{20 + seconds % 2}:00 GMT"))
+    assert len({change.id for change in story.changes}) == 9
+
+
+def test_ids_are_the_same_on_every_vm_that_sees_the_same_step() -> None:
+    mine, theirs = Story(), Story()
+    theirs.incarnation = 77
+    for story, vm in ((mine, ME), (theirs, PEER)):
+        story.sees(0, vm=vm).sees(1, item(), vm=vm).sees(2, item(DurationInSeconds=9), vm=vm)
+        story.sees(900, item(**STARTED), vm=vm).sees(1500, vm=vm)
+    assert [change.id for change in mine.changes] == [change.id for change in theirs.changes]
+    assert {change.scope for change in mine.changes} == {"self"}
+    assert {change.scope for change in theirs.changes} == {"peer"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "vm", "scope"),
+    [
+        ([ME], ME.upper(), "self"),
+        ([PEER], ME, "peer"),
+        ([], ME, "unknown"),
+        ([ME], None, "unknown"),
+    ],
+)
+def test_scope_is_whether_the_vm_is_in_resources(resources: list[str], vm: str | None, scope: str) -> None:
+    assert scope_of(document(item(Resources=resources)).events[0], vm) == scope
+
+
+def test_a_name_that_is_learnt_later_makes_the_event_ours_without_a_change() -> None:
+    story = Story().sees(0, item(), vm=None).sees(1, item())
+    assert story.kinds == ["announced"]
+    assert story.tracked.events[ID.casefold()].scope == "self"
+
+
+def test_an_unreadable_event_keeps_its_last_known_state() -> None:
+    story = Story().sees(0, item(), item("other")).sees(1, item(EventStatus=""), item("other"))
+    assert story.kinds == ["announced", "announced"]
+    assert story.tracked.events[ID.casefold()].event.event_status == "Scheduled"
+
+
+def test_while_an_event_cannot_be_identified_none_is_taken_for_gone() -> None:
+    story = Story().sees(0, item()).sees(1, {**item(), "EventId": 5})
+    assert story.kinds == ["announced"]
+    assert story.sees(2).kinds == ["announced", "canceled"]
+
+
+def test_the_longest_gap_while_started_is_the_interruption() -> None:
+    story = Story().sees(0, item())
+    story.sees(900, item(**STARTED), gap=Gap(0.2, 0.1)).sees(910, item(**STARTED), gap=Gap(4.0, 5.0))
+    story.sees(920, item(**STARTED), gap=Gap(4.5, 0.0)).sees(930, gap=Gap(0.0, 0.0))
+    assert story.last.interruption == Gap(4.5, 5.0)
+    assert story.last.interruption.seconds == 5.0
+
+
+def test_the_gap_that_leads_into_the_start_belongs_to_the_event() -> None:
+    story = Story().sees(0, item()).sees(7, item(**STARTED), gap=Gap(6.0, 6.0)).sees(20)
+    assert story.last.interruption == Gap(6.0, 6.0)
+
+
+def test_a_gap_before_the_start_does_not() -> None:
+    story = (
+        Story().sees(0, item(), gap=Gap(9.0, 9.0)).sees(1, item(), gap=Gap(9.0, 9.0)).sees(2, item(**STARTED)).sees(3)
+    )
+    assert story.last.interruption == Gap(0.0, 0.0)
+
+
+def test_no_interruption_is_claimed_when_beats_were_missing() -> None:
+    story = (
+        Story().sees(0, item(**STARTED)).sees(5, item(**STARTED), gap=None).sees(6, item(**STARTED), gap=None).sees(7)
+    )
+    assert (story.last.kind, story.last.interruption) == ("finished", None)
+
+
+def test_no_interruption_is_claimed_for_another_vm_or_a_canceled_event() -> None:
+    peers = Story().sees(0).sees(1, item(Resources=[PEER], **STARTED), gap=Gap(3, 3)).sees(2, gap=Gap(3, 3))
+    canceled = Story().sees(0, item()).sees(1, gap=Gap(3, 3))
+    assert (peers.last.interruption, canceled.last.interruption) == (None, None)
+
+
+def test_it_says_when_beats_are_to_be_kept() -> None:
+    story = Story().sees(0, item(Resources=[PEER], **STARTED))
+    assert (story.tracked.expecting, story.tracked.interrupting) == (False, False)
+    story.sees(1, item())
+    assert (story.tracked.expecting, story.tracked.interrupting) == (True, False)
+    story.sees(2, item(**STARTED))
+    assert (story.tracked.expecting, story.tracked.interrupting) == (True, True)
+
+
+def test_what_is_remembered_of_the_departed_is_bounded() -> None:
+    story = Story()
+    for first in range(0, 3 * MAX_DEPARTED, 500):
+        story.sees(first, *(item(f"id-{first + n}") for n in range(500)))
+    story.sees(9999)
+    assert len(story.tracked.departed) == MAX_DEPARTED
+    assert f"id-{3 * MAX_DEPARTED - 1}" in story.tracked.departed
+
+
+def test_what_is_remembered_of_one_events_steps_is_bounded() -> None:
+    story = Story()
+    for seconds in range(3 * MAX_STEPS):
+        story.sees(seconds, item(Description=f"step {seconds}"))
+    assert len(story.tracked.events[ID.casefold()].steps) == MAX_STEPS
+
+
+ids = st.sampled_from(["a", "b", "C", "c"])
+listed = st.fixed_dictionaries(
+    {
+        "EventId": ids,
+        "EventStatus": st.sampled_from(["Scheduled", "Started", "Pondered"]),
+        "EventType": st.sampled_from(["Freeze", "Reboot"]),
+        "Resources": st.sampled_from([[ME], [PEER], [ME, PEER], []]),
+        "NotBefore": st.sampled_from(["Sun, 01 Mar 2026 12:00:30 GMT", "", None]),
+    }
+)
+moments = st.fixed_dictionaries(
+    {
+        "blind": st.sampled_from([1.0, 1.0, 1.0, 60.0, None]),
+        "rebooted": st.booleans(),
+        "gap": st.sampled_from([None, Gap(0.0, 0.0), Gap(2.0, 3.0)]),
+        "vm": st.sampled_from([ME, None]),
+    }
+)
+
+
+@given(st.lists(st.tuples(st.lists(listed, max_size=4), moments, st.booleans()), max_size=12))
+def test_whatever_comes_nothing_is_claimed_that_was_not_observed(
+    steps: list[tuple[list[dict[str, Any]], dict[str, Any], bool]],
+) -> None:
+    tracked, seen, alive = Tracked(), set[str](), set[str]()
+    for second, (items, fields, damaged) in enumerate(steps):
+        moment: Moment = now(second, **fields)
+        content = parse(body(*items, *([{"EventId": 5}] if damaged else []), incarnation=second))
+        step = diff(tracked, content, moment)
+        assert diff(tracked, content, moment) == step  # pure
+        for change in step.changes:
+            key = change.event.key
+            assert change.id not in seen
+            seen.add(change.id)
+            begins, ends = key not in alive, change.kind in OUTCOMES
+            assert begins == (change.previous is None and not ends)
+            assert not begins or change.kind in ("announced", "started")
+            assert not ends or not damaged
+            assert change.kind not in ("canceled", "finished") or moment.watched
+            assert change.started_seconds is None or change.started_seconds >= 0
+            assert change.interruption is None or (ends and change.scope == "self")
+            (alive.discard if ends else alive.add)(key)
+        tracked = step.tracked
+        present = {event.key for event in content.events}
+        assert alive == set(tracked.events)
+        assert present <= alive
+        assert damaged or present == alive
+        assert not tracked.departed.keys() & alive
+
+
+@given(st.lists(st.lists(listed, max_size=3), min_size=1, max_size=8))
+def test_what_was_stored_goes_on_as_if_it_had_never_been_away(documents: list[list[dict[str, Any]]]) -> None:
+    contents = [parse(body(*items, incarnation=number)) for number, items in enumerate(documents)]
+    through, stored = Tracked(), Tracked()
+    for second, content in enumerate(contents):
+        first, second_ = diff(through, content, now(second)), diff(stored, content, now(second))
+        assert first == second_
+        through = first.tracked
+        stored = msgspec.json.decode(msgspec.json.encode(second_.tracked), type=Tracked)
+
+
+def test_pairs_of_steps_never_share_an_id() -> None:
+    story = Story().sees(0).sees(1, item()).sees(2, item(**STARTED)).sees(3).sees(4, item(**STARTED)).sees(5)
+    assert all(first.id != second.id for first, second in pairwise(story.changes))
