@@ -47,7 +47,7 @@ class View(Struct, frozen=True):
 
 _BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
 _KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
-_KNOWN_CHANGES: Final = tuple(product(KINDS, TYPES, SOURCES, ("self", "peer")))
+_KNOWN_CHANGES: Final = tuple(product(KINDS, TYPES, SOURCES, ("self",)))
 
 PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Scheduled events listed by Azure now.", _BY_STATE)
 INFO: Final = Metric(
@@ -266,7 +266,7 @@ _PER_EVENT: Final = (
 
 
 def _counted(totals: Totals) -> Iterator[Family]:
-    # the known series stand at 0 from the start: increase() does not see a counter that begins at 1
+    # series of this VM's own events stand at 0 from the start: increase() does not see a counter that begins at 1
     yield Family(CHANGES, {**dict.fromkeys(_KNOWN_CHANGES, 0.0), **{k: float(v) for k, v in totals.changes.items()}})
     for metric, by_type in (
         (NOTICE, totals.notice),

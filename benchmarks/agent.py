@@ -1,0 +1,168 @@
+"""Size and speed of the installed agent, as figures: ``python benchmarks/agent.py [--seconds 30]``.
+
+It starts a simulator in this process and the real command beside it, and prints: resident size, CPU time a beat (and
+what the beat of an empty loop costs on this machine), bytes written while idle, latency of a scrape with 10 pending
+events, and the time from IMDS's answer to the change being visible in /metrics.
+"""
+
+import argparse
+import http.client
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from notbefore.show import ask
+from notbefore.simulator.server import Simulator
+
+TICKS = os.sysconf("SC_CLK_TCK")
+EMPTY_LOOP = """
+import threading, time
+stop, end = threading.Event(), time.monotonic() + {seconds}
+while time.monotonic() < end:
+    stop.wait(1.0)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long the idle agent is watched")
+    options = parser.parse_args()
+    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    with tempfile.TemporaryDirectory() as state, Simulator() as simulator:
+        agent = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "notbefore",
+                "run",
+                "--imds",
+                simulator.endpoint,
+                "--state-dir",
+                state,
+                "--listen",
+                "127.0.0.1:11170",
+            ],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "NOTBEFORE_LOG__LEVEL": "warning"},
+        )
+        try:
+            wait_ready()
+            idle(agent.pid, options.seconds)
+            visible(simulator)
+            scrapes(simulator)
+            print(f"resident after all that: {resident(agent.pid) / 1024:.1f} MiB")
+        finally:
+            agent.terminate()
+            agent.wait(5)
+
+
+def wait_ready() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            ask("http://127.0.0.1:11170", "/readyz")
+        except Exception:  # noqa: BLE001 - not ready yet, for whatever reason
+            time.sleep(0.1)
+        else:
+            return
+    raise SystemExit("the agent did not become ready")
+
+
+def resident(pid: int) -> int:
+    """KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU, user and system, to the nanosecond where the scheduler tells (sum over the threads)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
+
+
+def written(pid: int) -> int:
+    """Bytes that the process caused to be written to storage."""
+    lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
+
+
+def idle(pid: int, seconds: float) -> None:
+    time.sleep(3)  # the first beats, the identity, the first commit
+    before, wrote = cpu(pid), written(pid)
+    empty = subprocess.Popen([sys.executable, "-c", EMPTY_LOOP.format(seconds=seconds + 2)])
+    time.sleep(1)
+    empty_before, begun = cpu(empty.pid), time.monotonic()
+    before = cpu(pid)
+    time.sleep(seconds)
+    elapsed = time.monotonic() - begun
+    beat, nothing = (cpu(pid) - before) / elapsed * 1e3, (cpu(empty.pid) - empty_before) / elapsed * 1e3
+    empty.wait()
+    print(f"idle: resident {resident(pid) / 1024:.1f} MiB (bar 32)")
+    print(f"idle: {beat:.3f} ms CPU a beat, an empty loop {nothing:.3f}: {beat - nothing:.3f} ms more (bar 0.15)")
+    print(f"idle: {written(pid) - wrote} bytes written in {elapsed:.0f} s (bar 0)")
+
+
+def visible(simulator: Simulator) -> None:
+    """From the change in IMDS to its sight in /metrics, less the wait for the beat."""
+    times = []
+    for number in range(10):
+        simulator.clear()
+        time.sleep(1.2)
+        name = f"visible-{number}"
+        answered = note_answer(simulator, name)
+        simulator.start("live-migration", event_id=name)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if answered and name.encode() in scrape():
+                times.append((time.monotonic() - answered[0]) * 1e3)
+                break
+            time.sleep(0.0005)
+    middle = statistics.median(times)
+    print(f"visible in /metrics after the answer: median {middle:.1f} ms, max {max(times):.1f} ms (bar 10)")
+
+
+def note_answer(simulator: Simulator, name: str) -> list[float]:
+    """Fill the list with the time at which the first answer that holds ``name`` is made."""
+    answered: list[float] = []
+
+    def body(version: str, *, empty: bool = False) -> bytes:
+        content = State.body(simulator, version, empty=empty)
+        if name.encode() in content and not answered:
+            answered.append(time.monotonic())
+        return content
+
+    simulator.body = body  # type: ignore[method-assign]  # the one place where the answer is made
+    return answered
+
+
+def scrape() -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", 11170, timeout=5)
+    connection.request("GET", "/metrics")
+    body = connection.getresponse().read()
+    connection.close()
+    return body
+
+
+def scrapes(simulator: Simulator) -> None:
+    simulator.clear()
+    for number in range(10):
+        simulator.start("live-migration", event_id=f"pending-{number}")
+    time.sleep(2)
+    connection = http.client.HTTPConnection("127.0.0.1", 11170, timeout=5)
+    times = []
+    for _ in range(1000):
+        begun = time.perf_counter()
+        connection.request("GET", "/metrics")
+        size = len(connection.getresponse().read())
+        times.append((time.perf_counter() - begun) * 1e3)
+        time.sleep(0.002)
+    times.sort()
+    print(f"scrape of {size} bytes with 10 pending: p50 {times[500]:.2f} ms, p99 {times[990]:.2f} ms (bar 3)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Memory over a million changes of a million distinct events: ``python benchmarks/changes.py [--changes 1000000]``.
+
+The core alone (diff, totals, samples), then the core with the store, on fewer changes, since each is a commit.
+"""
+
+import argparse
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from notbefore.events.document import Document, Event
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Moment, Tracked, diff
+from notbefore.events.record import json_line, record
+from notbefore.events.samples import View, samples
+from notbefore.events.totals import Totals
+from notbefore.store.store import Memory, Store
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--stored", type=int, default=20_000)
+    options = parser.parse_args()
+    core(options.changes)
+    stored(options.stored)
+
+
+def resident() -> float:
+    """MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def document(number: int) -> Document:
+    """One event, another at each number."""
+    event = Event(
+        f"{number:032x}",
+        f"Type{number % 1000}",
+        "Scheduled",
+        "VirtualMachine",
+        ("WestNO_0",),
+        BEGIN,
+        "text",
+        "Platform",
+        5,
+    )
+    return Document(number, (event,))
+
+
+def core(changes: int) -> None:
+    tracked, totals = Tracked(), Totals()
+    seen, before, begun = 0, 0.0, time.perf_counter()
+    for number in range(changes):
+        step = diff(tracked, document(number), Moment(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
+        tracked = step.tracked
+        for change in step.changes:
+            totals.add(change)
+            json_line(record(change, None))
+        seen += len(step.changes)
+        if number == min(5_000, changes // 10):
+            before = resident()
+        if seen >= changes:
+            break
+    series = sum(len(family.samples) for family in samples(View(tracked, totals, Figures(), BEGIN)))
+    rate = seen / (time.perf_counter() - begun)
+    grown = resident() - before
+    print(f"core: {seen} changes of {number + 1} events: {grown:+.1f} MiB (bar 10), {series} series, {rate:.0f}/s")
+
+
+def stored(changes: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store, totals, tracked = Store(Path(directory)), Totals(), Tracked()
+        before, begun, seen = 0.0, time.perf_counter(), 0
+        for number in range(changes):
+            step = diff(tracked, document(number), Moment(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
+            tracked = step.tracked
+            for change in step.changes:
+                totals.add(change)
+            store.commit(
+                Memory(tracked, totals), [(change, json_line(record(change, None))) for change in step.changes]
+            )
+            seen += len(step.changes)
+            if number == changes // 10:
+                before = resident()
+        rate = changes / (time.perf_counter() - begun)
+        size = sum(part.stat().st_size for part in Path(directory).iterdir()) / 1024 / 1024
+        grown = resident() - before
+        print(
+            f"store: {seen} changes, {changes} commits: {grown:+.1f} MiB, {rate:.0f} commits/s, {size:.1f} MiB on disk"
+        )
+        store.close()
+
+
+if __name__ == "__main__":
+    main()
