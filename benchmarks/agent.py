@@ -17,6 +17,7 @@ from pathlib import Path
 
 from notbefore.show import ask
 from notbefore.simulator.server import Simulator
+from notbefore.simulator.state import State
 
 TICKS = os.sysconf("SC_CLK_TCK")
 EMPTY_LOOP = """
@@ -129,8 +130,8 @@ def note_answer(simulator: Simulator, name: str) -> list[float]:
     """Fill the list with the time at which the first answer that holds ``name`` is made."""
     answered: list[float] = []
 
-    def body(version: str, *, empty: bool = False) -> bytes:
-        content = State.body(simulator, version, empty=empty)
+    def body(api_version: str, *, empty: bool = False) -> bytes:
+        content = State.body(simulator, api_version, empty=empty)
         if name.encode() in content and not answered:
             answered.append(time.monotonic())
         return content

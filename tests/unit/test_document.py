@@ -119,7 +119,7 @@ def test_no_not_before_is_unknown_and_no_flaw(value: str | None) -> None:
         ("DurationInSeconds", 10**12, "duration"),
     ],
 )
-def test_an_unreadable_field_is_a_flaw_and_the_event_stays(field: str, value: object, reason: str) -> None:
+def test_an_unreadable_field_is_a_flaw_and_the_event_stays(field: str, value: Any, reason: str) -> None:
     read = document(item(**{field: value}))
     assert [flaw.reason for flaw in read.flaws] == [reason]
     assert not read.flaws[0].rejected

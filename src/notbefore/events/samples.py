@@ -11,11 +11,21 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from notbefore.events.change import KINDS
 from notbefore.events.document import STARTED
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Tracked
-from notbefore.events.totals import MAX_SERIES, OTHER, SOURCES, STATUSES, TYPES, UNKNOWN, Histogram, Labels, Totals
+from notbefore.events.totals import (
+    KNOWN_CHANGES,
+    MAX_SERIES,
+    OTHER,
+    SOURCES,
+    STATUSES,
+    TYPES,
+    UNKNOWN,
+    Histogram,
+    Labels,
+    Totals,
+)
 
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the info metric
 
@@ -47,7 +57,6 @@ class View(Struct, frozen=True):
 
 _BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
 _KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
-_KNOWN_CHANGES: Final = tuple(product(KINDS, TYPES, SOURCES, ("self",)))
 
 PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Scheduled events listed by Azure now.", _BY_STATE)
 INFO: Final = Metric(
@@ -266,8 +275,9 @@ _PER_EVENT: Final = (
 
 
 def _counted(totals: Totals) -> Iterator[Family]:
-    # series of this VM's own events stand at 0 from the start: increase() does not see a counter that begins at 1
-    yield Family(CHANGES, {**dict.fromkeys(_KNOWN_CHANGES, 0.0), **{k: float(v) for k, v in totals.changes.items()}})
+    yield Family(
+        CHANGES, {**dict.fromkeys(sorted(KNOWN_CHANGES), 0.0), **{k: float(v) for k, v in totals.changes.items()}}
+    )
     for metric, by_type in (
         (NOTICE, totals.notice),
         (SCHEDULED_TIME, totals.scheduled),

@@ -2,11 +2,12 @@
 
 from bisect import bisect_left
 from datetime import datetime
+from itertools import product
 from typing import Final
 
 from msgspec import Struct, field
 
-from notbefore.events.change import Change
+from notbefore.events.change import KINDS, Change
 
 TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 STATUSES: Final = ("Scheduled", "Started")
@@ -15,10 +16,12 @@ OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not say
 
 MAX_SERIES: Final = 200  # of a metric family; the texts in its labels come from outside
-_MAX_KNOWN: Final = 180  # changes x known types x known sources x scopes; above it there is room for `other`
-_MAX_FREE: Final = 150  # from here on a type or source that is not known is `other`
+_MAX_FREE: Final = 120  # series of changes beyond KNOWN_CHANGES; what is left is for those of `other`
 
 Labels = tuple[str, ...]
+
+KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(KINDS, TYPES, SOURCES, ("self",)))
+"""The series that are always there, at 0 before the first: increase() does not see a counter that begins at 1."""
 
 
 class Histogram(Struct):
@@ -79,7 +82,7 @@ class Totals(Struct):
         """Count one change, and observe the durations that it completes."""
         event = change.event
         labels: Labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
-        labels = self._fold("azure_scheduled_event_changes", self.changes, labels, known=event.event_type in TYPES)
+        labels = self._fold(labels)
         self.changes[labels] = self.changes.get(labels, 0) + 1
         begins = change.kind == "announced" or change.reason == "first_seen_started"
         if begins:
@@ -101,10 +104,10 @@ class Totals(Struct):
             event_type = OTHER
         family.setdefault(event_type, Histogram.empty(bounds)).observe(value)
 
-    def _fold(self, family: str, series: dict[Labels, int], labels: Labels, *, known: bool) -> Labels:
-        if labels in series or len(series) < (_MAX_KNOWN if known and labels[2] in SOURCES else _MAX_FREE):
+    def _fold(self, labels: Labels) -> Labels:
+        if labels in self.changes or labels in KNOWN_CHANGES or len(self.changes.keys() - KNOWN_CHANGES) < _MAX_FREE:
             return labels
-        self._count_folded(family)
+        self._count_folded("azure_scheduled_event_changes")
         return (labels[0], OTHER, OTHER, labels[3])
 
     def _count_folded(self, family: str) -> None:

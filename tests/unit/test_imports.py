@@ -1,0 +1,101 @@
+"""Imports point inward: the core knows nobody, the edges do not know each other."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import notbefore
+
+SOURCE = Path(next(iter(notbefore.__path__)))
+EDGES = ("imds", "store", "delivery", "exposition", "simulator", "fleet")
+IMPURE = {
+    "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
+    "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
+}  # fmt: skip
+HEAVY = ("apprise", "azure", "opentelemetry", "yaml")  # only inside functions: nobody pays for them unasked
+LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without
+
+
+def imported(tree: ast.AST) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names.append(node.module or "")
+    return names
+
+
+def at_top(tree: ast.Module) -> list[str]:
+    return imported(
+        ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
+    )
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def faults(module: str, source: str) -> list[str]:
+    """What is wrong with the imports of a module (``events.lifecycle``), in words."""
+    tree = ast.parse(source)
+    room = module.split(".", maxsplit=1)[0]
+    found = [f"{name} at the top" for name in at_top(tree) for heavy in (*HEAVY, *LATE_ONLY) if within(name, heavy)]
+    for name in imported(tree):
+        if room == "events":
+            allowed = name.split(".")[0] in sys.stdlib_module_names and name.split(".")[0] not in IMPURE
+            if not (
+                allowed
+                or within(name, "msgspec")
+                or within(name, "notbefore.errors")
+                or within(name, "notbefore.events")
+            ):
+                found.append(f"the core imports {name}")
+        elif room in EDGES and within(name, "notbefore"):
+            inner = (f"notbefore.{room}", "notbefore.events", "notbefore.errors")
+            if not any(within(name, package) for package in inner):
+                found.append(f"the edge {room} imports {name}")
+    return found
+
+
+def modules() -> list[str]:
+    paths = (path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py")))
+    return [".".join(path.parts) for path in paths]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_inward(module: str) -> None:
+    source = (SOURCE / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
+    assert faults(module, source) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "fault"),
+    [
+        ("events.x", "import socket", "the core imports socket"),
+        ("events.x", "def f():\n    import time", "the core imports time"),
+        ("events.x", "from notbefore.store.store import Store", "the core imports notbefore.store.store"),
+        ("events.x", "import yaml as y", "the core imports yaml"),
+        ("imds.x", "from notbefore.store import store", "the edge imds imports notbefore.store"),
+        ("store.x", "import notbefore.agent", "the edge store imports notbefore.agent"),
+        ("agent", "import apprise.plugins", "apprise.plugins at the top"),
+        ("agent", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
+    ],
+)
+def test_the_check_finds_what_it_is_for(module: str, source: str, fault: str) -> None:
+    assert fault in faults(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("events.x", "import hashlib\nfrom notbefore.events.change import Change"),
+        ("imds.x", "import socket\nfrom notbefore.events.record import Vm"),
+        ("agent", "def f():\n    import yaml"),
+    ],
+)
+def test_the_check_lets_pass_what_is_right(module: str, source: str) -> None:
+    assert faults(module, source) == []

@@ -1,0 +1,102 @@
+"""Records: flat, named as OpenTelemetry names them, one line whatever Azure wrote."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.events.change import Change, Gap
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.record import Vm, json_line, record, sentence
+from support.azure import ID, ME, PEER, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+VM = Vm(
+    name=ME, vm_id="0f1e", location="westeurope", subscription_id="8d10", resource_id="/subscriptions/8d10/x", zone="1"
+)
+
+
+def changes(*looks: tuple[float, tuple[Any, ...], dict[str, Any]]) -> list[Change]:
+    tracked, found = Tracked(), list[Change]()
+    for number, (seconds, items, fields) in enumerate(looks):
+        step = diff(tracked, document(*items, incarnation=number), now(seconds, **fields))
+        tracked, found = step.tracked, [*found, *step.changes]
+    return found
+
+
+def test_a_finished_event_tells_everything_that_was_measured() -> None:
+    *_, last = changes(
+        (0, (), {}),
+        (1, (item(),), {}),
+        (900, (item(**STARTED),), {"gap": Gap(2.5, 2.25)}),
+        (1500, (), {"gap": Gap(0, 0)}),
+    )
+    told = record(last, VM)
+    assert told["event.name"] == "azure.scheduled_event.finished"
+    assert told["cloud.provider"] == "azure"
+    assert told["cloud.region"] == "westeurope"
+    assert told["host.id"] == "0f1e"
+    assert told["azure.scheduled_event.id"] == ID
+    assert told["azure.scheduled_event.outcome"] == "finished"
+    assert told["azure.scheduled_event.notice_seconds"] == 899
+    assert told["azure.scheduled_event.started_seconds"] == 600
+    assert told["azure.scheduled_event.interruption_wall_seconds"] == 2.5
+    assert told["azure.scheduled_event.interruption_monotonic_seconds"] == 2.25
+    assert told["azure.scheduled_event.not_before"] == "2026-03-01T12:15:00.000Z"
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    bare = {"EventId": "a", "EventType": "Freeze", "EventStatus": "Scheduled"}
+    (only,) = changes((0, (bare,), {"blind": None}))
+    told = record(only, None)
+    assert None not in told.values()
+    assert "azure.scheduled_event.notice_seconds" not in told
+    assert "host.id" not in told
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        ([((), {}), ((item(),), {})], "Freeze of this VM announced: not before 2026-03-01T12:15:00.000Z"),
+        ([((), {}), ((item(NotBefore=None),), {})], "Freeze of this VM announced: at a time not given"),
+        ([((item(),), {}), ((item(Description="x"),), {})], "Freeze of this VM changed"),
+        (
+            [((), {}), ((item(EventType="Reboot", Resources=[PEER], **STARTED),), {})],
+            "Reboot of another VM started without notice",
+        ),
+        ([((item(),), {}), ((item(**STARTED),), {})], "Freeze of this VM started"),
+        ([((item(),), {}), ((), {})], "Freeze of this VM canceled"),
+        (
+            [((item(Resources=[]),), {}), ((), {"blind": 99.0})],
+            "Freeze of a VM of this group gone, and how it ended was not seen",
+        ),
+    ],
+)
+def test_the_sentence_says_what_happens_to_whom(
+    looks: list[tuple[tuple[Any, ...], dict[str, Any]]], expected: str
+) -> None:
+    found = changes(*((float(second), items, fields) for second, (items, fields) in enumerate(looks)))
+    assert sentence(found[-1]) == expected
+
+
+UNSAFE = "\r\n\x1b\x00\x7f\x85\u2028\u2029\u202e\u2066\u200b\ufeff"
+
+
+def test_whatever_the_description_holds_it_is_one_safe_line() -> None:
+    (only,) = changes((0, (item(Description=UNSAFE + "end"),), {}))
+    line = json_line(record(only, VM))
+    assert not set(line.decode()) & set(UNSAFE)
+    assert json.loads(line)["azure.scheduled_event.description"] == UNSAFE + "end"
+
+
+@given(st.text())
+def test_every_text_comes_back_as_it_was(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return  # lone surrogates are refused when the document is read
+    line = json_line({"text": text})
+    assert json.loads(line) == {"text": text}
+    assert len(line.decode().splitlines()) == 1
