@@ -98,8 +98,9 @@ class Totals(Struct):
         if value is None:
             return
         family: dict[str, Histogram] = getattr(self, name)
-        # a histogram is a series for each bucket: only a few unknown types get their own
-        if event_type not in TYPES and event_type not in family and len(family) >= MAX_SERIES // (len(bounds) + 3):
+        # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
+        room = MAX_SERIES // (len(bounds) + 3) - len(TYPES) - 1
+        if event_type not in family and event_type not in TYPES and len(family.keys() - {*TYPES, OTHER}) >= room:
             self._count_folded(f"azure_scheduled_event_{name}_seconds")
             event_type = OTHER
         family.setdefault(event_type, Histogram.empty(bounds)).observe(value)

@@ -1,0 +1,302 @@
+"""The installed command: watched, stopped, killed, frozen and started again, against a simulated IMDS."""
+
+import re
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, free_port, get, notbefore
+from support.azure import ID, ME, PEER, body, item
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+PENDING = 'azure_scheduled_events_pending{event_source="Platform",event_status="%s",event_type="%s",scope="%s"}'
+CHANGES = 'azure_scheduled_event_changes_total{change="%s",event_source="Platform",event_type="%s",scope="self"}'
+
+
+def scheduled(event_type: str = "Freeze", **fields: Any) -> bytes:
+    return body(item(EventType=event_type, NotBefore=FUTURE, **fields), incarnation=2)
+
+
+def started(event_type: str = "Freeze", **fields: Any) -> bytes:
+    return body(item(EventType=event_type, EventStatus="Started", NotBefore="", **fields), incarnation=3)
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME, PEER)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+def test_an_event_is_told_from_its_announcement_to_its_end(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        imds.set_document(scheduled())
+        agent.told("announced")
+        assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
+        countdown = agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}')
+        assert countdown is not None
+        assert countdown > 0
+        assert agent.json("/api/v1/events")["events"][0]["event_id"] == ID
+        imds.set_document(started())
+        agent.told("announced", "started")
+        assert agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}') is None
+        imds.set_document(body(incarnation=4))
+        *_, last = agent.told("announced", "started", "finished")
+        assert last["azure.scheduled_event.outcome"] == "finished"
+        assert last["host.name"] == ME
+        assert agent.metric(PENDING % ("Started", "Freeze", "self")) == 0
+        assert agent.metric(CHANGES % ("finished", "Freeze")) == 1
+        assert [change["event.name"] for change in agent.json("/api/v1/history")["changes"]] == [
+            f"azure.scheduled_event.{kind}" for kind in ("announced", "started", "finished")
+        ]
+
+
+def test_a_neighbours_event_is_of_scope_peer(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint_of(PEER), tmp_path) as agent:
+        agent.ready()
+        imds.set_document(scheduled())
+        (record,) = agent.told("announced")
+        assert (record["azure.scheduled_event.scope"], record["host.name"]) == ("peer", PEER)
+
+
+@pytest.mark.parametrize("fault", ["gone", "throttled", "error", "half", "garbage", "redirect"])
+def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fault: str) -> None:
+    imds.set_document(scheduled())
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        agent.told("announced")
+        imds.fault(fault, 0.2, times=3)
+        reasons = {"error": "server_error", "half": "incomplete", "garbage": "rejected"}
+        result = f'notbefore_polls_total{{result="{reasons.get(fault, fault)}"}}'
+        eventually(lambda: (agent.metric(result) or 0) >= 3)
+        assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
+        agent.ready()
+        assert agent.kinds == ["announced"]
+        assert agent.log.count("IMDS answers again") == 1
+        assert agent.log.count("what was known is kept") == 1
+
+
+def test_a_dead_imds_makes_the_agent_unready_but_not_unhealthy(tmp_path: Path) -> None:
+    with RunningAgent(f"http://127.0.0.1:{free_port()}", tmp_path) as agent:
+        eventually(lambda: "refused" in agent.log and agent._answers("/healthz"))
+        status, reasons = get(agent.port, "/readyz")
+        assert status == 503
+        assert b"IMDS has not answered yet" in reasons
+
+
+@pytest.mark.parametrize("hanging", [False, True])
+def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *, hanging: bool) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        if hanging:
+            requests = imds.requests
+            imds.fault("freeze", 30)
+            eventually(lambda: imds.requests > requests + 1 or not imds._faults)
+        begun = time.monotonic()
+        assert agent.stop() == 0
+        assert time.monotonic() - begun < 2
+
+
+def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as first:
+        first.ready()
+        imds.set_document(scheduled())
+        first.told("announced")
+        first.stop(signal.SIGKILL)
+    with RunningAgent(imds.endpoint, tmp_path) as second:
+        second.ready()
+        assert second.metric(CHANGES % ("announced", "Freeze")) == 1
+        assert second.metric('azure_scheduled_event_notice_seconds_count{event_type="Freeze"}') == 1
+        assert len(second.json("/api/v1/history")["changes"]) == 1
+        imds.set_document(started())
+        second.told("started")  # and the announcement is not told again
+
+
+def test_what_ended_while_it_was_away_is_unknown(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(scheduled())
+    with RunningAgent(imds.endpoint, tmp_path) as first:
+        first.ready().stop(signal.SIGKILL)
+    change_meta(tmp_path, seen="2026-01-01T00:00:00+00:00")
+    imds.set_document(body(incarnation=9))
+    with RunningAgent(imds.endpoint, tmp_path) as second:
+        (record,) = second.ready().told("ended")
+        assert record["azure.scheduled_event.outcome"] == "unknown"
+        assert record["azure.scheduled_event.reason"] == "not_watched"
+
+
+def test_a_short_restart_in_order_loses_no_certainty(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(scheduled())
+    with RunningAgent(imds.endpoint, tmp_path) as first:
+        first.ready().stop()
+    imds.set_document(body(incarnation=9))
+    with RunningAgent(imds.endpoint, tmp_path) as second:
+        second.ready().told("canceled")
+
+
+def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as first:
+        first.ready()
+        imds.set_document(started("Reboot"))
+        first.told("started")
+        eventually(lambda: read_meta(tmp_path, "seen"))
+        first.stop(signal.SIGKILL)
+    beat = read_meta(tmp_path, "seen")
+    change_meta(tmp_path, boot_id="the boot before")
+    imds.set_document(body(incarnation=9))
+    with RunningAgent(imds.endpoint, tmp_path) as second:
+        (record,) = second.ready().told("ended")
+    assert record["azure.scheduled_event.outcome"] == "finished"
+    assert record["azure.scheduled_event.reason"] == "machine_rebooted"
+    assert 0 < record["azure.scheduled_event.interruption_seconds"] < 60
+    assert beat < record["time"]
+
+
+def test_while_an_event_of_its_own_is_started_the_beat_is_written_down(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(started())
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        first = eventually(lambda: read_meta(tmp_path, "seen"))
+        eventually(lambda: read_meta(tmp_path, "seen") > first)
+
+
+def test_a_freeze_is_felt(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(scheduled())
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        imds.set_document(started())
+        agent.told("announced", "started")
+        agent.process.send_signal(signal.SIGSTOP)
+        time.sleep(3)  # this is the freeze itself
+        agent.process.send_signal(signal.SIGCONT)
+        polls = imds.requests
+        eventually(lambda: imds.requests > polls + 2)
+        imds.set_document(body(incarnation=9))
+        *_, last = agent.told("announced", "started", "finished")
+    assert 2.5 < last["azure.scheduled_event.interruption_seconds"] < 15
+
+
+def test_a_slow_imds_is_not_taken_for_a_freeze(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(started())
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        polls = imds.requests
+        imds.fault("slow", 3)
+        eventually(lambda: imds.requests > polls + 3)
+        imds.set_document(body(incarnation=9))
+        *_, last = agent.told("started", "finished")
+    # it was there at the first look: what the VM felt before that is not known
+    assert "azure.scheduled_event.interruption_seconds" not in last
+
+
+def test_idle_it_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        polls = imds.requests
+        eventually(lambda: imds.requests > polls + 5)
+        before = written(agent.process.pid)
+        eventually(lambda: imds.requests > polls + 30)
+        assert written(agent.process.pid) == before
+
+
+def written(pid: int) -> str:
+    found = re.search(r"write_bytes: (\d+)", Path(f"/proc/{pid}/io").read_text(encoding="ascii"))
+    assert found
+    return found[1]
+
+
+def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simulator, tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yml"
+    config.write_text("vm: {name: first}\n", encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
+        agent.ready()
+        config.write_text("vm: {name: 5}\n", encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
+        assert f"{config}:1: vm.name" in agent.log
+        config.write_text("vm: {name: second}\n", encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+        eventually(lambda: (agent.json("/api/v1/events")["vm"] or {}).get("name") == "second")
+        agent.ready()
+        imds.set_document(scheduled(Resources=["SECOND"]))
+        (record,) = agent.told("announced")
+        assert record["azure.scheduled_event.scope"] == "self"
+
+
+def test_a_damaged_state_is_set_aside_and_begun_anew(imds: Simulator, tmp_path: Path) -> None:
+    (tmp_path / "notbefore.db").write_bytes(b"this is no database" * 1000)
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        assert agent.metric("notbefore_store_damaged_files_total") == 1
+        assert agent.metric("notbefore_store_degraded") == 0
+    assert [path.name for path in tmp_path.glob("notbefore.db.damaged-*")]
+
+
+def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simulator, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
+        agent.ready()
+        assert agent.metric("notbefore_store_degraded") == 1
+        assert b"kept in memory alone" in get(agent.port, "/readyz")[1]
+        imds.set_document(scheduled())
+        agent.told("announced")
+        assert len(agent.json("/api/v1/history")["changes"]) == 1
+
+
+def test_two_agents_do_not_share_a_state(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as first:
+        first.ready()
+        second = notbefore("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+    assert second.returncode == 3
+    assert "another notbefore is running" in second.stderr
+
+
+def test_an_address_in_use_is_said_and_not_shared(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path / "a") as first:
+        first.ready()
+        listen = f"127.0.0.1:{first.port}"
+        second = notbefore("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path / "b"), "--listen", listen)
+    assert second.returncode == 3
+    assert f"cannot listen at {listen}" in second.stderr
+
+
+def test_a_proxy_in_the_environment_is_not_used(
+    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+
+
+def test_the_agents_and_the_records_lines_are_json_when_nobody_reads_them(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        agent.stop()
+        assert all(line.startswith('{"time":') for line in agent.log.splitlines())
+        assert "SIGTERM: stopping" in agent.log
+
+
+def read_meta(state: Path, key: str) -> str:
+    with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db:
+        row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else ""
+
+
+def change_meta(state: Path, **values: str) -> None:
+    with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db, db:
+        db.executemany("UPDATE meta SET value = ? WHERE key = ?", [(value, key) for key, value in values.items()])
+
+
+def test_the_state_is_for_its_owner_alone(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
+        agent.ready()
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0

@@ -1,0 +1,135 @@
+"""The installed command as a process, and what can be asked of it."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+Found = TypeVar("Found")
+
+PATIENCE = 20.0  # seconds: far beyond what anything here takes
+
+
+def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
+    """What ``look`` returns, once it is true."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"it did not come to pass within {patience} s"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def notbefore(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "notbefore", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+
+
+class RunningAgent:
+    """``notbefore run`` against an endpoint; its records are collected from its standard output."""
+
+    def __init__(self, imds: str, state: Path, *words: str, interval: str = "200ms") -> None:
+        self.port = free_port()
+        self.records: list[dict[str, Any]] = []
+        self.log = ""
+        command = [sys.executable, "-m", "notbefore", "run", *words, "--imds", imds, "--state-dir", str(state)]
+        self.process = subprocess.Popen(
+            [*command, "--listen", f"127.0.0.1:{self.port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "NOTBEFORE_IMDS__INTERVAL": interval},
+        )
+        self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_records(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.records.append(json.loads(line))
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line.decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.stop()
+
+    def ready(self) -> Self:
+        eventually(lambda: self.process.poll() is not None or self._answers("/readyz"))
+        assert self.process.poll() is None, self.log
+        return self
+
+    def _answers(self, path: str) -> bool:
+        with suppress(OSError, http.client.HTTPException):
+            return get(self.port, path)[0] == 200
+        return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal it and wait for its end."""
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+    def json(self, path: str) -> Any:
+        return json.loads(get(self.port, path)[1])
+
+    def metric(self, name: str) -> float | None:
+        """The value of the sample whose name and labels are exactly this; ``None`` without one."""
+        lines = get(self.port, "/metrics")[1].decode().splitlines()
+        values = [line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == name]
+        return float(values[0]) if values else None
+
+    @property
+    def kinds(self) -> list[str]:
+        return [record["azure.scheduled_event.change"] for record in self.records]
+
+    def told(self, *kinds: str) -> list[dict[str, Any]]:
+        """Wait until just these changes were told."""
+        eventually(lambda: len(self.records) >= len(kinds))
+        assert self.kinds == list(kinds)
+        return self.records
