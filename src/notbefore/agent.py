@@ -69,8 +69,10 @@ class Watcher:
         self._stop.set()
         for client in (self._client, self._who_client):
             client.abort()
-        for thread in self._threads:
-            thread.join(STOP_PATIENCE / 2)
+        for thread, client in zip(self._threads, (self._who_client, self._client), strict=True):
+            if thread.is_alive():  # it may never have been started
+                thread.join(STOP_PATIENCE / 2)
+            client.close()
 
     @property
     def alive(self) -> bool:

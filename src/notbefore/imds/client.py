@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -137,20 +137,20 @@ class ImdsClient:
     def _exchange(self, request: bytes, deadline: float, etag: str | None) -> Answer:
         connected = self._connected(deadline)
         connected.sendall(request)
-        response = http.client.HTTPResponse(connected)
-        response.begin()
-        content = response.read(MAX_BODY + 1)
-        if len(content) > MAX_BODY:
-            raise ImdsError("too_large", f"more than {MAX_BODY} bytes")
-        if response.length:  # read(n) does not say so itself
-            raise ImdsError("incomplete", f"{response.length} bytes are missing")
-        if response.will_close:
-            self.close()
-        if response.status == http.client.NOT_MODIFIED and etag is not None:
-            return Answer(None, etag)
-        if response.status != http.client.OK:
-            raise _refusal(response, content)
-        return Answer(content, _etag(response))
+        with closing(http.client.HTTPResponse(connected)) as response:
+            response.begin()
+            content = response.read(MAX_BODY + 1)
+            if len(content) > MAX_BODY:
+                raise ImdsError("too_large", f"more than {MAX_BODY} bytes")
+            if response.length:  # read(n) does not say so itself
+                raise ImdsError("incomplete", f"{response.length} bytes are missing")
+            if response.will_close:
+                self.close()
+            if response.status == http.client.NOT_MODIFIED and etag is not None:
+                return Answer(None, etag)
+            if response.status != http.client.OK:
+                raise _refusal(response, content)
+            return Answer(content, _etag(response))
 
     def _connected(self, deadline: float) -> DeadlineSocket:
         if self._aborted.is_set():

@@ -70,7 +70,11 @@ class Store:
         self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
         self._memory = Memory()
         self._lock = DirectoryLock(directory)
-        self._guarded(self._open)
+        try:
+            self._guarded(self._open)
+        except StoreError:
+            self.close()
+            raise
 
     # ---- what the agent calls
 

@@ -1,0 +1,312 @@
+"""The IMDS client against real sockets: what it sends, what it accepts, and how each failure is called."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from notbefore.errors import ConfigError, ImdsError
+from notbefore.imds.client import MAX_BODY, ImdsClient
+from notbefore.imds.identity import fetch_vm, vm_of
+from notbefore.imds.poller import SLOWEST_RETRY, USUAL_RETRY, Poll, Poller
+from support.agent import free_port
+from support.raw_server import Talk, answer, raw, serving
+
+OPEN: list[ImdsClient] = []
+
+
+def connect(endpoint: str) -> ImdsClient:
+    """A client that is closed when the test ends."""
+    OPEN.append(ImdsClient(endpoint))
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+
+
+def test_it_sends_the_header_that_imds_asks_for_and_reads_the_answer() -> None:
+    with serving(answer(body=b'{"a":1}')) as (endpoint, seen):
+        assert connect(endpoint).get(PATH).body == b'{"a":1}'
+    assert seen[0].startswith(f"GET {PATH} HTTP/1.1\r\n".encode())
+    assert b"\r\nMetadata: true\r\n" in seen[0]
+    assert b"Cookie" not in seen[0]
+    assert b"Authorization" not in seen[0]
+
+
+def test_a_post_carries_its_body() -> None:
+    bodies: list[bytes] = []
+
+    def talk(connection: socket.socket, head: bytes) -> None:
+        assert b"Content-Length: 2" in head
+        bodies.append(connection.recv(2))
+        answer()(connection, head)
+
+    with serving(talk) as (endpoint, seen):
+        connect(endpoint + "/vm/a/").post(PATH, b"{}")
+    assert bodies == [b"{}"]
+    assert seen[0].startswith(b"POST /vm/a/metadata")
+    assert b"\r\nMetadata: true\r\n" in seen[0]
+
+
+def test_one_connection_is_kept_and_an_etag_is_sent_back() -> None:
+    unchanged = raw(b'HTTP/1.1 304 Not Modified\r\nETag: "7"\r\n\r\n', close=False)
+    with serving(answer("200 OK", b"{}", 'ETag: "7"'), unchanged, answer()) as (endpoint, seen):
+        client = connect(endpoint)
+        first = client.get(PATH)
+        assert client.get(PATH, etag=first.etag).body is None
+        port = client._socket and client._socket.getsockname()
+        client.get(PATH)
+        assert client._socket
+        assert client._socket.getsockname() == port
+    assert b'If-None-Match: "7"' in seen[1]
+    assert b"If-None-Match" not in seen[2]
+
+
+def test_an_etag_that_could_inject_a_header_is_not_taken() -> None:
+    with serving(answer("200 OK", b"{}", "ETag: a b\tc")) as (endpoint, _):
+        assert connect(endpoint).get(PATH).etag is None
+
+
+def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> None:
+    closing = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    with serving(closing, answer()) as (endpoint, seen):
+        client = connect(endpoint)
+        client.get(PATH)
+        assert client.get(PATH).body == b"{}"
+    assert len(seen) == 2
+
+
+def test_chunked_and_unannounced_bodies_are_read() -> None:
+    chunked = raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", close=False)
+    until_close = raw(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}")
+    with serving(chunked, until_close, answer()) as (endpoint, _):
+        client = connect(endpoint)
+        assert [client.get(PATH).body for _ in range(3)] == [b"{}"] * 3
+
+
+@pytest.mark.parametrize(
+    ("talk", "reason"),
+    [
+        (answer("302 Found", b"", "Location: http://127.0.0.1:9/"), "redirect"),
+        (answer("400 Bad Request", b"no header"), "bad_request"),
+        (answer("404 Not Found"), "not_found"),
+        (answer("405 Method Not Allowed"), "not_found"),
+        (answer("410 Gone"), "gone"),
+        (answer("429 Too Many Requests"), "throttled"),
+        (answer("418 I'm a teapot"), "status"),
+        (answer("500 Internal Server Error"), "server_error"),
+        (answer("503 Service Unavailable"), "server_error"),
+        (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), "redirect"),  # nobody asked for it
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), "incomplete"),
+        (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf"), "incomplete"),
+        (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "incomplete"),
+        (raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
+        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 70_000 + b"\r\n\r\n"), "protocol"),
+        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * 200 + b"\r\n"), "protocol"),
+        (raw(b""), "reset"),
+        (answer(body=b"x" * (MAX_BODY + 1)), "too_large"),
+        (raw(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_BODY + 1)), "too_large"),
+    ],
+)
+def test_each_failure_has_its_reason_and_the_next_request_is_not_harmed(talk: Talk, reason: str) -> None:
+    with serving(talk, answer(body=b"good")) as (endpoint, _):
+        client = connect(endpoint)
+        with pytest.raises(ImdsError) as caught:
+            client.get(PATH)
+        assert caught.value.reason == reason
+        assert client.get(PATH).body == b"good"
+
+
+def test_a_reset_is_called_one() -> None:
+    def talk(connection: socket.socket, _: bytes) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    with serving(talk) as (endpoint, _), pytest.raises(ImdsError) as caught:
+        connect(endpoint).get(PATH)
+    assert caught.value.reason == "reset"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [("http://127.0.0.1:{port}", "refused"), ("http://no-such-host.invalid", "unreachable")],
+)
+def test_nobody_there_is_told_apart(endpoint: str, reason: str) -> None:
+    with pytest.raises(ImdsError) as caught:
+        connect(endpoint.format(port=free_port())).get(PATH)
+    assert caught.value.reason == reason
+
+
+def drip(connection: socket.socket, _: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    for _number in range(100):
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+def drip_headers(connection: socket.socket, _: bytes) -> None:
+    for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 100:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
+def say_nothing(connection: socket.socket, _: bytes) -> None:
+    connection.recv(1)  # returns when the client has gone
+
+
+@pytest.mark.parametrize("talk", [drip, drip_headers, say_nothing])
+def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
+    with serving(talk) as (endpoint, _):
+        begun = time.monotonic()
+        with pytest.raises(ImdsError) as caught:
+            connect(endpoint).get(PATH, timeout=0.6)
+        assert caught.value.reason == "timeout"
+        assert time.monotonic() - begun < 3  # each read alone would have gone on for 5 s
+
+
+def test_a_request_under_way_can_be_cut_off() -> None:
+    with serving(say_nothing) as (endpoint, seen):
+        client = connect(endpoint)
+
+        def cut() -> None:
+            while not seen:
+                time.sleep(0.01)
+            client.abort()
+
+        threading.Thread(target=cut).start()
+        begun = time.monotonic()
+        with pytest.raises(ImdsError):
+            client.get(PATH, timeout=60)
+        assert time.monotonic() - begun < 10
+        with pytest.raises(ImdsError, match="stops"):
+            client.get(PATH)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Fri, 01 Mar 2058 12:00:00 GMT", None), ("-1", None)])
+def test_retry_after_is_read_in_seconds(header: str, seconds: float | None) -> None:
+    with serving(answer("429 Too Many Requests", b"", f"Retry-After: {header}")) as (endpoint, _):
+        with pytest.raises(ImdsError) as caught:
+            connect(endpoint).get(PATH)
+        assert caught.value.retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://169.254.169.254",
+        "169.254.169.254",
+        "http://",
+        "http://a b",
+        "http://user@host",
+        "http://h:99999",
+        "http://h?x=1",
+    ],
+)
+def test_an_endpoint_that_is_no_plain_address_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"imds\.endpoint"):
+        connect(endpoint)
+
+
+# ---- who the VM is
+
+
+def test_it_learns_who_the_vm_is() -> None:
+    body = b'{"compute":{"name":"WestNO_0","vmId":"0f1e","location":"westeurope","zone":1,"tagsList":[{"name":"a"}]}}'
+    with serving(answer(body=body)) as (endpoint, seen):
+        vm = fetch_vm(connect(endpoint))
+    assert (vm.name, vm.vm_id, vm.location, vm.zone) == ("WestNO_0", "0f1e", "westeurope", "")
+    assert b"/metadata/instance?api-version=" in seen[0]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"compute":{}}', b'{"compute":{"name":""}}', b"[" * 100_000])
+def test_an_answer_that_does_not_say_who_is_rejected(body: bytes) -> None:
+    with serving(answer(body=body)) as (endpoint, _), pytest.raises(ImdsError) as caught:
+        fetch_vm(connect(endpoint))
+    assert caught.value.reason == "rejected"
+
+
+def test_the_texts_of_an_identity_are_bounded() -> None:
+    assert len(vm_of({"name": "n" * 10_000}).name) == 512
+
+
+# ---- the beat
+
+
+def beats(talks: list[Talk], count: int, interval: float = 0.2) -> list[Poll]:
+    """The first polls against a server."""
+    polls: list[Poll] = []
+    stop = threading.Event()
+
+    def handle(poll: Poll) -> None:
+        polls.append(poll)
+        if len(polls) == count:
+            stop.set()
+
+    with serving(*talks) as (endpoint, _):
+        Poller(connect(endpoint), "2020-07-01", interval).run(handle, stop)
+    return polls
+
+
+def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
+    polls = beats([answer(body=b"a"), answer(body=b"a"), answer(body=b"b")], 3)
+    assert [poll.body for poll in polls] == [b"a", None, b"b"]
+    assert all(poll.error is None for poll in polls)
+
+
+def test_the_beat_keeps_to_its_grid() -> None:
+    begun = time.monotonic()
+    polls = beats([answer()], 6, interval=0.2)
+    assert time.monotonic() - begun >= 1.0  # five intervals lie between six beats
+    assert len(polls) == 6
+
+
+def next_after(poller: Poller, failures: int, error: ImdsError | None) -> float:
+    return poller._next(failures, error) - time.monotonic()
+
+
+def test_a_missed_beat_is_left_out_and_not_made_up_for() -> None:
+    poller = Poller(connect("http://127.0.0.1:1"), "2020-07-01", 1.0)
+    poller.due = time.monotonic() - 3.5
+    assert 0.3 < next_after(poller, 0, None) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("failures", "retry_after", "interval", "expected"),
+    [
+        (1, None, 1.0, 1.0),
+        (3, None, 1.0, 4.0),
+        (50, None, 1.0, USUAL_RETRY),
+        (1, 20.0, 1.0, 20.0),
+        (1, 3600.0, 1.0, SLOWEST_RETRY),
+        (1, 0.0, 1.0, 1.0),
+        (9, None, 60.0, 60.0),
+    ],
+)
+def test_it_backs_off_and_never_above_half_a_minute(
+    failures: int, retry_after: float | None, interval: float, expected: float
+) -> None:
+    poller = Poller(connect("http://127.0.0.1:1"), "2020-07-01", interval)
+    error = ImdsError("throttled", retry_after=retry_after)
+    assert next_after(poller, failures, error) == pytest.approx(expected, abs=0.1)
+
+
+def test_it_stops_at_once_between_two_beats() -> None:
+    stop = threading.Event()
+    with serving(answer()) as (endpoint, _):
+        poller = Poller(connect(endpoint), "2020-07-01", 3600.0)
+        handled: list[Poll] = []
+        thread = threading.Thread(target=poller.run, args=(handled.append, stop))
+        thread.start()
+        stop.set()
+        thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,233 @@
+"""The store on a real disk: what it keeps, and what it does when the disk does not."""
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from notbefore.errors import StoreError
+from notbefore.events.change import Change
+from notbefore.events.lifecycle import diff
+from notbefore.events.record import Vm, json_line, record
+from notbefore.store import store as module
+from notbefore.store.store import FILE_NAME, Memory, Store, read_history
+from support.azure import ME, at, document, item, now
+
+
+class Writer:
+    """A store that is told of one document after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(directory)
+        self.memory = self.store.load()
+        self.second = 0
+
+    def sees(self, *items: object) -> "Writer":
+        self.second += 1
+        step = diff(self.memory.tracked, document(*items, incarnation=self.second), now(self.second))
+        self.memory.tracked = step.tracked
+        for change in step.changes:
+            self.memory.totals.add(change)
+        self.store.commit(self.memory, [(change, line(change)) for change in step.changes])
+        return self
+
+
+def line(change: Change) -> bytes:
+    return json_line(record(change, None))
+
+
+def rows(directory: Path) -> int:
+    return len(read_history(directory / FILE_NAME, None, 1_000_000))
+
+
+def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a"), item("b")).sees(item("b", EventStatus="Started"))
+    writer.memory.vm, writer.memory.boot_id, writer.memory.seen = Vm(name=ME), "boot", at(9)
+    writer.memory.clean = True
+    writer.sees(item("b", EventStatus="Started"))
+    writer.store.close()
+    store = Store(tmp_path)
+    assert store.load() == writer.memory
+    assert [b"announced" in row for row in store.history(None, 10)] == [True, True, False, False]
+    store.close()
+
+
+def test_departed_events_come_back_in_their_order(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for name in ("z", "a", "m"):
+        writer.sees(item(name)).sees()
+    writer.store.close()
+    store = Store(tmp_path)
+    assert list(store.load().tracked.departed) == ["z", "a", "m"]
+    store.close()
+
+
+def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item())
+    writer.store.beat(at(77), "boot-2")
+    writer.store.close()
+    store = Store(tmp_path)
+    memory = store.load()
+    assert (memory.seen, memory.boot_id, memory.clean) == (at(77), "boot-2", False)
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "pages", "wrong rows"])
+def test_a_damaged_file_is_set_aside_and_begun_anew(tmp_path: Path, damage: str) -> None:
+    writer = Writer(tmp_path)
+    for number in range(200):
+        writer.sees(item(f"id-{number}"))
+    writer.store.close()
+    path = tmp_path / FILE_NAME
+    octets = path.read_bytes()
+    if damage == "garbage":
+        path.write_bytes(b"no database" * 1000)
+    elif damage == "truncated":
+        path.write_bytes(octets[: len(octets) // 2])
+    elif damage == "pages":
+        path.write_bytes(octets[:4096] + b"\xa5" * (len(octets) - 4096))
+    else:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE tracked SET body = ?", (b"{}",))
+    store = Store(tmp_path)
+    memory = store.load()
+    assert (memory.tracked.events, store.damaged_files, store.degraded) == ({}, 1, None)
+    assert len(list(tmp_path.glob(f"{FILE_NAME}.damaged-*"))) >= 1
+    store.close()
+    Writer(tmp_path).sees(item()).store.close()
+    assert rows(tmp_path) >= 1
+
+
+def test_damage_that_shows_while_it_runs_loses_nothing_that_is_known(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a"))
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db, db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET rootpage = 9999 WHERE name = 'tracked'")
+        db.execute("PRAGMA schema_version = 99")
+    writer.sees(item("a"), item("b"))
+    assert (writer.store.damaged_files, writer.store.degraded) == (1, None)
+    writer.store.close()
+    store = Store(tmp_path)
+    assert set(store.load().tracked.events) == {"a", "b"}
+    store.close()
+
+
+def test_a_full_disk_degrades_and_all_is_written_when_there_is_room_again(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a"))
+    limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))  # no file may grow: as a full disk has it
+    try:
+        writer.sees(item("a"), item("b"))
+        assert writer.store.degraded
+        writer.sees(item("b"))
+        writer.store.retry()
+        assert writer.store.degraded
+        assert [b"announced" in row for row in writer.store.history(None, 2)] == [True, False]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    writer.store.retry()
+    assert writer.store.degraded is None
+    writer.store.close()
+    assert rows(tmp_path) == 3
+    store = Store(tmp_path)
+    assert set(store.load().tracked.events) == {"b"}
+    store.close()
+
+
+def test_a_directory_that_cannot_be_made_degrades_from_the_start_and_mends(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("in the way", encoding="utf-8")
+    writer = Writer(tmp_path / "state").sees(item())
+    assert writer.store.degraded
+    writer.store.beat(at(1), "boot")
+    (tmp_path / "state").unlink()
+    writer.store.retry()
+    assert writer.store.degraded is None
+    writer.store.close()
+    assert rows(tmp_path / "state") == 1
+
+
+def test_a_second_agent_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(StoreError, match="another notbefore is running"):
+        Store(tmp_path)
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    Writer(tmp_path).sees(item()).store.close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="newer notbefore"):
+        Store(tmp_path)
+    assert rows(tmp_path) == 1
+
+
+def test_the_history_is_bounded_by_rows_and_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HISTORY_ROWS", 10)
+    writer = Writer(tmp_path)
+    for number in range(30):
+        writer.sees(item(f"id-{number}"))
+    assert rows(tmp_path) == 10
+    monkeypatch.setattr(module, "HISTORY_SECONDS", -1_000_000_000)
+    writer.sees()
+    assert rows(tmp_path) == 0
+    writer.store.close()
+
+
+def test_the_history_is_read_since_a_time_and_up_to_a_limit(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a")).sees(item("a"), item("b")).sees(item("a"), item("b"), item("c"))
+    assert len(writer.store.history(at(2).timestamp(), 10)) == 2
+    assert b'"c"' in writer.store.history(None, 1)[0]
+    writer.store.close()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from datetime import UTC, datetime, timedelta
+from notbefore.events.document import Document, Event
+from notbefore.events.lifecycle import Moment, diff
+from notbefore.store.store import Store
+store = Store(Path(sys.argv[1]))
+memory = store.load()
+begin = int(memory.tracked.incarnation or 0) + 1
+for number in range(begin, begin + 100_000):
+    event = Event(f"id-{number}", "Freeze", "Scheduled")
+    time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
+    step = diff(memory.tracked, Document(number, (event,)), Moment(time, "me"))
+    memory.tracked = step.tracked
+    for change in step.changes:
+        memory.totals.add(change)
+    store.commit(memory, [(change, change.id.encode()) for change in step.changes])
+    print(number, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_loses_nothing_that_was_committed_and_splits_nothing(tmp_path: Path) -> None:
+    for _ in range(15):
+        with subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE) as child:
+            assert child.stdout
+            told = [int(child.stdout.readline()) for _ in range(1 + int.from_bytes(os.urandom(1)) // 8)]
+            child.kill()
+            told += [int(number) for number in child.stdout.read().split(b"\n")[:-1]]
+        store = Store(tmp_path)
+        memory = store.load()
+        store.close()
+        assert store.damaged_files == 0
+        incarnation = memory.tracked.incarnation or 0
+        assert incarnation in (told[-1], told[-1] + 1)  # the last may have been committed and not yet told
+        assert set(memory.tracked.events) == {f"id-{incarnation}"}
+        # one announcement an event, and an end for each but the last: tracked, totals and history agree
+        assert sum(memory.totals.changes.values()) == 2 * incarnation - 1 == rows(tmp_path)
+
+
+def test_a_memory_begins_empty() -> None:
+    assert Memory().tracked.events == {}
