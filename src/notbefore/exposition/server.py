@@ -26,6 +26,7 @@ except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]
 
 WORKERS: Final = 4
+MAX_PORT: Final = 65_535
 MAX_CONNECTIONS: Final = 2_000
 MAX_HEADER: Final = 16 * 1024  # bytes
 MAX_BODY: Final = 64 * 1024  # bytes; nothing here reads a body
@@ -158,7 +159,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
 def _bind(listen: str) -> socket.socket:
     host, colon, port = listen.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit():
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
         raise ListenError(f"server.listen: expected HOST:PORT such as 127.0.0.1:10169, got {listen!r}")
     bound: socket.socket | None = None
     try:

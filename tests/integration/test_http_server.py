@@ -1,0 +1,281 @@
+"""The HTTP server on real sockets: what it answers, and that a thousand silent clients do not keep a scrape waiting."""
+
+import gzip
+import http.client
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+
+import pytest
+
+from notbefore.errors import ListenError
+from notbefore.exposition import server as module
+from notbefore.exposition.http import Verdict, make_app
+from notbefore.exposition.server import HttpServer
+from support.agent import eventually, free_port
+
+METRICS = b"# TYPE up gauge\nup 1\n"
+
+
+class Shown:
+    """A view of fixed things."""
+
+    def __init__(self) -> None:
+        self.verdict = Verdict(ok=True)
+        self.asked: list[tuple[datetime | None, int]] = []
+        self.body = METRICS
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        return self.body, f"text/plain; accept={accept}"
+
+    def health(self) -> Verdict:
+        return self.verdict
+
+    def ready(self) -> Verdict:
+        raise RuntimeError("a secret that nobody is to see")
+
+    def pending(self) -> bytes:
+        return b'{"events":[]}'
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        self.asked.append((since, limit))
+        return b'{"changes":[]}'
+
+
+@pytest.fixture
+def view() -> Shown:
+    return Shown()
+
+
+@pytest.fixture
+def server(view: Shown) -> Iterator[HttpServer]:
+    served = HttpServer("127.0.0.1:0", make_app(view))
+    served.start()
+    yield served
+    served.stop()
+
+
+def ask(
+    server: HttpServer, path: str, method: str = "GET", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection(*server.address, timeout=20)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None:
+    status, headers, body = ask(server, "/metrics", accept="application/openmetrics-text")
+    assert (status, body) == (200, METRICS)
+    assert headers["Content-Type"] == "text/plain; accept=application/openmetrics-text"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    assert "Server" not in headers
+
+
+def test_a_long_body_is_compressed_for_those_who_ask(server: HttpServer, view: Shown) -> None:
+    view.body = METRICS * 1000
+    _, headers, body = ask(server, "/metrics", accept_encoding="gzip")
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body) == view.body
+    assert "Content-Encoding" not in ask(server, "/metrics")[1]
+
+
+def test_head_is_get_without_a_body(server: HttpServer) -> None:
+    status, headers, body = ask(server, "/metrics", "HEAD")
+    assert (status, headers["Content-Length"], body) == (200, str(len(METRICS)), b"")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_nothing_can_be_changed(server: HttpServer, method: str) -> None:
+    status, headers, _ = ask(server, "/api/v1/events", method)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) -> None:
+    assert ask(server, "/healthz")[::2] == (200, b'{"status":"ok","reasons":[]}')
+    view.verdict = Verdict(ok=False, reasons=("no beat",))
+    assert ask(server, "/healthz")[::2] == (503, b'{"status":"unhealthy","reasons":["no beat"]}')
+
+
+def test_a_page_that_breaks_says_nothing_and_takes_no_other_with_it(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, _, body = ask(server, "/readyz")
+    assert status == 500
+    assert b"secret" not in body
+    assert "/readyz failed" in caplog.text
+    assert ask(server, "/metrics")[0] == 200
+
+
+def test_an_unknown_page_names_the_known_ones(server: HttpServer) -> None:
+    status, _, body = ask(server, "/metric")
+    assert status == 404
+    assert "/metrics" in json.loads(body)["error"]
+    assert b"/api/v1/history" in ask(server, "/")[2]
+
+
+@pytest.mark.parametrize(
+    ("query", "since", "limit"),
+    [
+        ("", None, 100),
+        ("?limit=7", None, 7),
+        ("?since=2026-03-01T12:00:00Z", datetime(2026, 3, 1, 12, tzinfo=UTC), 100),
+        ("?since=2026-03-01T12:00:00", datetime(2026, 3, 1, 12, tzinfo=UTC), 100),
+        ("?since=2026-03-01T13:00:00+01:00", datetime(2026, 3, 1, 12, tzinfo=UTC), 100),
+        ("?since=0.5&limit=10000", datetime(1970, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC), 10_000),
+    ],
+)
+def test_the_history_is_asked_for_as_the_query_says(
+    server: HttpServer, view: Shown, query: str, since: datetime | None, limit: int
+) -> None:
+    assert ask(server, f"/api/v1/history{query}")[0] == 200
+    assert view.asked == [(since, limit)]
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=10001", "limit=x", "limit=-1", "since=yesterday", "since=1e400", "since=9" * 40]
+)
+def test_a_bad_query_says_what_was_expected(server: HttpServer, query: str) -> None:
+    status, _, body = ask(server, f"/api/v1/history?{query}")
+    assert status == 400
+    assert "expected" in json.loads(body)["error"]
+
+
+def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> None:
+    assert ask(server, "/metrics", cookie="x" * 20_000)[0] == 431
+
+
+# ---- clients that say little or nothing
+
+
+def connect(server: HttpServer, stack: ExitStack, count: int) -> list[socket.socket]:
+    """Open connections, a few at a time as a backlog of 1,024 allows."""
+    opened = []
+    for number in range(count):
+        client = stack.enter_context(socket.create_connection(server.address, timeout=20))
+        client.setblocking(False)
+        opened.append(client)
+        if number % 200 == 199:
+            eventually(lambda: len(server._server.active_channels) >= min(len(opened), module.MAX_CONNECTIONS))
+    return opened
+
+
+def drip(clients: list[socket.socket], stop: threading.Event) -> None:
+    """A byte of a header to each, each second."""
+    for client in clients:
+        client.send(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+    while not stop.wait(1.0):
+        for client in clients:
+            with suppress(OSError):
+                client.send(b"x")
+
+
+@pytest.mark.parametrize("kind", ["idle", "dripping", "half-open", "mixed"])
+def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServer, kind: str) -> None:
+    stop = threading.Event()
+    before = threading.active_count()
+    with ExitStack() as stack:
+        clients = connect(server, stack, 1000)
+        dripping = clients if kind == "dripping" else clients[::2] if kind == "mixed" else []
+        dripper = threading.Thread(target=drip, args=(dripping, stop))
+        dripper.start()
+        if kind in ("half-open", "mixed"):
+            for client in clients[1::4] if kind == "mixed" else clients:
+                client.send(b"GET /metr")
+                with suppress(OSError):
+                    client.shutdown(socket.SHUT_WR)  # they will never say more, and never read
+        times = []
+        for _ in range(10):
+            begun = time.monotonic()
+            assert ask(server, "/metrics")[0] == 200
+            times.append(time.monotonic() - begun)
+            time.sleep(0.2)  # so that a drop falls between
+        threads = threading.active_count() - before - 1
+        stop.set()
+        dripper.join(20)
+    assert max(times) < 1.0
+    assert threads <= 16
+
+
+def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_PATIENCE", 0.5)
+    stop = threading.Event()
+    with socket.create_connection(server.address, timeout=20) as client:
+        dripper = threading.Thread(target=drip, args=([client], stop))
+        dripper.start()
+        try:
+            assert not client.recv(1)  # closed by the server, while bytes still dripped in
+        except ConnectionResetError:
+            pass
+        finally:
+            stop.set()
+            dripper.join(20)
+
+
+def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_PATIENCE", 0.1)
+    connection = http.client.HTTPConnection(*server.address, timeout=20)
+    for _ in range(2):
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().read() == METRICS
+        port = connection.sock.getsockname()
+        time.sleep(0.5)  # longer than a first request may take
+    assert connection.sock.getsockname() == port
+    connection.close()
+
+
+def test_at_the_limit_the_oldest_silent_client_makes_room(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 20)
+    with ExitStack() as stack:
+        clients = connect(server, stack, 20)
+        assert ask(server, "/metrics")[0] == 200
+        with selectors.DefaultSelector() as selector:
+            selector.register(clients[0], selectors.EVENT_READ)
+            assert selector.select(20)
+            assert not clients[0].recv(1)
+
+
+@pytest.mark.parametrize("connections", [0, 50])
+def test_it_stops_within_a_second(view: Shown, connections: int) -> None:
+    server = HttpServer("127.0.0.1:0", make_app(view))
+    server.start()
+    with ExitStack() as stack:
+        connect(server, stack, connections)
+        begun = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun < 1.0
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(server.address, timeout=20)
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:99999", "no-such-host.invalid:1"]
+)
+def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str) -> None:
+    with pytest.raises(ListenError):
+        HttpServer(listen, make_app(view))
+
+
+@pytest.mark.parametrize(("listen", "url"), [("[::1]:{}", "http://[::1]:{}"), (":{}", "http://{}")])
+def test_it_listens_at_version_six_and_at_all_addresses(view: Shown, listen: str, url: str) -> None:
+    port = free_port()
+    try:
+        server = HttpServer(listen.format(port), make_app(view))
+    except ListenError as error:
+        if "::1" in listen and "address" in str(error):
+            pytest.skip("this machine has no IPv6 loopback: enable net.ipv6.conf.lo.disable_ipv6=0")
+        raise
+    server.start()
+    assert server.url.endswith(f":{port}")
+    if listen.startswith("["):
+        assert server.url == url.format(port)
+    server.stop()

@@ -1,0 +1,89 @@
+"""What Prometheus itself says of /metrics."""
+
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.samples import View, samples
+from notbefore.events.totals import Totals
+from notbefore.exposition.prometheus import Exposition
+from support.azure import PEER, at, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.fixture(scope="module")
+def exposition() -> Exposition:
+    tracked, totals = Tracked(), Totals()
+    looks: list[list[Any]] = [
+        [],
+        [item("a"), item("b", EventType='We"ird\\\n')],
+        [item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny")],
+        [item("d", DurationInSeconds=-1)],
+    ]
+    for second, items in enumerate(looks):
+        step = diff(tracked, document(*items), now(second))
+        tracked = step.tracked
+        for change in step.changes:
+            totals.add(change)
+    figures = Figures("1.0", "3.11", "2020-07-01", last_successful_poll=1.5, vm={"name": "a"}, flaws={"duration": 1})
+    view = View(tracked, totals, figures, at(5))
+    return Exposition(lambda: samples(view))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
+def test_promtool_has_nothing_to_say(exposition: Exposition) -> None:
+    body, _ = exposition.render("text/plain")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: Exposition) -> None:
+    body, content_type = exposition.render(OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    parse: Any = text_string_to_metric_families  # has no types
+    families = {family.name: family for family in parse(body.decode())}
+    assert families["azure_scheduled_event_changes"].type == "counter"
+    assert families["azure_scheduled_event_notice_seconds"].type == "histogram"
+    assert "process_resident_memory_bytes" in families
+
+
+def test_both_formats_hold_the_same_samples(exposition: Exposition) -> None:
+    def lines(accept: str) -> set[str]:
+        body = exposition.render(accept)[0].decode().splitlines()
+        return {line for line in body if not line.startswith(("#", "process_"))}
+
+    assert lines(OPENMETRICS) == lines("text/plain")
+
+
+def test_the_buckets_of_a_histogram_are_cumulative(exposition: Exposition) -> None:
+    body = exposition.render("text/plain")[0].decode()
+    start = 'azure_scheduled_event_notice_seconds_bucket{event_type="Freeze"'
+    counts = [float(line.split()[-1]) for line in body.splitlines() if line.startswith(start)]
+    assert counts == sorted(counts)
+    assert counts[-1] == 3  # a, c, d; b is of another type
+
+
+def test_it_is_computed_at_each_scrape() -> None:
+    times = iter([10.0, 20.0])
+    tracked = diff(Tracked(), document(item(NotBefore="2026-03-01T12:01:00Z")), now(0)).tracked
+    exposition = Exposition(lambda: samples(View(tracked, Totals(), Figures(), at(next(times)))))
+    for expected in (50.0, 40.0):
+        body = exposition.render("")[0].decode()
+        assert "azure_scheduled_event_seconds_to_not_before{event_id=" in body
+        assert f"}} {expected}\n" in body
+
+
+def test_times_are_unix_seconds() -> None:
+    tracked = diff(Tracked(), document(item()), now(0)).tracked
+    body = Exposition(lambda: samples(View(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
+    value = next(line for line in body.splitlines() if line.startswith("azure_scheduled_events_next_not_before"))
+    assert datetime.fromtimestamp(float(value.split()[-1]), UTC) == at(900)
