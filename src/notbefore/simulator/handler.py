@@ -1,6 +1,9 @@
 """The simulator's HTTP: what IMDS answers, and what it refuses."""
 
 import hashlib
+import os
+import socket
+import struct
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -11,10 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.errors import SimulatorError
+from notbefore.simulator.scenarios import PREVIEW
 from notbefore.simulator.state import Fault, State, instance
 
 EVENT_VERSIONS: Final = (
-    "2017-03-01",
+    PREVIEW,
     "2017-08-01",
     "2017-11-01",
     "2019-01-01",
@@ -23,7 +27,17 @@ EVENT_VERSIONS: Final = (
     "2020-07-01",
 )
 OTHER_VERSIONS: Final = ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01")
-MAX_BODY: Final = 1024 * 1024
+MAX_BODY: Final = 8 * 1024 * 1024  # a document that is too large for the agent must still fit
+METHODS: Final = {
+    "/metadata/scheduledevents": "GET, POST",
+    "/metadata/instance": "GET",
+    "/metadata/identity/oauth2/token": "GET",
+    "/simulator/state": "GET",
+    "/simulator/start": "POST",
+    "/simulator/fault": "POST",
+    "/simulator/document": "POST",
+    "/simulator/clear": "POST",
+}
 _REFUSED: Final = {
     "gone": HTTPStatus.GONE,
     "throttled": HTTPStatus.TOO_MANY_REQUESTS,
@@ -53,7 +67,8 @@ class _StartOrder(Struct, forbid_unknown_fields=True):
 class _FaultOrder(Struct, forbid_unknown_fields=True):
     kind: str
     value: float | None = None
-    times: int = 1
+    times: int | None = None
+    seconds: float | None = None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -62,38 +77,70 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server_version = "IMDS/simulated"
+    sys_version = ""
     timeout = 300  # seconds; a kept connection of an agent that has gone
 
     def do_GET(self) -> None:
         """The document, ``/metadata/instance``, ``/metadata/identity/oauth2/token``, and ``/simulator/state``."""
         vm, path, query = self._target()
+        if self._body() is None or not self._exists(vm, path):
+            return
         if path == "/simulator/state":
             self._json(HTTPStatus.OK, self._state.state())
-        elif vm is None:
-            self._refuse(HTTPStatus.NOT_FOUND, "no such VM")
         elif path == "/metadata/scheduledevents":
             if self._admit(query, EVENT_VERSIONS):
                 self._document(query)
         elif path == "/metadata/instance":
             if self._admit(query, OTHER_VERSIONS):
-                self._json(HTTPStatus.OK, instance(vm))
-        elif path == "/metadata/identity/oauth2/token":
-            if self._admit(query, OTHER_VERSIONS, "resource"):
-                self._token(query)
-        else:
-            self._refuse(HTTPStatus.NOT_FOUND, "not found")
+                self._json(HTTPStatus.OK, instance(vm or ""))
+        elif self._admit(query, OTHER_VERSIONS, "resource"):
+            self._token(query)
 
     def do_POST(self) -> None:
         """Start requests; ``/simulator/start|fault|document|clear`` take orders."""
         vm, path, query = self._target()
-        length = self.headers.get("Content-Length", "0")
-        body = self.rfile.read(min(int(length), MAX_BODY) if length.isdigit() else 0)
+        body = self._body()
+        if body is None or not self._exists(vm, path):
+            return
         if path.startswith("/simulator/"):
             self._order(path.removeprefix("/simulator/"), body)
-        elif vm is None or path != "/metadata/scheduledevents":
-            self._refuse(HTTPStatus.NOT_FOUND if vm is None else HTTPStatus.METHOD_NOT_ALLOWED, "not here")
         elif self._admit(query, EVENT_VERSIONS):
             self._approve(body, query["api-version"])
+
+    def do_PUT(self) -> None:
+        """Neither IMDS nor the simulator has anything for other methods than GET and POST."""
+        vm, path, _query = self._target()
+        if self._body() is not None:
+            self._exists(vm, path)
+
+    # the names are those that http.server looks for
+    do_DELETE = do_PUT  # noqa: N815
+    do_HEAD = do_PUT  # noqa: N815
+    do_PATCH = do_PUT  # noqa: N815
+    do_OPTIONS = do_PUT  # noqa: N815
+
+    def _exists(self, vm: str | None, path: str) -> bool:
+        """Whether there is this path, and for this method; answers 404 or 405 when not."""
+        if vm is None or path not in METHODS:
+            self._refuse(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
+        elif self.command not in METHODS[path].split(", "):
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method not allowed", {"Allow": METHODS[path]})
+        else:
+            return True
+        return False
+
+    def _body(self) -> bytes | None:
+        """The request's body; ``None`` when it was refused. Then the connection ends too."""
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
+            status, text = HTTPStatus.LENGTH_REQUIRED, "Content-Length: a number of bytes is expected"
+        elif len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
+            status, text = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BODY} bytes are read"
+        else:
+            return self.rfile.read(int(length))
+        self.close_connection = True
+        self._refuse(status, text, {"Connection": "close"})
+        return None
 
     @property
     def _state(self) -> State:
@@ -112,8 +159,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _admit(self, query: dict[str, str], versions: tuple[str, ...], *needed: str) -> bool:
         """As strict as IMDS: the header, the version, what else the path needs."""
-        # 2017-03-01 did not ask for the header
-        if self.headers.get("Metadata", "").casefold() != "true" and query.get("api-version") != "2017-03-01":
+        if "X-Forwarded-For" in self.headers:
+            self._refuse(HTTPStatus.BAD_REQUEST, "X-Forwarded-For: a request that came through a proxy is not answered")
+            return False
+        # the preview did not ask for the header
+        preview = versions is EVENT_VERSIONS and query.get("api-version") == PREVIEW
+        if self.headers.get("Metadata", "").casefold() != "true" and not preview:
             self._refuse(HTTPStatus.BAD_REQUEST, "Required metadata header not specified")
             return False
         if query.get("api-version") not in versions:
@@ -129,13 +180,13 @@ class Handler(BaseHTTPRequestHandler):
         fault = self._state.take_fault()
         flapped = fault is not None and fault.kind == "flap" and fault.times % 2 == 1
         if fault is not None and fault.kind == "slow":
-            time.sleep(fault.value)
+            self._state.hold(fault.value)
         body = self._state.body(query["api-version"], empty=flapped)
         if fault is not None and fault.kind not in ("slow", "reset", "flap"):
             self._fail(fault, body)
             return
         etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        if self.headers.get("If-None-Match") == etag:
+        if etag in (tag.strip() for tag in self.headers.get("If-None-Match", "").split(",")):
             self._send(HTTPStatus.NOT_MODIFIED, b"", {"ETag": etag})
         else:
             self._send(HTTPStatus.OK, body, {"ETag": etag})
@@ -150,10 +201,19 @@ class Handler(BaseHTTPRequestHandler):
         elif fault.kind == "garbage":
             self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>", {})
         elif fault.kind == "freeze":
-            time.sleep(fault.value)
+            self._state.hold(fault.value)
             self.close_connection = True
+        elif fault.kind == "disconnect":
+            self._disconnect()
         else:
             self._send_partly(body, fault)
+
+    def _disconnect(self) -> None:
+        """Reset the connection: with no time to linger, a close is a RST and no FIN."""
+        self.close_connection = True
+        linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        socket.close(self.connection.detach())
 
     def _send_partly(self, body: bytes, fault: Fault) -> None:
         """``half``: the first half; ``drip``: a byte at a time. Then the connection is cut."""
@@ -167,8 +227,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             for byte in body[:1000]:
                 self.wfile.write(bytes([byte]))
-                self.wfile.flush()
-                time.sleep(fault.value)
+                if not self._state.hold(fault.value):
+                    return
         except OSError:
             pass  # the client had enough: that is what this is for
 
@@ -178,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._refuse(HTTPStatus.BAD_REQUEST, f"malformed body: {error}")
             return
-        if api_version == "2017-03-01" and requests.DocumentIncarnation is None:
+        if api_version == PREVIEW and requests.DocumentIncarnation is None:
             self._refuse(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
         elif not self._state.approve([request.EventId for request in requests.StartRequests]):
             self._refuse(HTTPStatus.BAD_REQUEST, "no such event")
@@ -195,12 +255,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._state.fault(**msgspec.structs.asdict(msgspec.json.decode(body, type=_FaultOrder)))
             elif name == "document":
                 self._state.set_document(body)
-            elif name == "clear":
-                self._state.clear()
             else:
-                self._refuse(HTTPStatus.NOT_FOUND, "orders are start, fault, document, clear")
-                return
-        except (msgspec.DecodeError, UnicodeDecodeError, SimulatorError) as error:
+                self._state.clear()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SimulatorError) as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
         self._json(HTTPStatus.OK, answer)
@@ -222,8 +279,13 @@ class Handler(BaseHTTPRequestHandler):
     def _json(self, status: HTTPStatus, value: object) -> None:
         self._send(status, msgspec.json.encode(value), {})
 
-    def _refuse(self, status: HTTPStatus, text: str) -> None:
-        self._json(status, {"error": text})
+    def _refuse(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
+        self._send(status, msgspec.json.encode({"error": text}), headers or {})
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is not even HTTP as IMDS answers everything: with JSON."""
+        self.close_connection = True
+        self._refuse(HTTPStatus(code), explain or message or HTTPStatus(code).phrase, {"Connection": "close"})
 
     def _send(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -233,7 +295,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "application/json; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if body:
+        if body and self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's

@@ -4,8 +4,9 @@ Timing and texts follow Microsoft's documents of the service and captures of rea
 seconds of impact, about ten minutes from Started to gone.
 """
 
+import math
 from datetime import UTC, datetime
-from email.utils import format_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Final
 
 from msgspec import Struct
@@ -13,6 +14,8 @@ from msgspec import Struct
 MINUTE: Final = 60.0
 RESCHEDULED_BY: Final = 10 * MINUTE  # what `reschedule` puts NotBefore off by
 APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real ones were seen at once and later
+FORESEEN: Final = 15 * MINUTE  # notice of what has none of its own, when it is to be canceled or put off
+PREVIEW: Final = "2017-03-01"  # api-version with "_" before names, ISO 8601 times, and the header not enforced
 
 
 class Scenario(Struct, frozen=True):
@@ -133,14 +136,22 @@ class Play(Struct, frozen=True):
     resources: tuple[str, ...]
     begun: float
     speed: float = 1.0  # 60 plays an hour in a minute
-    cancel: bool = False  # gone after half of the notice
+    cancel: bool = False  # gone after half of the notice, unless it was approved by then
     reschedule: bool = False  # after a third of the notice NotBefore is put off
     hold: bool = False  # another tenant of the host does not approve: it starts at NotBefore whatever is approved
     approved: float | None = None
 
+    @property
+    def notice(self) -> float:
+        """Seconds of real time from announced to the first NotBefore.
+
+        A failure without notice could not be canceled or put off: then it is one that was foreseen.
+        """
+        return self.scenario.notice or (FORESEEN if self.cancel or self.reschedule else 0.0)
+
     def not_before(self, now: float) -> float:
         """NotBefore as shown at ``now``, Unix seconds."""
-        notice = self.scenario.notice
+        notice = self.notice
         if self.reschedule and now - self.begun >= notice / 3 / self.speed:
             notice += RESCHEDULED_BY
         return self.begun + notice / self.speed
@@ -155,7 +166,8 @@ class Play(Struct, frozen=True):
     def status(self, now: float) -> str | None:
         """``Scheduled``, ``Started``, or ``None`` when it is gone."""
         starts = self.starts(now)
-        if self.cancel and self.scenario.notice and now >= self.begun + self.scenario.notice / 2 / self.speed:
+        free = self.approved is None or self.hold  # Azure does not take back what is approved and about to start
+        if self.cancel and free and now >= self.begun + self.notice / 2 / self.speed:
             return None
         if now < starts:
             return "Scheduled"
@@ -185,8 +197,13 @@ class Play(Struct, frozen=True):
 
 
 def http_date(time: float) -> str:
-    """Unix seconds -> RFC 1123, as the service writes it."""
-    return format_datetime(datetime.fromtimestamp(time, UTC), usegmt=True)
+    """Unix seconds -> RFC 1123, as the service writes it; cut to seconds, as nothing starts before what was told."""
+    return format_datetime(datetime.fromtimestamp(math.floor(time), UTC), usegmt=True)
+
+
+def iso_date(text: str) -> str:
+    """RFC 1123 -> ISO 8601, as the first version wrote it; ``""`` stays."""
+    return parsedate_to_datetime(text).strftime("%Y-%m-%dT%H:%M:%SZ") if text else ""
 
 
 _SINCE: Final = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
@@ -198,6 +215,7 @@ def as_of(item: dict[str, Any], api_version: str) -> dict[str, Any] | None:
     if api_version < _TYPE_SINCE.get(item["EventType"], ""):
         return None
     shown = {key: value for key, value in item.items() if api_version >= _SINCE.get(key, "")}
-    if api_version == "2017-03-01":
+    if api_version == PREVIEW:
         shown["Resources"] = [f"_{name}" for name in item["Resources"]]
+        shown["NotBefore"] = iso_date(item["NotBefore"])
     return shown

@@ -1,17 +1,30 @@
 """``Simulator``: IMDS on loopback, as strict as the real one about header and api-version, with faults to order.
 
 Several VMs at once: ``http://HOST:PORT`` is the first one, ``http://HOST:PORT/vm/NAME`` each; all see the same events.
-Under ``/simulator/`` it takes orders (JSON); see ``handler.Handler.do_POST``.
+Under ``/simulator/`` it takes orders:
+
+- ``POST start``: ``{"scenario": "user-reboot", "resources": ["WestNO_0"], "cancel": false, "reschedule": false,
+  "hold": false, "event_id": "", "speed": 60}``; all but the first may be left out. Answers ``{"EventId": ...}``.
+- ``POST fault``: ``{"kind": "slow", "value": 3, "times": 10, "seconds": 60}``; see ``state.FAULTS``.
+- ``POST document``: any bytes, answered as they are. ``POST clear``: nothing scheduled, no fault, no client held.
+- ``GET state``: what is listed, what fails, what was asked for.
 """
 
+import socket
+import socketserver
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from http.server import ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
+from urllib.parse import quote
 
 from notbefore.simulator.handler import Handler
 from notbefore.simulator.state import State
+
+CLOSING: Final = 1.0  # seconds that connections have to end when the server is closed
 
 
 class Simulator(State):
@@ -23,24 +36,31 @@ class Simulator(State):
         super().__init__(vms, speed)
         self._server = _Server(listen, Handler)
         self._server.state = self
+        self._thread: threading.Thread | None = None
 
     @property
     def endpoint(self) -> str:
         """What an agent's ``imds.endpoint`` is to be, for the first VM."""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def endpoint_of(self, vm: str) -> str:
         """The endpoint of one of the VMs."""
-        return f"{self.endpoint}/vm/{vm}"
+        return f"{self.endpoint}/vm/{quote(vm, safe='')}"
 
     def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
+        """Stop serving: the port is free, every connection is cut, no client is held any more."""
+        if self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._thread = None
+        self.clear()
         self._server.server_close()
+        self._server.cut()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="simulator", daemon=True).start()
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="simulator", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -50,7 +70,51 @@ class Simulator(State):
 
 
 class _Server(ThreadingHTTPServer):
+    """Threads as the standard library has them, and a list of the open connections so that they can be cut."""
+
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
     state: State
+
+    def __init__(self, listen: tuple[str, int], handler: type[Handler]) -> None:
+        if ":" in listen[0]:
+            self.address_family = socket.AF_INET6
+        self._changed = threading.Condition()
+        self._open: set[socket.socket] = set()
+        super().__init__(listen, handler)
+
+    def server_bind(self) -> None:
+        """Bind, without HTTPServer's question to the DNS for this machine's name, which can take many seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Note the connection, and let a thread serve it."""
+        with self._changed:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close the connection, and forget it."""
+        super().shutdown_request(request)
+        with self._changed:
+            self._open.discard(request)
+            self._changed.notify_all()
+
+    def cut(self) -> None:
+        """End every connection; waits at most ``CLOSING`` seconds for their threads to notice."""
+        deadline = time.monotonic() + CLOSING
+        with self._changed:
+            for connection in self._open:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # its client was faster
+            while self._open and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that went away: that is what many of the faults are for."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)

@@ -1,6 +1,8 @@
 """The simulator's state: what plays, what fails, what was asked for. Knows nothing of HTTP."""
 
 import hashlib
+import math
+import sys
 import threading
 import time
 import uuid
@@ -24,18 +26,27 @@ FAULTS: Final = {
     "freeze": "accept the request and say nothing for VALUE seconds",
     "redirect": "302 to another address",
     "drip": "a byte each VALUE seconds",
+    "disconnect": "the connection is reset without an answer",
     "reset": "DocumentIncarnation begins anew at 1",
     "flap": "every other answer lists nothing",
 }
 _DEFAULT_VALUES: Final = {"slow": 2.0, "throttled": 2.0, "freeze": 30.0, "drip": 0.5, "status": 503.0}
 
 
+MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
+SPEEDS: Final = (0.01, 100_000.0)
+MAX_PLAYS: Final = 1_000  # scenarios remembered; older ones that are over are forgotten
+MAX_START_REQUESTS: Final = 10_000
+_STATUSES: Final = range(300, 600)
+
+
 class Fault(Struct):
-    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``."""
+    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``, until ``until`` (``time.monotonic``)."""
 
     kind: str
     value: float
     times: int
+    until: float = math.inf
 
 
 class State:
@@ -43,7 +54,7 @@ class State:
 
     def __init__(self, vms: Sequence[str], speed: float) -> None:
         self.vms = tuple(vms)
-        self.speed = speed
+        self.speed = check_speed(speed)
         self.requests = 0  # for the document
         self.start_requests: list[str] = []  # EventIds approved, in order
         self.mutex = threading.RLock()
@@ -52,6 +63,7 @@ class State:
         self._faults: list[Fault] = []
         self._incarnation = 1
         self._shown_items: list[dict[str, Any]] = []
+        self._release = threading.Event()  # set when the clients that faults hold are to be let go
 
     # ---- orders
 
@@ -66,21 +78,24 @@ class State:
         event_id: str = "",
         speed: float | None = None,
     ) -> str:
-        """Begin a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one."""
+        """Begin a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one, or its speed."""
         if scenario not in SCENARIOS:
             raise SimulatorError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+        speed = self.speed if speed is None else check_speed(speed)
         play = Play(
             SCENARIOS[scenario],
             event_id or str(uuid.uuid4()).upper(),
             tuple(resources) or self.vms[:1],
             time.time(),
-            speed or self.speed,
+            speed,
             cancel,
             reschedule,
             hold,
         )
         with self.mutex:
             self._raw = None
+            if len(self._plays) >= MAX_PLAYS:
+                self._plays = [old for old in self._plays if not old.over(play.begun)]
             self._plays.append(play)
         return play.event_id
 
@@ -89,31 +104,63 @@ class State:
         with self.mutex:
             self._raw = document if isinstance(document, bytes) else msgspec.json.encode(document)
 
-    def fault(self, kind: str, value: float | None = None, times: int = 1) -> None:
-        """Order a fault for the next ``times`` answers. Raises ``SimulatorError`` for an unknown one."""
+    def fault(
+        self, kind: str, value: float | None = None, times: int | None = None, *, seconds: float | None = None
+    ) -> None:
+        """Order a fault for the next ``times`` answers (1), or for so many seconds from now, or for what ends first.
+
+        Several wait their turn. Raises ``SimulatorError`` for an unknown one, or one that cannot be.
+        """
         if kind not in FAULTS:
             raise SimulatorError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
+        value = _DEFAULT_VALUES.get(kind, 0.0) if value is None else value
+        if not 0 <= value <= MAX_VALUE or (kind == "status" and int(value) not in _STATUSES):
+            raise SimulatorError(
+                f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599, not {value:g}"
+            )
+        if (times is not None and times < 1) or (seconds is not None and not 0 < seconds <= MAX_VALUE):
+            raise SimulatorError(f"{kind}: at least once, and for more than 0 seconds, at most {MAX_VALUE:g}")
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        if times is None:
+            times = 1 if seconds is None else sys.maxsize
         with self.mutex:
-            self._faults.append(Fault(kind, _DEFAULT_VALUES.get(kind, 0.0) if value is None else value, times))
+            self._faults.append(Fault(kind, value, times, until))
 
     def clear(self) -> None:
-        """Nothing is scheduled, no fault is ordered."""
+        """Nothing is scheduled, no fault is ordered, no client is held."""
         with self.mutex:
             self._plays, self._faults, self._raw = [], [], None
+            self._release.set()
+            self._release = threading.Event()
+
+    def hold(self, seconds: float) -> bool:
+        """Hold the client that asks; False when it was let go early, by ``clear``."""
+        with self.mutex:
+            release = self._release
+        return not release.wait(seconds)
 
     def approve(self, event_ids: Sequence[str]) -> bool:
-        """Take start requests; False when one is for no listed event."""
+        """Take start requests; False, and none is taken, when one is for an event that never was.
+
+        One that is started or over stays as it is: its id is valid still, as when another VM was faster.
+        """
         now = time.time()
         with self.mutex:
-            listed = {play.event_id.casefold(): index for index, play in enumerate(self._plays) if not play.over(now)}
-            if any(event_id.casefold() not in listed for event_id in event_ids):
+            known = {play.event_id.casefold(): index for index, play in enumerate(self._plays)}
+            written = _ids_of(self._raw)
+            if any(event_id.casefold() not in known and event_id.casefold() not in written for event_id in event_ids):
                 return False
             for event_id in event_ids:
-                index = listed[event_id.casefold()]
-                self.start_requests.append(self._plays[index].event_id)
-                if self._plays[index].approved is None:
-                    self._plays[index] = msgspec.structs.replace(self._plays[index], approved=now)
+                index = known.get(event_id.casefold())
+                self.start_requests.append(event_id if index is None else self._plays[index].event_id)
+                if index is not None and self._plays[index].status(now) == "Scheduled":
+                    self._approve(index, now)
+            del self.start_requests[:-MAX_START_REQUESTS]
             return True
+
+    def _approve(self, index: int, now: float) -> None:
+        if self._plays[index].approved is None:
+            self._plays[index] = msgspec.structs.replace(self._plays[index], approved=now)
 
     # ---- what the handler asks
 
@@ -126,6 +173,8 @@ class State:
         """The fault for the answer that is due now, if any."""
         with self.mutex:
             self.requests += 1
+            now = time.monotonic()
+            self._faults = [fault for fault in self._faults if fault.until > now]
             if not self._faults:
                 return None
             fault = self._faults[0]
@@ -161,6 +210,29 @@ class State:
                 "faults": self._faults,
                 "events": [{"scenario": play.scenario.name, **(play.item(now) or {})} for play in self._plays],
             }
+
+
+class _Id(Struct):
+    EventId: str
+
+
+class _Ids(Struct):
+    Events: list[_Id]
+
+
+def _ids_of(raw: bytes | None) -> set[str]:
+    """The EventIds of a document that was set by hand, folded to one case; none where it cannot be read."""
+    try:
+        return {event.EventId.casefold() for event in msgspec.json.decode(raw or b"", type=_Ids).Events}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return set()
+
+
+def check_speed(speed: float) -> float:
+    """The speed, if it can be played; raises ``SimulatorError``. Within these bounds every year has four digits."""
+    if not SPEEDS[0] <= speed <= SPEEDS[1]:
+        raise SimulatorError(f"speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
+    return speed
 
 
 def instance(vm: str) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""Every fault as a client meets it, over real sockets; and that the next answer is good again."""
+
+import http.client
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from notbefore.simulator.server import Simulator
+
+PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+PATIENCE = 10.0  # seconds; every wait ends by then
+Answer = tuple[http.client.HTTPResponse, bytes]
+
+
+@pytest.fixture
+def simulator() -> Iterator[Simulator]:
+    with Simulator() as running:
+        yield running
+
+
+def get(simulator: Simulator, timeout: float = PATIENCE) -> Answer:
+    connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=timeout)
+    try:
+        connection.request("GET", PATH, headers={"Metadata": "true"})
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def is_good(answer: Answer) -> bool:
+    return answer[0].status == 200 and answer[1].startswith(b'{"DocumentIncarnation"')
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "status"),
+    [
+        ("gone", None, 410),
+        ("throttled", 7.0, 429),
+        ("error", None, 500),
+        ("status", 418.0, 418),
+        ("redirect", None, 302),
+    ],
+)
+def test_a_status_is_answered_once_and_then_the_document(
+    simulator: Simulator, kind: str, value: float | None, status: int
+) -> None:
+    simulator.fault(kind, value)
+    assert get(simulator)[0].status == status
+    assert is_good(get(simulator))
+
+
+def test_a_throttled_client_is_told_when_to_come_back(simulator: Simulator) -> None:
+    simulator.fault("throttled", 7.0)
+    assert get(simulator)[0].headers["Retry-After"] == "7"
+
+
+def test_a_redirect_says_where_to(simulator: Simulator) -> None:
+    simulator.fault("redirect")
+    assert get(simulator)[0].headers["Location"].startswith("http://")
+
+
+def test_a_slow_answer_is_right_and_late(simulator: Simulator) -> None:
+    simulator.fault("slow", 0.3)
+    begun = time.monotonic()
+    assert is_good(get(simulator))
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_half_an_answer_announces_more_than_it_sends(simulator: Simulator) -> None:
+    simulator.fault("half")
+    with pytest.raises(http.client.IncompleteRead):
+        get(simulator)
+    assert is_good(get(simulator))
+
+
+def test_garbage_is_no_document(simulator: Simulator) -> None:
+    simulator.fault("garbage")
+    response, body = get(simulator)
+    assert response.status == 200
+    assert not body.startswith(b"{")
+    assert is_good(get(simulator))
+
+
+def test_a_frozen_socket_says_nothing(simulator: Simulator) -> None:
+    simulator.fault("freeze")
+    with pytest.raises(TimeoutError):
+        get(simulator, timeout=0.3)
+    assert is_good(get(simulator))
+
+
+def test_a_frozen_socket_is_closed_without_an_answer_in_the_end(simulator: Simulator) -> None:
+    simulator.fault("freeze", 0.05)
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(simulator)
+
+
+def test_a_dripping_answer_keeps_the_connection_busy_without_an_end(simulator: Simulator) -> None:
+    simulator.fault("drip", 0.1)
+    host, port = simulator.endpoint.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
+        received = b""
+        while len(received.partition(b"\r\n\r\n")[2]) < 3:
+            chunk = connection.recv(65536)
+            assert chunk
+            received += chunk
+    assert len(received.partition(b"\r\n\r\n")[2]) < len(b'{"DocumentIncarnation":1,"Events":[]}')
+
+
+def test_a_dripping_answer_is_whole_for_one_who_waits(simulator: Simulator) -> None:
+    simulator.fault("drip", 0.001)
+    assert is_good(get(simulator))
+
+
+def test_a_disconnect_resets_the_connection(simulator: Simulator) -> None:
+    simulator.fault("disconnect")
+    with pytest.raises(ConnectionResetError):
+        get(simulator)
+    assert is_good(get(simulator))
+
+
+def test_a_flapping_service_lists_nothing_in_every_other_answer(simulator: Simulator) -> None:
+    simulator.start("user-reboot")
+    simulator.fault("flap", times=6)
+    listed = [b"EventId" in get(simulator)[1] for _ in range(6)]
+    assert listed in ([True, False] * 3, [False, True] * 3)
+
+
+def test_a_reset_answers_with_the_first_incarnation_and_the_same_events(simulator: Simulator) -> None:
+    simulator.start("user-reboot")
+    before = get(simulator)[1]
+    simulator.fault("reset")
+    assert get(simulator)[1] == before.replace(b'"DocumentIncarnation":2', b'"DocumentIncarnation":1')
+
+
+def test_a_fault_leaves_the_identity_alone(simulator: Simulator) -> None:
+    simulator.fault("error", times=5)
+    connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=PATIENCE)
+    connection.request("GET", "/metadata/instance?api-version=2021-02-01", headers={"Metadata": "true"})
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", ["slow", "freeze", "drip"])
+def test_a_held_client_does_not_keep_the_simulator_from_ending(kind: str) -> None:
+    with Simulator() as simulator:
+        simulator.fault(kind, 3600.0)
+        host, port = simulator.endpoint.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
+        deadline = time.monotonic() + PATIENCE
+        while not simulator.requests:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    with connection:
+        while connection.recv(65536):  # ends with the connection, or the test with a time-out
+            pass
+
+
+def test_a_client_that_goes_away_in_the_middle_leaves_no_trace(
+    simulator: Simulator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    simulator.set_document(b"x" * 4_000_000)
+    host, port = simulator.endpoint.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
+        connection.recv(1)
+    simulator.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_mistake_of_the_simulators_own_is_not_kept_quiet(
+    simulator: Simulator, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulator, "state", None)
+    connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=PATIENCE)
+    connection.request("GET", "/simulator/state")
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()
+    connection.close()
+    simulator.close()
+    assert "TypeError" in capfd.readouterr().err

@@ -1,0 +1,364 @@
+"""The simulator over real sockets: as strict as IMDS, several VMs, ETag, approval, orders, and a clean end."""
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import msgspec
+import pytest
+
+from notbefore.simulator.handler import EVENT_VERSIONS, MAX_BODY
+from notbefore.simulator.server import Simulator
+
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+INSTANCE = "/metadata/instance?api-version=2021-02-01"
+TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://eventhubs.azure.net"  # noqa: S105 - a path
+METADATA = {"Metadata": "true"}
+PATIENCE = 10.0  # seconds; every wait ends by then
+
+
+class Client:
+    """One kept-alive connection."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] = METADATA
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        self.connection.request(method, path, body, headers)
+        response = self.connection.getresponse()
+        return response, response.read()
+
+    def get(self, path: str = EVENTS, **headers: str) -> Any:
+        return msgspec.json.decode(self.ask("GET", path, headers={**METADATA, **headers})[1])
+
+    def status(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] = METADATA) -> int:
+        return self.ask(method, path, body, headers)[0].status
+
+
+@pytest.fixture
+def simulator() -> Iterator[Simulator]:
+    with Simulator(["WestNO_0", "West NO/ü"]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(simulator: Simulator) -> Iterator[Client]:
+    with Client(simulator) as opened:
+        yield opened
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def raw(simulator: Simulator, request: bytes) -> bytes:
+    host, port = simulator.endpoint.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        return answer
+
+
+def test_many_answers_come_over_one_connection(client: Client) -> None:
+    client.get()
+    before = client.connection.sock
+    client.get()
+    assert client.connection.sock is before is not None
+
+
+@pytest.mark.parametrize("headers", [{}, {"Metadata": "false"}, {"Metadata": ""}])
+@pytest.mark.parametrize("path", [EVENTS, INSTANCE, TOKEN])
+def test_a_request_without_the_metadata_header_is_a_bad_request(
+    client: Client, path: str, headers: dict[str, str]
+) -> None:
+    assert client.status("GET", path, headers=headers) == 400
+
+
+def test_a_start_request_without_the_metadata_header_is_a_bad_request(client: Client) -> None:
+    assert client.status("POST", EVENTS, b'{"StartRequests": []}', {}) == 400
+
+
+def test_the_preview_version_does_not_ask_for_the_header(client: Client) -> None:
+    assert client.status("GET", "/metadata/scheduledevents?api-version=2017-03-01", headers={}) == 200
+
+
+def test_the_header_is_asked_for_elsewhere_whatever_the_version_says(client: Client) -> None:
+    assert client.status("GET", "/metadata/instance?api-version=2017-03-01", headers={}) == 400
+
+
+def test_a_request_that_came_through_a_proxy_is_a_bad_request(client: Client) -> None:
+    assert client.status("GET", EVENTS, headers={**METADATA, "X-Forwarded-For": "10.0.0.1"}) == 400
+
+
+@pytest.mark.parametrize("query", ["", "?api-version=", "?api-version=2016-01-01", "?api-version=latest"])
+@pytest.mark.parametrize("path", ["/metadata/scheduledevents", "/metadata/instance", "/metadata/identity/oauth2/token"])
+def test_a_missing_or_unknown_version_is_a_bad_request(client: Client, path: str, query: str) -> None:
+    assert client.status("GET", path + query) == 400
+
+
+@pytest.mark.parametrize("version", EVENT_VERSIONS)
+def test_every_version_of_the_service_is_known(client: Client, version: str) -> None:
+    assert client.get(f"/metadata/scheduledevents?api-version={version}") == {"DocumentIncarnation": 1, "Events": []}
+
+
+@pytest.mark.parametrize("path", ["/", "/metadata", "/metadata/latest/scheduledevents", "/simulator/nothing", "/vm/"])
+def test_an_unknown_path_is_not_found(client: Client, path: str) -> None:
+    assert client.status("GET", f"{path}?api-version=2020-07-01") == 404
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_another_method_is_not_allowed_and_the_answer_says_which_are(client: Client, method: str) -> None:
+    response, _ = client.ask(method, EVENTS)
+    assert (response.status, response.headers["Allow"]) == (405, "GET, POST")
+
+
+def test_nothing_can_be_posted_to_the_identity(client: Client) -> None:
+    assert client.status("POST", INSTANCE, b"{}") == 405
+
+
+def test_an_error_is_told_in_json(client: Client) -> None:
+    response, body = client.ask("GET", "/nowhere")
+    assert response.headers["Content-Type"].startswith("application/json")
+    assert set(msgspec.json.decode(body)) == {"error"}
+
+
+def test_what_is_not_http_is_answered_in_json_too(simulator: Simulator) -> None:
+    head, _, body = raw(simulator, b"GET\r\n\r\n").rpartition(b"\r\n\r\n")
+    assert b"400" in head.split(b"\r\n")[0] or not head
+    assert set(msgspec.json.decode(body)) == {"error"}
+
+
+def test_the_document_carries_an_etag_that_answers_304_while_it_is_the_same(client: Client) -> None:
+    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
+    response, body = client.ask("GET", EVENTS, headers={**METADATA, "If-None-Match": etag})
+    assert (response.status, body, response.headers["ETag"]) == (304, b"", etag)
+
+
+def test_the_connection_serves_on_after_a_304(client: Client) -> None:
+    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
+    client.ask("GET", EVENTS, headers={**METADATA, "If-None-Match": etag})
+    assert client.get()["Events"] == []
+
+
+def test_an_old_etag_gets_the_new_document(simulator: Simulator, client: Client) -> None:
+    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
+    simulator.start("user-reboot")
+    assert client.status("GET", EVENTS, headers={**METADATA, "If-None-Match": etag}) == 200
+
+
+def test_an_etag_is_found_in_a_list(client: Client) -> None:
+    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
+    assert client.status("GET", EVENTS, headers={**METADATA, "If-None-Match": f'"other", {etag}'}) == 304
+
+
+def test_the_root_is_the_first_vm(client: Client) -> None:
+    assert client.get(INSTANCE)["compute"]["name"] == "WestNO_0"
+
+
+@pytest.mark.parametrize("vm", ["WestNO_0", "West NO/ü"])
+def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, client: Client, vm: str) -> None:
+    path = simulator.endpoint_of(vm).removeprefix(simulator.endpoint) + INSTANCE
+    assert client.get(path)["compute"]["name"] == vm
+
+
+def test_the_name_of_a_vm_is_found_whatever_its_case(client: Client) -> None:
+    assert client.get(f"/vm/westno_0{INSTANCE}")["compute"]["name"] == "WestNO_0"
+
+
+def test_an_unknown_vm_is_not_found(client: Client) -> None:
+    assert client.status("GET", f"/vm/nobody{EVENTS}") == 404
+
+
+def test_every_vm_of_the_group_sees_the_same_events(simulator: Simulator, client: Client) -> None:
+    simulator.start("user-reboot", resources=["WestNO_0"])
+    assert client.get(EVENTS) == client.get(f"/vm/West%20NO%2F%C3%BC{EVENTS}")
+
+
+def test_a_token_is_told_in_strings_as_azure_does(client: Client) -> None:
+    token = client.get(TOKEN + "&client_id=abc")
+    assert all(isinstance(value, str) for value in token.values())
+    assert (token["resource"], token["client_id"]) == ("https://eventhubs.azure.net", "abc")
+    assert 0 < int(token["expires_on"]) - time.time() <= int(token["expires_in"])
+
+
+def test_a_token_without_a_resource_is_a_bad_request(client: Client) -> None:
+    assert client.status("GET", "/metadata/identity/oauth2/token?api-version=2018-02-01") == 400
+
+
+def test_an_approved_event_starts_long_before_not_before(simulator: Simulator, client: Client) -> None:
+    event_id = simulator.start("user-reboot", speed=20)
+    body = msgspec.json.encode({"StartRequests": [{"EventId": event_id}]})
+    assert client.status("POST", EVENTS, body) == 200
+    wait_for(lambda: bool(client.get()["Events"][0]["EventStatus"] == "Started"))
+    assert simulator.start_requests == [event_id]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no JSON",
+        b"[]",
+        b"{}",
+        b'{"StartRequests": {}}',
+        b'{"StartRequests": [{}]}',
+        b'{"StartRequests": [{"EventId": 7}]}',
+        b'{"StartRequests": [{"EventId": "never-was"}]}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
+    simulator: Simulator, client: Client, body: bytes
+) -> None:
+    simulator.start("user-reboot")
+    assert client.status("POST", EVENTS, body) == 400
+    assert simulator.start_requests == []
+
+
+@pytest.mark.parametrize(("incarnation", "status"), [({}, 400), ({"DocumentIncarnation": 2}, 200)])
+def test_the_preview_version_wants_the_incarnation_with_a_start_request(
+    simulator: Simulator, client: Client, incarnation: dict[str, int], status: int
+) -> None:
+    body = msgspec.json.encode({"StartRequests": [{"EventId": simulator.start("user-reboot")}], **incarnation})
+    assert client.status("POST", "/metadata/scheduledevents?api-version=2017-03-01", body) == status
+
+
+def test_a_scenario_can_be_started_over_http(client: Client) -> None:
+    order = {"scenario": "spot-preemption", "resources": ["West NO/ü"], "hold": True}
+    _, answer = client.ask("POST", "/simulator/start", msgspec.json.encode(order), {})
+    event = client.get()["Events"][0]
+    assert (event["EventId"], event["EventType"], event["Resources"]) == (
+        msgspec.json.decode(answer)["EventId"],
+        "Preempt",
+        ["West NO/ü"],
+    )
+
+
+def test_any_bytes_can_be_set_over_http_and_cleared(client: Client) -> None:
+    client.ask("POST", "/simulator/document", b"\xff\x00")
+    assert client.ask("GET", EVENTS)[1] == b"\xff\x00"
+    client.ask("POST", "/simulator/clear")
+    assert client.get()["Events"] == []
+
+
+def test_a_fault_can_be_ordered_over_http(client: Client) -> None:
+    client.ask("POST", "/simulator/fault", b'{"kind": "gone", "times": 1, "seconds": 60}')
+    assert [client.status("GET", EVENTS) for _ in range(2)] == [410, 200]
+
+
+def test_the_state_can_be_read_over_http(simulator: Simulator, client: Client) -> None:
+    simulator.start("user-reboot")
+    client.get()
+    state = client.get("/simulator/state")
+    assert (state["requests"], [event["scenario"] for event in state["events"]]) == (1, ["user-reboot"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("start", b"{"),
+        ("start", b'{"scenario": "earthquake"}'),
+        ("start", b'{"scenario": "user-reboot", "speed": 0}'),
+        ("start", b'{"scenario": "user-reboot", "unknown": 1}'),
+        ("start", b'{"scenario": ' + b"[" * 100_000),
+        ("fault", b'{"kind": "earthquake"}'),
+        ("fault", b'{"kind": "slow", "value": -1}'),
+    ],
+)
+def test_an_order_that_cannot_be_is_a_bad_request_and_spoils_nothing(client: Client, path: str, body: bytes) -> None:
+    assert client.status("POST", f"/simulator/{path}", body) == 400
+    assert client.get() == {"DocumentIncarnation": 1, "Events": []}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"Content-Length: -5\r\n", b"411"),
+        (b"Content-Length: many\r\n", b"411"),
+        (b"Transfer-Encoding: chunked\r\n", b"411"),
+        (b"Content-Length: %d\r\n" % (MAX_BODY + 1), b"413"),
+        (b"Content-Length: " + b"9" * 5000 + b"\r\n", b"413"),
+    ],
+)
+@pytest.mark.parametrize("method", [b"GET", b"POST", b"PUT"])
+def test_a_body_without_a_sensible_length_is_refused_and_the_connection_ends(
+    simulator: Simulator, method: bytes, headers: bytes, status: bytes
+) -> None:
+    answer = raw(
+        simulator, method + b" " + EVENTS.encode() + b" HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n" + headers + b"\r\n"
+    )
+    assert answer.split(b" ")[1] == status
+
+
+def test_it_can_listen_on_ipv6() -> None:
+    try:
+        simulator = Simulator(listen=("::1", 0))
+    except OSError:
+        pytest.skip("enable IPv6 on the loopback interface")
+    with simulator, Client(simulator) as client:
+        assert simulator.endpoint.startswith("http://[::1]:")
+        assert client.get()["Events"] == []
+
+
+def test_a_kept_connection_is_cut_when_it_closes() -> None:
+    with Simulator() as simulator:
+        client = Client(simulator)
+        client.get()
+    with client, pytest.raises((OSError, http.client.HTTPException)):
+        client.get()
+
+
+def test_a_closed_simulator_leaves_its_port_to_the_next_one() -> None:
+    with Simulator() as simulator, Client(simulator) as client:
+        client.get()
+        port = int(simulator.endpoint.rpartition(":")[2])
+    with Simulator(listen=("127.0.0.1", port)) as again, Client(again) as client:
+        assert client.get()["Events"] == []
+
+
+def test_it_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    with Simulator() as simulator, Client(simulator) as client:
+        client.get()
+    wait_for(lambda: set(threading.enumerate()) <= before)
+
+
+def test_one_that_never_served_can_be_closed() -> None:
+    simulator = Simulator()
+    simulator.close()
+    with pytest.raises(OSError, match=r"(?i)refused"):
+        Client(simulator).get()
+
+
+def test_many_clients_at_once_see_one_document(simulator: Simulator) -> None:
+    simulator.start("user-reboot")
+    seen: list[Any] = []
+
+    def look() -> None:
+        with Client(simulator) as client:
+            seen.append(client.get())
+
+    threads = [threading.Thread(target=look) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(seen) == 20
+    assert all(document == seen[0] for document in seen)

@@ -1,0 +1,215 @@
+"""The nine scenarios: their order, their timing, what cancels and moves them, and their shape in each api-version."""
+
+from email.utils import parsedate_to_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.events.document import parse
+from notbefore.simulator.handler import EVENT_VERSIONS
+from notbefore.simulator.scenarios import PREVIEW, SCENARIOS, Play, as_of, http_date
+from support.azure import ID, body
+
+BEGUN = 1_800_000_000.0
+MINUTE = 60.0
+
+names = st.sampled_from(sorted(SCENARIOS))
+with_notice = sorted(name for name, scenario in SCENARIOS.items() if scenario.notice)
+every = pytest.mark.parametrize("name", sorted(SCENARIOS))
+
+
+def play(name: str, *, speed: float = 1.0, approved: float | None = None, **words: bool) -> Play:
+    return Play(
+        SCENARIOS[name], ID, ("WestNO_0", "WestNO_1"), BEGUN, speed, **words, approved=approved and BEGUN + approved
+    )
+
+
+def status(played: Play, seconds: float) -> str | None:
+    return played.status(BEGUN + seconds)
+
+
+def test_there_are_the_nine_scenarios_of_real_vms() -> None:
+    assert sorted(SCENARIOS) == [
+        "hardware-failure",
+        "host-agent-maintenance",
+        "live-migration",
+        "memory-preserving-update",
+        "platform-redeploy",
+        "scale-set-termination",
+        "spot-preemption",
+        "user-reboot",
+        "user-redeploy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "event_type", "source", "notice"),
+    [
+        ("live-migration", "Freeze", "Platform", 15 * MINUTE),
+        ("host-agent-maintenance", "Freeze", "Platform", 15 * MINUTE),
+        ("memory-preserving-update", "Freeze", "Platform", 15 * MINUTE),
+        ("user-reboot", "Reboot", "User", 15 * MINUTE),
+        ("platform-redeploy", "Redeploy", "Platform", 10 * MINUTE),
+        ("user-redeploy", "Redeploy", "User", 10 * MINUTE),
+        ("hardware-failure", "Reboot", "Platform", 0.0),
+        ("spot-preemption", "Preempt", "Platform", 30.0),
+        ("scale-set-termination", "Terminate", "Platform", 5 * MINUTE),
+    ],
+)
+def test_a_scenario_has_the_type_the_source_and_the_notice_that_azure_promises(
+    name: str, event_type: str, source: str, notice: float
+) -> None:
+    scenario = SCENARIOS[name]
+    assert (scenario.event_type, scenario.event_source, scenario.notice) == (event_type, source, notice)
+
+
+@pytest.mark.parametrize("name", with_notice)
+def test_an_event_is_scheduled_for_its_whole_notice_then_started_then_gone(name: str) -> None:
+    scenario, played = SCENARIOS[name], play(name)
+    end = scenario.notice + scenario.started
+    moments = (0.0, scenario.notice - 0.1, scenario.notice, end - 0.1, end)
+    assert [status(played, seconds) for seconds in moments] == ["Scheduled", "Scheduled", "Started", "Started", None]
+
+
+def test_a_hardware_failure_is_started_when_it_is_first_seen() -> None:
+    assert status(play("hardware-failure"), 0.0) == "Started"
+
+
+@every
+def test_the_speed_shortens_every_step(name: str) -> None:
+    scenario, fast = SCENARIOS[name], play(name, speed=60)
+    assert status(fast, scenario.notice / 60) == "Started"
+    assert status(fast, (scenario.notice + scenario.started) / 60) is None
+
+
+@pytest.mark.parametrize("name", with_notice)
+def test_not_before_is_told_in_the_time_of_the_real_clock(name: str) -> None:
+    item = play(name, speed=10).item(BEGUN)
+    assert item is not None
+    assert parsedate_to_datetime(item["NotBefore"]).timestamp() == BEGUN + SCENARIOS[name].notice / 10
+
+
+@given(st.floats(BEGUN, BEGUN + 86_400))
+def test_a_time_that_is_told_is_cut_to_whole_seconds_and_never_later_than_meant(moment: float) -> None:
+    assert 0 <= moment - parsedate_to_datetime(http_date(moment)).timestamp() < 1
+
+
+def test_a_started_event_has_an_empty_not_before() -> None:
+    item = play("hardware-failure").item(BEGUN)
+    assert item is not None
+    assert item["NotBefore"] == ""
+
+
+@every
+def test_a_canceled_event_goes_without_having_started(name: str) -> None:
+    played = play(name, cancel=True)
+    seen = [status(played, seconds) for seconds in range(0, 3600, 5)]
+    assert "Scheduled" in seen
+    assert "Started" not in seen
+    assert seen[-1] is None
+
+
+@every
+def test_a_rescheduled_event_moves_its_not_before_once_to_later_and_starts_then(name: str) -> None:
+    played = play(name, reschedule=True)
+    told = [item["NotBefore"] for s in range(0, 3600, 5) if (item := played.item(BEGUN + s)) and item["NotBefore"]]
+    first, second = sorted({parsedate_to_datetime(text).timestamp() for text in told})
+    assert parsedate_to_datetime(told[0]).timestamp() == first
+    assert status(played, second - BEGUN - 0.1) == "Scheduled"
+    assert status(played, second - BEGUN) == "Started"
+
+
+def test_a_canceled_event_that_was_approved_before_happens_nevertheless() -> None:
+    played = play("user-reboot", cancel=True, approved=60.0)
+    assert status(played, 62.0) == "Started"
+    assert status(played, 8 * MINUTE) == "Started"
+
+
+def test_a_canceled_event_that_other_tenants_hold_goes_though_it_was_approved() -> None:
+    assert status(play("user-reboot", cancel=True, hold=True, approved=60.0), 8 * MINUTE) is None
+
+
+def test_an_approved_event_starts_soon_and_keeps_the_time_that_it_is_started() -> None:
+    played = play("user-reboot", approved=100.0)
+    end = 102.0 + SCENARIOS["user-reboot"].started
+    assert [status(played, s) for s in (101.0, 102.0, end - 0.1, end)] == ["Scheduled", "Started", "Started", None]
+
+
+def test_an_approval_just_before_not_before_delays_nothing() -> None:
+    assert status(play("user-reboot", approved=15 * MINUTE - 1), 15 * MINUTE) == "Started"
+
+
+def test_an_approved_event_that_other_tenants_hold_waits_for_not_before() -> None:
+    played = play("user-reboot", hold=True, approved=100.0)
+    assert [status(played, s) for s in (15 * MINUTE - 1, 15 * MINUTE)] == ["Scheduled", "Started"]
+
+
+@given(
+    names,
+    st.sampled_from([1.0, 7.0, 60.0, 600.0]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.floats(0.1, 3600),
+)
+def test_no_life_goes_backwards_whatever_is_ordered(  # noqa: PLR0913, PLR0917 - one word each of an order
+    name: str, speed: float, cancel: bool, reschedule: bool, hold: bool, approved: float | None
+) -> None:
+    played = play(name, speed=speed, cancel=cancel, reschedule=reschedule, hold=hold, approved=approved)
+    order = {"Scheduled": 0, "Started": 1, None: 2}
+    seen = [order[status(played, second / speed)] for second in range(0, 7200, 13)]
+    # an approval is known from the moment it is given: before it, nothing has been decided
+    since = [state for index, state in enumerate(seen) if approved is None or index * 13 / speed >= approved]
+    assert since == sorted(since)
+    assert status(played, 7200 + (approved or 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "absent"),
+    [
+        ("2017-03-01", {"Description", "EventSource", "DurationInSeconds"}),
+        ("2019-01-01", {"Description", "EventSource", "DurationInSeconds"}),
+        ("2019-04-01", {"EventSource", "DurationInSeconds"}),
+        ("2019-08-01", {"DurationInSeconds"}),
+        ("2020-07-01", set()),
+    ],
+)
+def test_a_version_has_the_fields_that_it_brought_and_no_later_ones(version: str, absent: set[str]) -> None:
+    item = play("user-reboot").item(BEGUN)
+    assert item is not None
+    assert set(item) - set(as_of(item, version) or {}) == absent
+
+
+@pytest.mark.parametrize(
+    ("name", "since"),
+    [("user-reboot", "2017-03-01"), ("spot-preemption", "2017-11-01"), ("scale-set-termination", "2019-01-01")],
+)
+def test_a_type_is_listed_from_the_version_that_brought_it(name: str, since: str) -> None:
+    item = play(name).item(BEGUN)
+    assert item is not None
+    listing = [version for version in EVENT_VERSIONS if as_of(item, version)]
+    assert listing == [version for version in EVENT_VERSIONS if version >= since]
+
+
+def test_the_first_version_has_marked_names_and_iso_times() -> None:
+    item = play("user-reboot").item(BEGUN)
+    assert item is not None
+    first = as_of(item, PREVIEW) or {}
+    assert first["Resources"] == ["_WestNO_0", "_WestNO_1"]
+    assert first["NotBefore"] == "2027-01-15T08:15:00Z"
+
+
+def test_the_first_version_leaves_the_time_of_a_started_event_empty() -> None:
+    item = play("hardware-failure").item(BEGUN)
+    assert item is not None
+    assert (as_of(item, PREVIEW) or {})["NotBefore"] == ""
+
+
+@given(names, st.sampled_from(EVENT_VERSIONS), st.floats(0, 3000))
+def test_the_agent_reads_every_document_without_a_flaw(name: str, version: str, seconds: float) -> None:
+    item = play(name).item(BEGUN + seconds)
+    shown = [old for old in [item and as_of(item, version)] if old]
+    document = parse(body(*shown), version)
+    assert not document.flaws
+    assert [event.resources for event in document.events] == [("WestNO_0", "WestNO_1")] * len(shown)
