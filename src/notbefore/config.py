@@ -114,17 +114,19 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
 
     ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given".
     """
-    values, lines = _read(path) if path is not None else ({}, {})
-    # the file is read strictly on its own first: only there is 1 no text, and only there do lines help
-    _convert(values, str(path), lines, strict=True)
+    values, places = _read(path) if path is not None else ({}, {})
+    # the file is read strictly on its own first: only there is 1 no text
+    _convert(values, places, strict=True)
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
             _put(values, keys, text, name)
+            places[".".join(keys)] = name
     for dotted, value in overrides.items():
         if value is not None:
-            _put(values, dotted.split("."), value, f"the command line ({dotted})")
-    return _convert(values, "environment and command line", {}, strict=False)
+            _put(values, dotted.split("."), value, "the command line")
+            places[dotted] = "the command line"
+    return _convert(values, places, strict=False)
 
 
 def dump(config: Config) -> str:
@@ -147,7 +149,8 @@ def _put(values: dict[str, Any], keys: list[str], text: str, origin: str) -> Non
     values[keys[-1]] = text
 
 
-def _convert(values: dict[str, Any], origin: str, lines: dict[str, int], *, strict: bool) -> Config:
+def _convert(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:
+    """``places`` says where each dotted path was given; "" is for the configuration as a whole."""
     try:
         return msgspec.convert(values, Config, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -157,8 +160,7 @@ def _convert(values: dict[str, Any], origin: str, lines: dict[str, int], *, stri
         key = ".".join(filter(None, (path, unknown[1] if unknown else "")))
         if message.startswith("Invalid enum value"):
             message += f", expected one of {', '.join(map(str, _choices(key)))}"
-        line = lines.get(key) or lines.get(path)
-        place = f"{origin}:{line}" if line else origin
+        place = places.get(key) or places.get(path) or places.get("", "the configuration")
         raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
 
 
@@ -176,8 +178,8 @@ def _decode(kind: type, value: object) -> object:
     raise NotImplementedError(kind)  # a type of ours that nobody taught this function: a bug
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The file's values, and the line of each dotted path in it."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file's values, and the place (``file:line``) of each dotted path in it."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -188,21 +190,24 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
             raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
         node = yaml.compose(text, Loader=loader)
         values = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders above are safe ones
+        places = {"": str(path)}
+        _note_places(node, path, "", places)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
     if values is None:
-        return {}, {}
+        return {}, places
     if not isinstance(values, dict):
         raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {type(values).__name__}")
-    lines: dict[str, int] = {}
-    _note_lines(node, "", lines)
-    return values, lines
+    return values, places
 
 
-def _note_lines(node: Any, path: str, lines: dict[str, int]) -> None:
-    for key, value in node.value if isinstance(node.value, list) and node.id == "mapping" else ():
-        dotted = f"{path}.{key.value}".lstrip(".")
-        lines[dotted] = key.start_mark.line + 1
-        _note_lines(value, dotted, lines)
+def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> None:
+    for key, value in node.value if node is not None and node.id == "mapping" else ():
+        place = f"{file}:{key.start_mark.line + 1}"
+        if key.tag != "tag:yaml.org,2002:str":
+            raise ConfigError(f"{place}: expected text as the name of a section or key, got {key.value!r}")
+        dotted = f"{above}.{key.value}".lstrip(".")
+        places[dotted] = place
+        _note_places(value, file, dotted, places)

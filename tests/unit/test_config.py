@@ -1,0 +1,124 @@
+"""The configuration: complete without a file, and every mistake named with file, line, path and expectation."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.config import Config, Duration, default_state_dir, dump, load
+from notbefore.errors import ConfigError
+
+NONE: dict[str, str | None] = {}
+
+
+def read(tmp_path: Path, text: str, **environment: str) -> Config:
+    path = tmp_path / "notbefore.yml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environment, NONE)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}"])
+def test_an_empty_file_is_a_working_agent(tmp_path: Path, text: str) -> None:
+    config = read(tmp_path, text)
+    assert config == load(None, {}, NONE) == Config()
+    assert config.imds.endpoint == "http://169.254.169.254"
+    assert config.server.listen == "127.0.0.1:10169"
+    assert config.imds.interval.seconds == 1.0
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "notbefore.yml"
+    path.write_text("imds: {interval: 2s, endpoint: 'http://file'}\nvm: {name: file}\n", encoding="utf-8")
+    environment = {
+        "NOTBEFORE_IMDS__ENDPOINT": "http://environment",
+        "NOTBEFORE_VM__NAME": "environment",
+        "OTHER__X": "y",
+    }
+    config = load(path, environment, {"vm.name": "words", "state.dir": None})
+    assert config.imds.interval == Duration("2s")
+    assert config.imds.endpoint == "http://environment"
+    assert config.vm.name == "words"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("imds:\n  intervall: 1s\n", ":2: imds.intervall: Object contains unknown field"),
+        ("imdz: {}\n", ":1: imdz: Object contains unknown field"),
+        ("\n\nimds:\n  interval: 1\n", ":4: imds.interval: expected a duration such as"),
+        ("imds: {interval: 1 s}\n", ":1: imds.interval: expected a duration such as"),
+        ("imds: {interval: 100ms}\n", "imds.interval: expected 200ms to 1h"),
+        ("imds: {interval: 2h}\n", "imds.interval: expected 200ms to 1h"),
+        ("imds: {api_version: '2018-01-01'}\n", "expected one of 2017-03-01, "),
+        ("server:\n  listen: 10169\n", ":2: server.listen: Expected `str`, got `int`"),
+        ("log: {level: loud}\n", ":1: log.level: Invalid enum value 'loud', expected one of debug, info"),
+        ("vm: WestNO_0\n", ":1: vm: Expected `object`, got `str`"),
+        ("- imds\n", ":1: expected sections such as `imds:`, got list"),
+        ("imds: {\n", "this is not YAML"),
+        ("a: b: c\n", "this is not YAML"),
+        ("imds: !!python/object/apply:os.system ['true']\n", "this is not YAML"),
+        ("1: 2\n", "expected text as the name of a section"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "notbefore.yml"))
+    assert expected in str(caught.value)
+
+
+def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"NOTBEFORE_IMDS__INTERVAL.*expected a duration"):
+        read(tmp_path, "", NOTBEFORE_IMDS__INTERVAL="soon")
+    with pytest.raises(ConfigError, match="is not a section"):
+        read(tmp_path, "", NOTBEFORE_IMDS__INTERVAL="1s", NOTBEFORE_IMDS__INTERVAL__X="1s")
+
+
+def test_a_file_that_is_missing_or_too_large_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.yml", {}, NONE)
+    with pytest.raises(ConfigError, match="right file"):
+        read(tmp_path, "#" * 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("1s", 1.0), ("1m30s", 90.0), ("1.5h", 5400.0), ("1d", 86400.0)]
+)
+def test_durations_are_written_as_in_prometheus(text: str, seconds: float) -> None:
+    assert Duration(text).seconds == seconds
+    assert str(Duration(text)) == text
+
+
+@pytest.mark.parametrize("bad", ["", "1", "s", "1 s", "-1s", "1s ", "1x", "1e3s", None, 5])
+def test_what_is_no_duration_is_refused(bad: object) -> None:
+    with pytest.raises(ValueError, match="expected a duration"):
+        Duration(bad)
+
+
+def test_equal_durations_are_equal_however_they_are_written() -> None:
+    assert Duration("60s") == Duration("1m")
+    assert hash(Duration("60s")) == hash(Duration("1m"))
+    assert repr(Duration("1m")) == "Duration('1m')"
+
+
+def test_what_is_dumped_can_be_read_again(tmp_path: Path) -> None:
+    config = read(tmp_path, "imds: {interval: 5s}\nvm: {name: me}\n")
+    assert read(tmp_path, dump(config)) == config
+
+
+def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", "/run/a:/run/b")
+    assert default_state_dir() == Path("/run/a")
+    monkeypatch.delenv("STATE_DIRECTORY")
+    assert default_state_dir() == Path("/var/lib/notbefore")
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_it(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.yml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        load(path, {}, NONE)
+    except ConfigError as error:
+        assert str(path) in str(error)
