@@ -1,0 +1,160 @@
+"""Which sinks a change goes to, how grave it is, and who of the VMs that see it speaks. Pure, in Alertmanager's manner.
+
+Routes are tried in order; the first that matches wins unless it says ``continue``. Without any route, the changes of
+events that hit this VM go to every sink.
+"""
+
+import re
+from datetime import timedelta
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+
+from notbefore.events.change import Change, Kind, Scope
+from notbefore.events.document import Event
+
+Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
+AnnounceBy = Literal["affected", "leader", "all"]
+
+CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
+LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
+QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody being told
+RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
+
+
+class Match(Struct, frozen=True):
+    """What a route asks of a change; what is left empty does not matter."""
+
+    change: tuple[Kind, ...] = ()
+    event_type: tuple[str, ...] = ()
+    event_status: tuple[str, ...] = ()
+    event_source: tuple[str, ...] = ()
+    scope: tuple[Scope, ...] = ()
+    min_duration: int | None = None  # seconds of expected interruption; an unknown one is below any
+    unknown_duration: bool | None = None
+    notice_below: float | None = None  # seconds; an event whose notice is not known does not match
+    resource: str | None = None  # a regular expression for the whole of a name in Resources
+
+    def __post_init__(self) -> None:
+        if self.resource is not None:
+            try:
+                re.compile(self.resource)
+            except re.error as error:
+                raise ValueError(f"resource: expected a regular expression, got {self.resource!r} ({error})") from None
+
+    def accepts(self, change: Change) -> bool:
+        """Every matcher that is set agrees."""
+        event = change.event
+        return (
+            _one_of(change.kind, self.change)
+            and _one_of(event.event_type, self.event_type)
+            and _one_of(event.event_status, self.event_status)
+            and _one_of(event.event_source or "", self.event_source)
+            and _in_scope(change.scope, self.scope)
+            and self._duration(event)
+            and self._notice(change)
+            and self._resource(event)
+        )
+
+    def _duration(self, event: Event) -> bool:
+        if self.unknown_duration is not None and self.unknown_duration != (event.duration is None):
+            return False
+        return self.min_duration is None or (event.duration is not None and event.duration >= self.min_duration)
+
+    def _notice(self, change: Change) -> bool:
+        if self.notice_below is None:
+            return True
+        return change.notice_seconds is not None and change.notice_seconds < self.notice_below
+
+    def _resource(self, event: Event) -> bool:
+        return self.resource is None or any(re.fullmatch(self.resource, name) for name in event.resources)
+
+
+class Route(Struct, frozen=True, rename={"go_on": "continue"}):
+    """One entry of ``routes``."""
+
+    match: Match = Match()
+    sinks: tuple[str, ...] = ()
+    go_on: bool = False  # try the routes after this one as well
+    announce_by: AnnounceBy = "affected"
+    severity: Severity | None = None  # instead of the one by type and notice
+    quiet_updates: bool = True  # a NotBefore that moves by less than a minute is not told
+
+
+class Ticket(Struct, frozen=True):
+    """One change is to go to one sink."""
+
+    sink: str
+    severity: Severity
+    delay: float = 0.0  # seconds to wait, for others to speak first
+
+
+def severity_of(change: Change) -> Severity:
+    """Critical: it takes the machine down, or began without notice. Warning: a Freeze that is long, or may be."""
+    event = change.event
+    if event.event_type in CRITICAL_TYPES or change.notice_seconds == 0:
+        return "critical"
+    if event.duration is None or event.duration >= LONG_FREEZE:
+        return "warning"
+    return "info"
+
+
+def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[Ticket, ...]:
+    """The deliveries that a change causes on the VM named ``vm``; at most one for each sink, the first route's."""
+    found: dict[str, Ticket] = {}
+    for route in routes or (Route(Match(scope=("self",)), sinks),):
+        if not route.match.accepts(change):
+            continue
+        delay = _turn(change, route.announce_by, vm)
+        if delay is not None and not (route.quiet_updates and _quiet(change)):
+            severity = route.severity or severity_of(change)
+            for sink in route.sinks:
+                found.setdefault(sink, Ticket(sink, severity, delay))
+        if not route.go_on:
+            break
+    return tuple(found.values())
+
+
+def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
+    return not wanted or value.casefold() in (word.casefold() for word in wanted)
+
+
+def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
+    # an event that may be ours wakes whoever wants to be woken for ours: rather once too often
+    return not wanted or scope in wanted or (scope == "unknown" and "self" in wanted)
+
+
+def _quiet(change: Change) -> bool:
+    """An update in which nothing but NotBefore moved, and that by less than a minute."""
+    before, after = change.previous, change.event
+    if change.kind != "updated" or before is None or before.not_before is None or after.not_before is None:
+        return False
+    moved = abs(after.not_before - before.not_before) < timedelta(seconds=QUIET_MOVE)
+    return moved and _without_time(before) == _without_time(after)
+
+
+def _without_time(event: Event) -> tuple[object, ...]:
+    resources = tuple(sorted(name.casefold() for name in event.resources))
+    return (event.event_type, event.event_status, resources, event.description, event.event_source, event.duration)
+
+
+def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
+    """Seconds until this VM speaks, ``None`` if it does not.
+
+    ``affected``: each VM of Resources for itself. ``leader``: the first of Resources at once; where it may be gone,
+    because the event has begun, the next ones after a delay by their rank, so that somebody speaks.
+    """
+    names = [name.casefold() for name in change.event.resources]
+    if announce_by == "all" or vm is None or not names:
+        return 0.0
+    if announce_by == "affected":
+        return None if change.scope == "peer" else 0.0
+    if vm.casefold() not in names:
+        return None
+    rank = names.index(vm.casefold())
+    leader_may_be_gone = change.kind not in ("announced", "updated", "canceled")
+    if rank == 0:
+        return 0.0
+    return rank * RANK_DELAY if leader_may_be_gone else None

@@ -1,0 +1,169 @@
+"""Routes: which change goes where, how grave it is, and who speaks."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.events.change import Change
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.routing import RANK_DELAY, Match, Route, Ticket, severity_of, tickets
+from support.azure import ME, PEER, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+SINKS = ("oncall", "hub")
+
+
+def change(*looks: dict[str, Any] | None, vm: str = ME, **moment: Any) -> Change:
+    """The last change of an event that is listed with these fields, one look after the other; ``None``: not listed."""
+    tracked, last = diff(Tracked(), document(), now(0, vm=vm)).tracked, None
+    for second, fields in enumerate(looks, start=1):
+        items = [] if fields is None else [item(**fields)]
+        step = diff(tracked, document(*items), now(second, vm=vm, **moment))
+        tracked, last = step.tracked, step.changes[-1]
+    assert last
+    return last
+
+
+def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
+    return [ticket.sink for ticket in tickets(one, tuple(routes), vm, SINKS)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "severity"),
+    [
+        ({"EventType": "Preempt"}, "critical"),
+        ({"EventType": "Terminate"}, "critical"),
+        ({"EventType": "Redeploy"}, "critical"),
+        ({"EventType": "Reboot"}, "critical"),
+        ({"EventType": "Freeze", **STARTED}, "critical"),  # without notice
+        ({"EventType": "Freeze", "DurationInSeconds": 9}, "warning"),
+        ({"EventType": "Freeze", "DurationInSeconds": -1}, "warning"),
+        ({"EventType": "Freeze", "DurationInSeconds": 5}, "info"),
+    ],
+)
+def test_severity_is_by_type_and_notice(fields: dict[str, Any], severity: str) -> None:
+    assert severity_of(change(fields)) == severity
+
+
+def test_without_routes_every_sink_gets_the_changes_of_this_vm() -> None:
+    assert sinks([], change({})) == ["oncall", "hub"]
+    assert sinks([], change({"Resources": [PEER]})) == []
+
+
+def test_what_may_be_ours_goes_where_ours_goes() -> None:
+    assert sinks([], change({"Resources": []})) == ["oncall", "hub"]
+
+
+def test_the_first_route_wins_unless_it_goes_on() -> None:
+    first, second = Route(sinks=("oncall",)), Route(sinks=("hub", "oncall"))
+    assert sinks([first, second], change({})) == ["oncall"]
+    assert sinks([msgspec.structs.replace(first, go_on=True), second], change({})) == ["oncall", "hub"]
+
+
+def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
+    routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
+    assert tickets(change({}), routes, ME, SINKS) == (Ticket("oncall", "critical"),)
+
+
+@pytest.mark.parametrize(
+    ("match", "accepted"),
+    [
+        (Match(), True),
+        (Match(change=("announced", "started")), True),
+        (Match(change=("finished",)), False),
+        (Match(event_type=("freeze",)), True),
+        (Match(event_type=("Reboot",)), False),
+        (Match(event_status=("Scheduled",)), True),
+        (Match(event_status=("Started",)), False),
+        (Match(event_source=("Platform",)), True),
+        (Match(event_source=("User",)), False),
+        (Match(scope=("peer",)), False),
+        (Match(min_duration=5), True),
+        (Match(min_duration=6), False),
+        (Match(unknown_duration=False), True),
+        (Match(unknown_duration=True), False),
+        (Match(notice_below=900), True),
+        (Match(notice_below=10), False),
+        (Match(resource="WestNO_[0-9]"), True),
+        (Match(resource="WestNO"), False),
+    ],
+)
+def test_each_matcher_is_asked(match: Match, *, accepted: bool) -> None:
+    assert match.accepts(change({})) == accepted
+
+
+def test_what_is_unknown_matches_no_bound() -> None:
+    unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
+    assert not Match(min_duration=0).accepts(unknown)
+    assert not Match(notice_below=1e9).accepts(unknown)
+    assert not Match(event_source=("Platform",)).accepts(unknown)
+    assert Match(unknown_duration=True).accepts(unknown)
+
+
+def test_a_resource_that_is_no_expression_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a regular expression"):
+        Match(resource="(")
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ({"NotBefore": "Sun, 01 Mar 2026 12:15:59 GMT"}, False),
+        ({"NotBefore": "Sun, 01 Mar 2026 12:14:01 GMT"}, False),
+        ({"NotBefore": "Sun, 01 Mar 2026 12:16:00 GMT"}, True),
+        ({"NotBefore": "Sun, 01 Mar 2026 12:15:01 GMT", "Description": "x"}, True),
+        ({"NotBefore": None}, True),
+        ({"Description": "x"}, True),
+    ],
+)
+def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, told: bool) -> None:
+    one = change({}, after)
+    assert bool(sinks([Route(sinks=SINKS)], one)) == told
+    assert sinks([Route(sinks=SINKS, quiet_updates=False)], one) == ["oncall", "hub"]
+
+
+BOTH = {"Resources": [PEER, ME]}
+
+
+def delays(announce_by: Any, *looks: dict[str, Any] | None) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for vm in (PEER, ME, "WestNO_7"):
+        given = tickets(change(*looks, vm=vm), (Route(sinks=("hub",), announce_by=announce_by),), vm, SINKS)
+        found[vm] = given[0].delay if given else None
+    return found
+
+
+def test_affected_is_each_vm_of_resources_for_itself() -> None:
+    assert delays("affected", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": None}
+
+
+def test_all_is_all() -> None:
+    assert delays("all", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": 0.0}
+
+
+def test_the_leader_speaks_alone_while_it_is_certainly_there() -> None:
+    assert delays("leader", BOTH) == {PEER: 0.0, ME: None, "WestNO_7": None}
+
+
+@pytest.mark.parametrize("looks", [(BOTH | STARTED,), (BOTH, BOTH | STARTED), (BOTH | STARTED, None)])
+def test_where_the_leader_may_be_gone_the_next_one_follows(looks: tuple[dict[str, Any] | None, ...]) -> None:
+    assert delays("leader", *looks) == {PEER: 0.0, ME: RANK_DELAY, "WestNO_7": None}
+
+
+def test_a_vm_that_does_not_know_its_name_speaks() -> None:
+    routes = (Route(sinks=("hub",), announce_by="leader"),)
+    assert tickets(change({}), routes, None, SINKS) == (Ticket("hub", "info"),)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3, unique=True),
+    st.sampled_from([{}, STARTED]),
+    st.sampled_from(["affected", "leader", "all"]),
+)
+def test_whoever_is_to_speak_somebody_does_at_once(names: list[str], fields: dict[str, Any], announce_by: Any) -> None:
+    routes = (Route(sinks=("hub",), announce_by=announce_by),)
+    spoken = [tickets(change({"Resources": names, **fields}, vm=vm), routes, vm, SINKS) for vm in names]
+    assert 0.0 in [ticket.delay for given in spoken for ticket in given]
