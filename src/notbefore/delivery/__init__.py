@@ -1,0 +1,1 @@
+"""How changes reach those who asked for them."""
