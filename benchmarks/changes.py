@@ -1,4 +1,4 @@
-"""Memory over a million changes of a million distinct events: ``python benchmarks/changes.py [--changes 1000000]``.
+"""Memory over a million distinct events: ``python benchmarks/changes.py [--events 1000000]``.
 
 The core alone (diff, totals, samples), then the core with the store, on fewer changes, since each is a commit.
 """
@@ -22,10 +22,10 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--stored", type=int, default=20_000)
     options = parser.parse_args()
-    core(options.changes)
+    core(options.events)
     stored(options.stored)
 
 
@@ -51,24 +51,22 @@ def document(number: int) -> Document:
     return Document(number, (event,))
 
 
-def core(changes: int) -> None:
+def core(events: int) -> None:
     tracked, totals = Tracked(), Totals()
     seen, before, begun = 0, 0.0, time.perf_counter()
-    for number in range(changes):
+    for number in range(events):
         step = diff(tracked, document(number), Moment(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
         tracked = step.tracked
         for change in step.changes:
             totals.add(change)
             json_line(record(change, None))
         seen += len(step.changes)
-        if number == min(5_000, changes // 10):
+        if number == min(5_000, events // 10):
             before = resident()
-        if seen >= changes:
-            break
     series = sum(len(family.samples) for family in samples(View(tracked, totals, Figures(), BEGIN)))
     rate = seen / (time.perf_counter() - begun)
     grown = resident() - before
-    print(f"core: {seen} changes of {number + 1} events: {grown:+.1f} MiB (bar 10), {series} series, {rate:.0f}/s")
+    print(f"core: {seen} changes of {events} distinct events: {grown:+.1f} MiB (bar 10), {series} series, {rate:.0f}/s")
 
 
 def stored(changes: int) -> None:
