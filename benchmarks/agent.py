@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from notbefore.imds.client import ImdsClient
+from notbefore.imds.poller import Poller
 from notbefore.show import ask
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import State
@@ -53,6 +55,7 @@ def main() -> None:
         try:
             wait_ready()
             idle(agent.pid, options.seconds)
+            tight(simulator)
             visible(simulator)
             scrapes(simulator)
             print(f"resident after all that: {resident(agent.pid) / 1024:.1f} MiB")
@@ -105,6 +108,16 @@ def idle(pid: int, seconds: float) -> None:
     print(f"idle: resident {resident(pid) / 1024:.1f} MiB (bar 32)")
     print(f"idle: {beat:.3f} ms CPU a beat, an empty loop {nothing:.3f}: {beat - nothing:.3f} ms more (bar 0.15)")
     print(f"idle: {written(pid) - wrote} bytes written in {elapsed:.0f} s (bar 0)")
+
+
+def tight(simulator: Simulator) -> None:
+    """A poll in a tight loop: what it costs when the caches are warm, which at one beat a second they are not."""
+    poller = Poller(ImdsClient(simulator.endpoint), "2020-07-01", 1.0)
+    poller.poll()
+    begun = time.thread_time()
+    for _ in range(1000):
+        poller.poll()
+    print(f"poll, warm: {time.thread_time() - begun:.3f} ms CPU")
 
 
 def visible(simulator: Simulator) -> None:
