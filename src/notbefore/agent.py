@@ -1,7 +1,8 @@
 """``Agent``: the always-on process. Joins poller, watch, store and exposition; its main thread waits for signals.
 
 Threads: main (signals, the beat written down, the state mended), poll, who (asks IMDS who this VM is, once an hour),
-pulse (only while something is expected), and those of the HTTP server. None waits for another's network.
+pulse (only while something is expected), tell (records to standard output), and those of the HTTP server. None waits
+for another's network, nor for whoever reads.
 """
 
 import logging
@@ -29,7 +30,8 @@ from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poller
 from notbefore.logs import set_up
 from notbefore.store.store import Store
-from notbefore.watch import Watch, tell_stdout
+from notbefore.tell import Teller
+from notbefore.watch import Watch
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
@@ -111,7 +113,8 @@ class Agent:
         self._reload = reload
         self._figures = Figures(version=__version__, python=platform.python_version(), config_loaded=time.time())
         self._store = Store(Path(config.state.dir))
-        self._watch = Watch(self._store, self._figures, tell_stdout)
+        self._teller = Teller()
+        self._watch = Watch(self._store, self._figures, self._teller)
         self._watcher = Watcher(config, self._watch)
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
         self._server = HttpServer(config.server.listen, make_app(self))
@@ -126,6 +129,7 @@ class Agent:
         try:
             self._server.start()
             log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
+            self._teller.start()
             self._watcher.start()
             self._supervise(reader)
         finally:
@@ -183,6 +187,7 @@ class Agent:
     def _stop(self) -> None:
         self._watcher.stop()
         self._watch.stop()
+        self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
 

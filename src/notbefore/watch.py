@@ -4,7 +4,6 @@ One thread calls ``handle``; scrapes read from others, under a lock that is neve
 """
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -302,10 +301,3 @@ class PendingView(Struct, frozen=True):
 def _vm_labels(vm: Vm, name: str | None) -> dict[str, str]:
     fields = msgspec.structs.asdict(vm)
     return {label: str(value) for label, value in fields.items() if isinstance(value, str)} | {"name": name or vm.name}
-
-
-def tell_stdout(line: bytes) -> None:
-    """One record to stdout. A reader that is gone is no reason to stop watching."""
-    with suppress(OSError, ValueError):
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()

@@ -300,3 +300,29 @@ def test_the_state_is_for_its_owner_alone(imds: Simulator, tmp_path: Path) -> No
     with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
         agent.ready()
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+
+
+def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
+        agent.ready()
+        imds.set_document(body(*(item(f"id-{number}", NotBefore=FUTURE) for number in range(500)), incarnation=2))
+        eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 500)
+        polls = imds.requests
+        eventually(lambda: imds.requests > polls + 5)
+        agent.ready()
+        begun = time.monotonic()
+        agent.process.terminate()
+        agent.process.wait(20)
+        assert time.monotonic() - begun < 2
+        agent.read()
+
+
+def test_a_reader_that_is_gone_is_no_reason_to_stop(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
+        agent.ready()
+        assert agent.process.stdout
+        agent.process.stdout.close()
+        imds.set_document(scheduled())
+        eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 1)
+        imds.set_document(body(incarnation=3))
+        eventually(lambda: agent.metric(CHANGES % ("canceled", "Freeze")) == 1)

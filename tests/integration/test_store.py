@@ -16,8 +16,12 @@ from notbefore.events.change import Change
 from notbefore.events.lifecycle import diff
 from notbefore.events.record import Vm, json_line, record
 from notbefore.store import store as module
-from notbefore.store.store import FILE_NAME, Memory, Store, read_history
+from notbefore.store.store import FILE_NAME, Delivery, Memory, Store, read_history
 from support.azure import ME, at, document, item, now
+
+
+def delivery(change: Change, sink: str = "hub") -> Delivery:
+    return Delivery(change.id, change.event.key, sink, "critical", change.time.timestamp(), line(change))
 
 
 class Writer:
@@ -34,7 +38,9 @@ class Writer:
         self.memory.tracked = step.tracked
         for change in step.changes:
             self.memory.totals.add(change)
-        self.store.commit(self.memory, [(change, line(change)) for change in step.changes])
+        self.store.commit(
+            self.memory, [(change, line(change)) for change in step.changes], [delivery(one) for one in step.changes]
+        )
         return self
 
 
@@ -76,6 +82,26 @@ def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
     memory = store.load()
     assert (memory.seen, memory.boot_id, memory.clean) == (at(77), "boot-2", False)
     store.close()
+
+
+def test_the_outbox_holds_a_delivery_for_each_change_the_earliest_first(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a")).sees(item("b"))
+    writer.store.close()
+    store = Store(tmp_path)
+    waiting = store.outbox(10)
+    assert [one.due for one in waiting] == [at(1).timestamp(), at(2).timestamp(), at(2).timestamp()]
+    assert {one.event_key for one in waiting} == {"a", "b"}
+    assert len({one.delivery_id for one in waiting}) == 3
+    assert store.outbox(1) == waiting[:1]
+    store.close()
+
+
+def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a"))
+    (waiting,) = writer.store.outbox(10)
+    writer.store.commit(writer.memory, [], [waiting, waiting])
+    assert writer.store.outbox(10) == [waiting]
+    writer.store.close()
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "pages", "wrong rows"])
@@ -134,6 +160,7 @@ def test_a_full_disk_degrades_and_all_is_written_when_there_is_room_again(tmp_pa
         signal.signal(signal.SIGXFSZ, ignored)
     writer.store.retry()
     assert writer.store.degraded is None
+    assert len(writer.store.outbox(10)) == 3
     writer.store.close()
     assert rows(tmp_path) == 3
     store = Store(tmp_path)
@@ -195,7 +222,7 @@ from pathlib import Path
 from datetime import UTC, datetime, timedelta
 from notbefore.events.document import Document, Event
 from notbefore.events.lifecycle import Moment, diff
-from notbefore.store.store import Store
+from notbefore.store.store import Delivery, Store
 store = Store(Path(sys.argv[1]))
 memory = store.load()
 begin = int(memory.tracked.incarnation or 0) + 1
@@ -206,7 +233,8 @@ for number in range(begin, begin + 100_000):
     memory.tracked = step.tracked
     for change in step.changes:
         memory.totals.add(change)
-    store.commit(memory, [(change, change.id.encode()) for change in step.changes])
+    deliveries = [Delivery(change.id, change.event.key, "hub", "info", float(number), b"") for change in step.changes]
+    store.commit(memory, [(change, change.id.encode()) for change in step.changes], deliveries)
     print(number, flush=True)
 """
 
@@ -220,13 +248,14 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_committed_and_splits_nothin
             told += [int(number) for number in child.stdout.read().split(b"\n")[:-1]]
         store = Store(tmp_path)
         memory = store.load()
+        waiting = len(store.outbox(1_000_000))
         store.close()
         assert store.damaged_files == 0
         incarnation = memory.tracked.incarnation or 0
         assert incarnation in (told[-1], told[-1] + 1)  # the last may have been committed and not yet told
         assert set(memory.tracked.events) == {f"id-{incarnation}"}
-        # one announcement an event, and an end for each but the last: tracked, totals and history agree
-        assert sum(memory.totals.changes.values()) == 2 * incarnation - 1 == rows(tmp_path)
+        # one announcement an event, and an end for each but the last: tracked, totals, history and outbox agree
+        assert sum(memory.totals.changes.values()) == 2 * incarnation - 1 == rows(tmp_path) == waiting
 
 
 def test_a_memory_begins_empty() -> None:

@@ -59,7 +59,7 @@ def notbefore(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 class RunningAgent:
     """``notbefore run`` against an endpoint; its records are collected from its standard output."""
 
-    def __init__(self, imds: str, state: Path, *words: str, interval: str = "200ms") -> None:
+    def __init__(self, imds: str, state: Path, *words: str, interval: str = "200ms", reading: bool = True) -> None:
         self.port = free_port()
         self.records: list[dict[str, Any]] = []
         self.log = ""
@@ -71,8 +71,13 @@ class RunningAgent:
             env={**os.environ, "NOTBEFORE_IMDS__INTERVAL": interval},
         )
         self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
-        for reader in self._readers:
-            reader.start()
+        self._readers[1].start()
+        if reading:
+            self._readers[0].start()
+
+    def read(self) -> None:
+        """Read the records, where that was put off."""
+        self._readers[0].start()
 
     def _read_records(self) -> None:
         assert self.process.stdout is not None
@@ -92,7 +97,7 @@ class RunningAgent:
     ) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
-            self.stop()
+        self.stop()
 
     def ready(self) -> Self:
         eventually(lambda: self.process.poll() is not None or self._answers("/readyz"))
@@ -106,10 +111,12 @@ class RunningAgent:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it and wait for its end."""
-        self.process.send_signal(number)
+        if self.process.poll() is None:
+            self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
         for reader in self._readers:
-            reader.join(PATIENCE)
+            if reader.is_alive():
+                reader.join(PATIENCE)
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()

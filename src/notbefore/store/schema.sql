@@ -24,3 +24,15 @@ CREATE TABLE history (
     record    BLOB NOT NULL       -- events.record as JSON
 );
 CREATE INDEX history_time ON history (time);
+
+CREATE TABLE outbox (
+    seq         INTEGER PRIMARY KEY AUTOINCREMENT,
+    delivery_id TEXT NOT NULL UNIQUE,  -- one change to one sink, whoever sees it and however often it is tried
+    change_id   TEXT NOT NULL,
+    event_key   TEXT NOT NULL,         -- the order is kept within an event and a sink
+    sink        TEXT NOT NULL,
+    severity    TEXT NOT NULL,
+    due         REAL NOT NULL,         -- Unix seconds from which on it may be sent
+    record      BLOB NOT NULL
+);
+CREATE INDEX outbox_due ON outbox (due);

@@ -4,6 +4,7 @@ When the disk is full or read-only the store keeps everything in memory, says so
 it can again. A damaged file is set aside under another name and a new one begun.
 """
 
+import hashlib
 import logging
 import sqlite3
 import threading
@@ -27,6 +28,7 @@ from notbefore.store.lock import DirectoryLock
 
 FILE_NAME: Final = "notbefore.db"
 HISTORY_ROWS: Final = 10_000
+OUTBOX_ROWS: Final = 10_000  # kept in memory while the disk cannot be written
 HISTORY_SECONDS: Final = 400 * 86_400
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SCHEMA: Final = Path(__file__).with_name("schema.sql")
@@ -53,6 +55,22 @@ class HistoryRow(Struct, frozen=True):
     record: bytes
 
 
+class Delivery(Struct, frozen=True):
+    """One change that is to go to one sink."""
+
+    change_id: str
+    event_key: str
+    sink: str
+    severity: str
+    due: float  # Unix seconds
+    record: bytes
+
+    @property
+    def delivery_id(self) -> str:
+        """The same on every VM for the same step of the same event and sink; the far side may deduplicate on it."""
+        return hashlib.sha256(f"{self.change_id}\n{self.sink}".encode()).hexdigest()[:32]
+
+
 class Store:
     """One writer's hold on the state directory. Safe to call from several threads.
 
@@ -67,6 +85,7 @@ class Store:
         self._mutex = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._unwritten: deque[HistoryRow] = deque(maxlen=HISTORY_ROWS)
+        self._undelivered: deque[Delivery] = deque(maxlen=OUTBOX_ROWS)
         self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
         self._memory = Memory()
         self._lock = DirectoryLock(directory)
@@ -84,11 +103,14 @@ class Store:
             self._guarded(self._load)
             return self._memory
 
-    def commit(self, memory: Memory, changes: Sequence[tuple[Change, bytes]]) -> None:
-        """Keep what is tracked now and the changes that led there, in one transaction. Never raises."""
+    def commit(
+        self, memory: Memory, changes: Sequence[tuple[Change, bytes]], deliveries: Sequence[Delivery] = ()
+    ) -> None:
+        """Keep what is tracked now, the changes that led there and their deliveries: one transaction. Never raises."""
         with self._mutex:
             self._memory = memory
             self._unwritten.extend(HistoryRow(change.id, change.time.timestamp(), record) for change, record in changes)
+            self._undelivered.extend(deliveries)
             if self.degraded is None:
                 self._guarded(self._write)
 
@@ -117,6 +139,15 @@ class Store:
         with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
             rows = read_history(self.path, since, limit)
         return (rows + unwritten)[-limit:]
+
+    def outbox(self, limit: int) -> list[Delivery]:
+        """The deliveries that wait, the earliest due first; raises ``sqlite3.Error``."""
+        with self._mutex:
+            rows = self._connection().execute(
+                "SELECT change_id, event_key, sink, severity, due, record FROM outbox ORDER BY due, seq LIMIT ?",
+                (limit,),
+            )
+            return [Delivery(*row) for row in rows]
 
     def close(self) -> None:
         """Let go of the file and the directory."""
@@ -189,10 +220,20 @@ class Store:
                 "INSERT INTO history (change_id, time, record) VALUES (?, ?, ?)",
                 [(row.change_id, row.time, row.record) for row in self._unwritten],
             )
+            # the same step may be seen again after a damaged file was set aside: one delivery of it is enough
+            db.executemany(
+                "INSERT OR IGNORE INTO outbox (delivery_id, change_id, event_key, sink, severity, due, record)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (d.delivery_id, d.change_id, d.event_key, d.sink, d.severity, d.due, d.record)
+                    for d in self._undelivered
+                ],
+            )
             db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
             db.execute("DELETE FROM history WHERE time < ?", (newest - HISTORY_SECONDS,))
         self._written = memory.tracked
         self._unwritten.clear()
+        self._undelivered.clear()
 
     @staticmethod
     def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
