@@ -228,6 +228,34 @@ def test_while_an_event_cannot_be_identified_none_is_taken_for_gone() -> None:
     assert story.sees(2).kinds == ["announced", "canceled"]
 
 
+@pytest.mark.parametrize("unreadable", [item(EventStatus=""), {**item(), "EventId": 5}])
+def test_nothing_is_claimed_of_a_time_in_which_the_event_could_not_be_read(unreadable: dict[str, Any]) -> None:
+    story = Story().sees(0, item())
+    for second in range(1, 31):
+        story.sees(second, unreadable)
+    gone = story.sees(31).last
+    assert (gone.kind, gone.reason, gone.outcome) == ("ended", "not_readable", "unknown")
+
+
+def test_a_start_after_a_time_in_which_the_event_could_not_be_read_was_not_seen() -> None:
+    story = Story().sees(0, item()).sees(1, item(EventStatus="")).sees(20, item(**STARTED)).sees(25)
+    assert story.kinds == ["announced", "started", "finished"]
+    assert [change.scheduled_seconds for change in story.changes] == [None, None, None]
+    assert story.last.started_seconds is None
+
+
+def test_an_event_that_was_unreadable_for_a_moment_is_still_watched() -> None:
+    story = Story().sees(0, item()).sees(1, item(EventStatus="")).sees(2, item()).sees(30, item()).sees(31)
+    assert story.last.kind == "canceled"
+
+
+@pytest.mark.parametrize("unreadable", [item(EventStatus=""), {**item(), "EventId": 5}])
+def test_the_beginning_of_an_event_that_could_not_be_read_before_was_not_seen(unreadable: dict[str, Any]) -> None:
+    story = Story().sees(0, unreadable).sees(1, item())
+    assert story.last.notice_seconds is None
+    assert Story().sees(0, unreadable).sees(1).sees(2, item()).last.notice_seconds is not None
+
+
 def test_the_longest_gap_while_started_is_the_interruption() -> None:
     story = Story().sees(0, item())
     story.sees(900, item(**STARTED), gap=Gap(0.2, 0.1)).sees(910, item(**STARTED), gap=Gap(4.0, 5.0))
@@ -286,6 +314,7 @@ def test_what_is_remembered_of_one_events_steps_is_bounded() -> None:
     assert len(story.tracked.events[ID.casefold()].steps) == MAX_STEPS
 
 
+BEAT = 5.0  # seconds
 ids = st.sampled_from(["a", "b", "C", "c"])
 listed = st.fixed_dictionaries(
     {
@@ -298,7 +327,7 @@ listed = st.fixed_dictionaries(
 )
 moments = st.fixed_dictionaries(
     {
-        "blind": st.sampled_from([1.0, 1.0, 1.0, 60.0, None]),
+        "blind": st.sampled_from([BEAT, BEAT, BEAT, 60.0, None]),
         "rebooted": st.booleans(),
         "gap": st.sampled_from([None, Gap(0.0, 0.0), Gap(2.0, 3.0)]),
         "vm": st.sampled_from([ME, None]),
@@ -311,9 +340,11 @@ def test_whatever_comes_nothing_is_claimed_that_was_not_observed(
     steps: list[tuple[list[dict[str, Any]], dict[str, Any], bool]],
 ) -> None:
     tracked, seen, alive = Tracked(), set[str](), set[str]()
-    for second, (items, fields, damaged) in enumerate(steps):
-        moment: Moment = now(second, **fields)
-        content = parse(body(*items, *([{"EventId": 5}] if damaged else []), incarnation=second))
+    unread: dict[str, float] = {}  # seconds since each was read
+    for number, (items, fields, damaged) in enumerate(steps):
+        moment: Moment = now(number * BEAT, **fields)
+        content = parse(body(*items, *([{"EventId": 5}] if damaged else []), incarnation=number))
+        unread = {key: seconds + BEAT for key, seconds in unread.items() if key in alive}
         step = diff(tracked, content, moment)
         assert diff(tracked, content, moment) == step  # pure
         for change in step.changes:
@@ -323,13 +354,18 @@ def test_whatever_comes_nothing_is_claimed_that_was_not_observed(
             begins, ends = key not in alive, change.kind in OUTCOMES
             assert begins == (change.previous is None and not ends)
             assert not begins or change.kind in ("announced", "started")
-            assert not ends or not damaged
-            assert change.kind not in ("canceled", "finished") or moment.watched
+            assert not ends or not damaged  # the unreadable one may be it
+            observed = moment.watched and unread.get(key, 0.0) <= WATCHED
+            assert change.kind not in ("canceled", "finished") or observed
+            since_first = (change.time - change.first_seen).total_seconds()
+            starts_now = change.kind == "started" and change.scheduled_seconds == since_first
+            assert not starts_now or observed
             assert change.started_seconds is None or change.started_seconds >= 0
             assert change.interruption is None or (ends and change.scope == "self")
             (alive.discard if ends else alive.add)(key)
         tracked = step.tracked
         present = {event.key for event in content.events}
+        unread.update(dict.fromkeys(present, 0.0))
         assert alive == set(tracked.events)
         assert present <= alive
         assert damaged or present == alive

@@ -29,6 +29,7 @@ Reason = Literal[
     "gone_after_start",
     "gone_from_other_status",
     "not_watched",  # gone, and the agent had not been looking long enough to know how
+    "not_readable",  # gone, and what was listed of it before could not be read
     "machine_rebooted",  # gone, and this machine was booted since the last look
 ]
 

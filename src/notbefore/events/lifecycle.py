@@ -4,7 +4,7 @@ The life of an event is the table ``TRANSITIONS``. What was not observed is not 
 time in which nobody looked has ``ended``, and nobody knows how.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final
 
@@ -91,6 +91,7 @@ class Life(Struct, frozen=True):
     not_before: datetime | None = None  # the last one known
     interruption: Gap | None = None  # the longest felt while Started
     unfelt: bool = False  # part of the time in which it was Started nobody kept beats
+    unread_since: datetime | None = None  # it is listed, but cannot be read, since its last good reading
     steps: dict[str, int] = {}
 
     @property
@@ -109,6 +110,7 @@ class Tracked(Struct, frozen=True):
     events: dict[str, Life] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
+    unreadable: bool = False  # the last document listed an event that could not be read and is none of the above
 
     @property
     def interrupting(self) -> bool:
@@ -143,8 +145,9 @@ def _hits(life: Life) -> bool:
 def diff(tracked: Tracked, document: Document, now: Moment) -> Step:
     """Compare what is tracked with a new document. The content decides; the incarnation only helps.
 
-    Events that the document rejected keep their last known state; while one could not even be identified, no event
-    that is missing is taken for gone, since the unreadable one may be it.
+    Events that the document rejected keep their last known state, but nothing is claimed of the time in which they
+    could not be read; while one could not even be identified, no event that is missing is taken for gone, since the
+    unreadable one may be it.
     """
     events: dict[str, Life] = {}
     departed = dict(tracked.departed)
@@ -160,7 +163,7 @@ def diff(tracked: Tracked, document: Document, now: Moment) -> Step:
         if key in events:
             continue
         if unidentified or key in kept:
-            events[key] = _felt(life, now)
+            events[key] = _unread(_felt(life, now), now)
             continue
         departed[key], change = _gone(_felt(life, now), document.incarnation, now)
         changes.append(change)
@@ -168,18 +171,19 @@ def diff(tracked: Tracked, document: Document, now: Moment) -> Step:
         del departed[back]
     for oldest in list(departed)[: max(0, len(departed) - MAX_DEPARTED)]:
         del departed[oldest]
-    return Step(Tracked(events, departed, document.incarnation), tuple(changes))
+    unreadable = unidentified or not kept <= events.keys()
+    return Step(Tracked(events, departed, document.incarnation, unreadable), tuple(changes))
 
 
 def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tuple[Life, Change | None]:
     old = tracked.events.get(event.key)
     if old is not None and old.event == event and old.scope == scope_of(event, now.vm):
-        return _felt(old, now), None
+        return _read(_felt(old, now)), None
     before, after = Phase.of(old.event if old else None), Phase.of(event)
     kind, reason = TRANSITIONS[before, after]
     digest = event.digest()
     moved = old is None or old.event.digest() != digest
-    life = _felt(_grown(old, event, now), now) if old else _born(event, now, tracked.departed.get(event.key))
+    life = _felt(_grown(old, event, now), now) if old else _born(tracked, event, now)
     if not moved:  # only the order of the resources, the case of a name, or what we know of ourselves
         return life, None
     if old is None and event.key in tracked.departed:
@@ -189,20 +193,21 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
     return life, msgspec.structs.replace(change, previous=old.event if old else None)
 
 
-def _born(event: Event, now: Moment, steps: dict[str, int] | None) -> Life:
+def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
     is_started = Phase.of(event) is Phase.STARTED
+    watched = now.watched and not tracked.unreadable
     scope = scope_of(event, now.vm)
     return Life(
         event=event,
         scope=scope,
         first_seen=now.time,
-        beginning_seen=now.watched,
+        beginning_seen=watched,
         started=now.time if is_started else None,
-        start_seen=is_started and now.watched,
+        start_seen=is_started and watched,
         not_before=event.not_before,
         interruption=now.gap if is_started and scope != "peer" else None,
-        unfelt=is_started and (now.gap is None or not now.watched),
-        steps=steps or {},
+        unfelt=is_started and (now.gap is None or not watched),
+        steps=tracked.departed.get(event.key, {}),
     )
 
 
@@ -213,9 +218,25 @@ def _grown(old: Life, event: Event, now: Moment) -> Life:
         event=event,
         scope=scope_of(event, now.vm),
         started=now.time if starts else old.started,
-        start_seen=now.watched if starts else old.start_seen,
+        start_seen=_watched(old, now) if starts else old.start_seen,
         not_before=event.not_before or old.not_before,
+        unread_since=None,
     )
+
+
+def _watched(life: Life, now: Moment) -> bool:
+    """Somebody looked all the time, and could read this event."""
+    return now.watched and (life.unread_since is None or (now.time - life.unread_since).total_seconds() <= WATCHED)
+
+
+def _unread(life: Life, now: Moment) -> Life:
+    if life.unread_since is not None:
+        return life
+    return msgspec.structs.replace(life, unread_since=now.time - timedelta(seconds=now.blind or 0.0))
+
+
+def _read(life: Life) -> Life:
+    return life if life.unread_since is None else msgspec.structs.replace(life, unread_since=None)
 
 
 def _felt(life: Life, now: Moment) -> Life:
@@ -231,8 +252,8 @@ def _felt(life: Life, now: Moment) -> Life:
 def _gone(life: Life, incarnation: int, now: Moment) -> tuple[dict[str, int], Change]:
     kind, reason = TRANSITIONS[Phase.of(life.event), Phase.ABSENT]
     outcome = OUTCOMES[kind]
-    if not now.watched:
-        kind, reason, outcome = "ended", "not_watched", "unknown"
+    if not _watched(life, now):
+        kind, reason, outcome = "ended", "not_watched" if not now.watched else "not_readable", "unknown"
     if now.rebooted:
         reason = "machine_rebooted"
         if _proven_by_reboot(life, now):

@@ -197,6 +197,7 @@ class Store:
             events={key: msgspec.json.decode(body, type=Life) for key, body in lives},
             departed={key: msgspec.json.decode(body, type=dict[str, int]) for key, body in steps},
             incarnation=int(meta["incarnation"]) if "incarnation" in meta else None,
+            unreadable=meta.get("unreadable") == "yes",
         )
         self._memory = Memory(
             tracked=tracked,
@@ -254,10 +255,10 @@ class Store:
 
     @staticmethod
     def _write_meta(db: sqlite3.Connection, memory: Memory) -> None:
-        clean = "yes" if memory.clean else "no"
         values: dict[str, object] = {
             "boot_id": memory.boot_id,
-            "clean": clean,
+            "clean": "yes" if memory.clean else "no",
+            "unreadable": "yes" if memory.tracked.unreadable else "no",
             "totals": msgspec.msgpack.encode(memory.totals),
         }
         if memory.tracked.incarnation is not None:
