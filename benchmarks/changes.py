@@ -15,7 +15,7 @@ from notbefore.events.lifecycle import Moment, Tracked, diff
 from notbefore.events.record import json_line, record
 from notbefore.events.samples import View, samples
 from notbefore.events.totals import Totals
-from notbefore.store.store import Memory, Store
+from notbefore.store.store import Memory, Store, Told
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -79,7 +79,7 @@ def stored(changes: int) -> None:
             for change in step.changes:
                 totals.add(change)
             store.commit(
-                Memory(tracked, totals), [(change, json_line(record(change, None))) for change in step.changes]
+                Memory(tracked, totals), [Told(change, json_line(record(change, None))) for change in step.changes]
             )
             seen += len(step.changes)
             if number == changes // 10:

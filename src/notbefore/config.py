@@ -15,37 +15,11 @@ import msgspec
 from msgspec import Struct, field
 
 from notbefore.errors import ConfigError
+from notbefore.events.duration import Duration
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 MAX_FILE: Final = 1024 * 1024  # bytes
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
-
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
-
-
-class Duration:
-    """A span of time, written as in Prometheus: ``500ms``, ``1s``, ``1m30s``, ``1h``. Raises ``ValueError``."""
-
-    __slots__ = ("seconds", "text")
-
-    def __init__(self, text: object) -> None:
-        if not isinstance(text, str) or not text or _DURATION.sub("", text):
-            raise ValueError(f"expected a duration such as 500ms, 1s, 5m or 1h, got {text!r}")
-        self.text = text
-        self.seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Duration) and other.seconds == self.seconds
-
-    def __hash__(self) -> int:
-        return hash(self.seconds)
-
-    def __repr__(self) -> str:
-        return f"Duration({self.text!r})"
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from notbefore.errors import DocumentError
 from notbefore.events.change import Change, Gap
+from notbefore.events.delivery import Routing, deliveries
 from notbefore.events.document import Document, Flaw, parse
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Moment, Step, diff
@@ -23,7 +24,7 @@ from notbefore.events.record import Vm, json_line, record
 from notbefore.events.samples import Family, View, samples
 from notbefore.imds.poller import Poll
 from notbefore.pulse import Pulse
-from notbefore.store.store import Store
+from notbefore.store.store import Store, Told
 
 log = logging.getLogger("notbefore.watch")
 
@@ -47,6 +48,8 @@ class Watch:
         self, store: Store, figures: Figures, tell: Callable[[bytes], None], boot_id: Callable[[], str] = read_boot_id
     ) -> None:
         self.figures = figures
+        self.routing = Routing()
+        self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
         self.pulse = Pulse()
         self._api_version = ""
         self.last_good: float | None = None  # monotonic seconds
@@ -145,16 +148,22 @@ class Watch:
             return
         memory.tracked = step.tracked
         memory.seen, memory.boot_id, memory.clean = moment.time, self._boot_id, False
-        records = [(change, json_line(record(change, self.vm))) for change in step.changes]
+        told = [self._told(change) for change in step.changes]
         for change in step.changes:
             memory.totals.add(change)
-        self._commit(records)
-        for _, line in records:
-            self._tell(line + b"\n")
+        self._commit(told)
+        for one in told:
+            self._tell(one.record + b"\n")
         self._feel()
 
-    def _commit(self, records: list[tuple[Change, bytes]]) -> None:
-        self._store.commit(self._memory, records)
+    def _told(self, change: Change) -> Told:
+        line = json_line(record(change, self.vm))
+        return Told(change, line, deliveries(change, line, self.routing, self._vm_name))
+
+    def _commit(self, changes: list[Told]) -> None:
+        self._store.commit(self._memory, changes)
+        if any(told.deliveries for told in changes):
+            self.wake()
         self._note_store()
 
     def _note_store(self) -> None:

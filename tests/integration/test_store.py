@@ -13,15 +13,19 @@ import pytest
 
 from notbefore.errors import StoreError
 from notbefore.events.change import Change
-from notbefore.events.lifecycle import diff
+from notbefore.events.delivery import Delivery, Routing, Terms, deliveries
+from notbefore.events.lifecycle import Tracked, diff
 from notbefore.events.record import Vm, json_line, record
 from notbefore.store import store as module
-from notbefore.store.store import FILE_NAME, Delivery, Memory, Store, read_history
+from notbefore.store.outbox import Outbox
+from notbefore.store.store import FILE_NAME, Memory, Store, Told, read_history
 from support.azure import ME, at, document, item, now
 
+FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
 
-def delivery(change: Change, sink: str = "hub") -> Delivery:
-    return Delivery(change.id, change.event.key, sink, "critical", change.time.timestamp(), line(change))
+
+def told(change: Change) -> Told:
+    return Told(change, line(change), deliveries(change, line(change), FOR_EVER, ME))
 
 
 class Writer:
@@ -38,14 +42,17 @@ class Writer:
         self.memory.tracked = step.tracked
         for change in step.changes:
             self.memory.totals.add(change)
-        self.store.commit(
-            self.memory, [(change, line(change)) for change in step.changes], [delivery(one) for one in step.changes]
-        )
+        self.store.commit(self.memory, [told(change) for change in step.changes])
         return self
 
 
 def line(change: Change) -> bytes:
     return json_line(record(change, None))
+
+
+def waiting(directory: Path) -> list[Delivery]:
+    with closing(Outbox(directory / FILE_NAME)) as outbox:
+        return outbox.rows()
 
 
 def rows(directory: Path) -> int:
@@ -87,20 +94,17 @@ def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
 def test_the_outbox_holds_a_delivery_for_each_change_the_earliest_first(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a")).sees(item("b"))
     writer.store.close()
-    store = Store(tmp_path)
-    waiting = store.outbox(10)
-    assert [one.due for one in waiting] == [at(1).timestamp(), at(2).timestamp(), at(2).timestamp()]
-    assert {one.event_key for one in waiting} == {"a", "b"}
-    assert len({one.delivery_id for one in waiting}) == 3
-    assert store.outbox(1) == waiting[:1]
-    store.close()
+    found = waiting(tmp_path)
+    assert [one.due for one in found] == [at(1).timestamp(), at(2).timestamp(), at(2).timestamp()]
+    assert {one.event_key for one in found} == {"a", "b"}
+    assert len({one.delivery_id for one in found}) == 3
 
 
 def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a"))
-    (waiting,) = writer.store.outbox(10)
-    writer.store.commit(writer.memory, [], [waiting, waiting])
-    assert writer.store.outbox(10) == [waiting]
+    (one,) = diff(Tracked(), document(item("a"), incarnation=1), now(1)).changes
+    writer.store.commit(writer.memory, [told(one)])
+    assert len(waiting(tmp_path)) == 1
     writer.store.close()
 
 
@@ -160,7 +164,7 @@ def test_a_full_disk_degrades_and_all_is_written_when_there_is_room_again(tmp_pa
         signal.signal(signal.SIGXFSZ, ignored)
     writer.store.retry()
     assert writer.store.degraded is None
-    assert len(writer.store.outbox(10)) == 3
+    assert len(waiting(tmp_path)) == 3
     writer.store.close()
     assert rows(tmp_path) == 3
     store = Store(tmp_path)
@@ -222,7 +226,10 @@ from pathlib import Path
 from datetime import UTC, datetime, timedelta
 from notbefore.events.document import Document, Event
 from notbefore.events.lifecycle import Moment, diff
-from notbefore.store.store import Delivery, Store
+from notbefore.events.delivery import Routing, Terms, deliveries
+from notbefore.events.routing import Route
+from notbefore.store.store import Store, Told
+routing = Routing((Route(sinks=("hub",), announce_by="all"),), {"hub": Terms(1e10, False)})
 store = Store(Path(sys.argv[1]))
 memory = store.load()
 begin = int(memory.tracked.incarnation or 0) + 1
@@ -233,8 +240,8 @@ for number in range(begin, begin + 100_000):
     memory.tracked = step.tracked
     for change in step.changes:
         memory.totals.add(change)
-    deliveries = [Delivery(change.id, change.event.key, "hub", "info", float(number), b"") for change in step.changes]
-    store.commit(memory, [(change, change.id.encode()) for change in step.changes], deliveries)
+    told = [Told(change, b"", deliveries(change, b"", routing, "me")) for change in step.changes]
+    store.commit(memory, told)
     print(number, flush=True)
 """
 
@@ -248,14 +255,13 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_committed_and_splits_nothin
             told += [int(number) for number in child.stdout.read().split(b"\n")[:-1]]
         store = Store(tmp_path)
         memory = store.load()
-        waiting = len(store.outbox(1_000_000))
         store.close()
         assert store.damaged_files == 0
         incarnation = memory.tracked.incarnation or 0
         assert incarnation in (told[-1], told[-1] + 1)  # the last may have been committed and not yet told
         assert set(memory.tracked.events) == {f"id-{incarnation}"}
         # one announcement an event, and an end for each but the last: tracked, totals, history and outbox agree
-        assert sum(memory.totals.changes.values()) == 2 * incarnation - 1 == rows(tmp_path) == waiting
+        assert sum(memory.totals.changes.values()) == 2 * incarnation - 1 == rows(tmp_path) == len(waiting(tmp_path))
 
 
 def test_a_memory_begins_empty() -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.config import Config, Duration, default_state_dir, dump, load
+from notbefore.config import Config, default_state_dir, dump, load
 from notbefore.errors import ConfigError
+from notbefore.events.duration import Duration
 
 NONE: dict[str, str | None] = {}
 

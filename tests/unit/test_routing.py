@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.events.change import Change
+from notbefore.events.duration import Duration
 from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.routing import RANK_DELAY, Match, Route, Ticket, severity_of, tickets
+from notbefore.events.routing import RANK_DELAY, Match, Route, Span, Ticket, severity_of, tickets
 from support.azure import ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -81,12 +82,15 @@ def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
         (Match(event_source=("Platform",)), True),
         (Match(event_source=("User",)), False),
         (Match(scope=("peer",)), False),
-        (Match(min_duration=5), True),
-        (Match(min_duration=6), False),
-        (Match(unknown_duration=False), True),
-        (Match(unknown_duration=True), False),
-        (Match(notice_below=900), True),
-        (Match(notice_below=10), False),
+        (Match(duration=Span(min=5)), True),
+        (Match(duration=Span(min=6)), False),
+        (Match(duration=Span(max=5)), True),
+        (Match(duration=Span(max=4)), False),
+        (Match(duration=Span()), True),
+        (Match(duration=Span(unknown=True)), False),
+        (Match(duration=Span(min=5, unknown=True)), True),
+        (Match(notice_below=Duration("15m")), True),
+        (Match(notice_below=Duration("10s")), False),
         (Match(resource="WestNO_[0-9]"), True),
         (Match(resource="WestNO"), False),
     ],
@@ -97,10 +101,12 @@ def test_each_matcher_is_asked(match: Match, *, accepted: bool) -> None:
 
 def test_what_is_unknown_matches_no_bound() -> None:
     unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
-    assert not Match(min_duration=0).accepts(unknown)
-    assert not Match(notice_below=1e9).accepts(unknown)
+    assert not Match(duration=Span(min=0)).accepts(unknown)
+    assert not Match(notice_below=Duration("999d")).accepts(unknown)
     assert not Match(event_source=("Platform",)).accepts(unknown)
-    assert Match(unknown_duration=True).accepts(unknown)
+    assert Match(duration=Span(unknown=True)).accepts(unknown)
+    assert Match(duration=Span(min=9, unknown=True)).accepts(unknown)
+    assert not Match(duration=Span()).accepts(unknown)
 
 
 def test_a_resource_that_is_no_expression_is_refused() -> None:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from notbefore.events.change import Change, Kind, Scope
 from notbefore.events.document import Event
+from notbefore.events.duration import Duration
 
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -24,7 +25,23 @@ QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody 
 RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
 
 
-class Match(Struct, frozen=True):
+class Span(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of expected interruption, both ends included; one that Azure does not know is only in ``unknown``."""
+
+    min: int | None = None
+    max: int | None = None
+    unknown: bool = False
+
+    def holds(self, duration: int | None) -> bool:
+        """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
+        if duration is None:
+            return self.unknown
+        if self.min is None and self.max is None:
+            return not self.unknown
+        return (self.min is None or duration >= self.min) and (self.max is None or duration <= self.max)
+
+
+class Match(Struct, frozen=True, forbid_unknown_fields=True):
     """What a route asks of a change; what is left empty does not matter."""
 
     change: tuple[Kind, ...] = ()
@@ -32,9 +49,8 @@ class Match(Struct, frozen=True):
     event_status: tuple[str, ...] = ()
     event_source: tuple[str, ...] = ()
     scope: tuple[Scope, ...] = ()
-    min_duration: int | None = None  # seconds of expected interruption; an unknown one is below any
-    unknown_duration: bool | None = None
-    notice_below: float | None = None  # seconds; an event whose notice is not known does not match
+    duration: Span | None = None
+    notice_below: Duration | None = None  # an event whose notice is not known does not match
     resource: str | None = None  # a regular expression for the whole of a name in Resources
 
     def __post_init__(self) -> None:
@@ -53,26 +69,21 @@ class Match(Struct, frozen=True):
             and _one_of(event.event_status, self.event_status)
             and _one_of(event.event_source or "", self.event_source)
             and _in_scope(change.scope, self.scope)
-            and self._duration(event)
+            and (self.duration is None or self.duration.holds(event.duration))
             and self._notice(change)
             and self._resource(event)
         )
 
-    def _duration(self, event: Event) -> bool:
-        if self.unknown_duration is not None and self.unknown_duration != (event.duration is None):
-            return False
-        return self.min_duration is None or (event.duration is not None and event.duration >= self.min_duration)
-
     def _notice(self, change: Change) -> bool:
         if self.notice_below is None:
             return True
-        return change.notice_seconds is not None and change.notice_seconds < self.notice_below
+        return change.notice_seconds is not None and change.notice_seconds < self.notice_below.seconds
 
     def _resource(self, event: Event) -> bool:
         return self.resource is None or any(re.fullmatch(self.resource, name) for name in event.resources)
 
 
-class Route(Struct, frozen=True, rename={"go_on": "continue"}):
+class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
     """One entry of ``routes``."""
 
     match: Match = Match()
@@ -81,6 +92,7 @@ class Route(Struct, frozen=True, rename={"go_on": "continue"}):
     announce_by: AnnounceBy = "affected"
     severity: Severity | None = None  # instead of the one by type and notice
     quiet_updates: bool = True  # a NotBefore that moves by less than a minute is not told
+    remind_before: Duration | None = None  # so long before NotBefore it is said again, once
 
 
 class Ticket(Struct, frozen=True):
@@ -89,12 +101,17 @@ class Ticket(Struct, frozen=True):
     sink: str
     severity: Severity
     delay: float = 0.0  # seconds to wait, for others to speak first
+    remind_before: float | None = None  # seconds
 
 
 def severity_of(change: Change) -> Severity:
     """Critical: it takes the machine down, or began without notice. Warning: a Freeze that is long, or may be."""
-    event = change.event
-    if event.event_type in CRITICAL_TYPES or change.notice_seconds == 0:
+    return "critical" if change.notice_seconds == 0 else severity_of_event(change.event)
+
+
+def severity_of_event(event: Event) -> Severity:
+    """The severity by what is the same on every VM that sees the event."""
+    if event.event_type in CRITICAL_TYPES:
         return "critical"
     if event.duration is None or event.duration >= LONG_FREEZE:
         return "warning"
@@ -110,8 +127,9 @@ def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tu
         delay = _turn(change, route.announce_by, vm)
         if delay is not None and not (route.quiet_updates and _quiet(change)):
             severity = route.severity or severity_of(change)
+            remind = route.remind_before.seconds if route.remind_before else None
             for sink in route.sinks:
-                found.setdefault(sink, Ticket(sink, severity, delay))
+                found.setdefault(sink, Ticket(sink, severity, delay, remind))
         if not route.go_on:
             break
     return tuple(found.values())

@@ -67,6 +67,9 @@ STARTED_BOUNDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1_80
 INTERRUPTION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
 
 
+LATENCY_BOUNDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 21_600.0)
+
+
 class Totals(Struct):
     """Counters and histograms over all changes. Mutable: the agent owns one, and the store keeps it."""
 

@@ -36,3 +36,51 @@ CREATE TABLE outbox (
     record      BLOB NOT NULL
 );
 CREATE INDEX outbox_due ON outbox (due);
+
+-- version 2
+DROP TABLE outbox;  -- nothing was ever in it
+CREATE TABLE outbox (
+    seq          INTEGER PRIMARY KEY AUTOINCREMENT,
+    delivery_id  TEXT NOT NULL UNIQUE,  -- one change to one sink, whoever sees it and however often it is tried
+    event_key    TEXT NOT NULL,         -- the order is kept within an event and a sink
+    sink         TEXT NOT NULL,
+    kind         TEXT NOT NULL,         -- events.delivery.MessageKind
+    severity     TEXT NOT NULL,
+    urgency      INTEGER NOT NULL,      -- 0 is the most severe
+    state        TEXT NOT NULL DEFAULT 'pending',  -- pending, dead, held
+    created      REAL NOT NULL,         -- this and the next four: Unix seconds
+    due          REAL NOT NULL,
+    expires      REAL NOT NULL,
+    leased_until REAL NOT NULL DEFAULT 0,
+    fades        INTEGER NOT NULL,      -- 1: expires when the event ends
+    attempts     INTEGER NOT NULL DEFAULT 0,
+    error        TEXT NOT NULL DEFAULT '',
+    record       BLOB NOT NULL
+);
+CREATE INDEX outbox_queue ON outbox (sink, urgency, due);
+CREATE INDEX outbox_order ON outbox (sink, event_key, seq);
+CREATE INDEX outbox_event ON outbox (event_key);
+CREATE INDEX outbox_expires ON outbox (expires);
+
+CREATE TABLE delivery_counts (
+    sink   TEXT NOT NULL,
+    result TEXT NOT NULL,               -- events.delivery.RESULTS
+    count  INTEGER NOT NULL,
+    PRIMARY KEY (sink, result)
+) WITHOUT ROWID;
+
+CREATE TABLE delivery_latency (
+    sink   TEXT NOT NULL,
+    bucket INTEGER NOT NULL,            -- the index of events.totals.LATENCY_BOUNDS
+    count  INTEGER NOT NULL,
+    sum    REAL NOT NULL,               -- seconds
+    PRIMARY KEY (sink, bucket)
+) WITHOUT ROWID;
+
+CREATE TABLE threads (
+    sink      TEXT NOT NULL,
+    event_key TEXT NOT NULL,
+    thread    TEXT NOT NULL,            -- what the sink said of the first message of the event
+    time      REAL NOT NULL,            -- Unix seconds
+    PRIMARY KEY (sink, event_key)
+) WITHOUT ROWID;

@@ -4,7 +4,6 @@ When the disk is full or read-only the store keeps everything in memory, says so
 it can again. A damaged file is set aside under another name and a new one begun.
 """
 
-import hashlib
 import logging
 import sqlite3
 import threading
@@ -21,17 +20,17 @@ from msgspec import Struct, field
 
 from notbefore.errors import StoreError
 from notbefore.events.change import Change
-from notbefore.events.lifecycle import Life, Tracked
+from notbefore.events.delivery import Delivery
+from notbefore.events.lifecycle import OUTCOMES, Life, Tracked
 from notbefore.events.record import Vm
 from notbefore.events.totals import Totals
+from notbefore.store import outbox
 from notbefore.store.lock import DirectoryLock
 
 FILE_NAME: Final = "notbefore.db"
 HISTORY_ROWS: Final = 10_000
-OUTBOX_ROWS: Final = 10_000  # kept in memory while the disk cannot be written
 HISTORY_SECONDS: Final = 400 * 86_400
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SCHEMA: Final = Path(__file__).with_name("schema.sql")
 
 log = logging.getLogger("notbefore.store")
 
@@ -47,28 +46,12 @@ class Memory(Struct):
     clean: bool = False  # it stopped in order, at ``seen``
 
 
-class HistoryRow(Struct, frozen=True):
-    """One change as it is kept: ``record`` is a JSON object."""
+class Told(Struct, frozen=True):
+    """One change as it is kept: ``record`` is it as a JSON object, ``deliveries`` what is to be sent of it."""
 
-    change_id: str
-    time: float
+    change: Change
     record: bytes
-
-
-class Delivery(Struct, frozen=True):
-    """One change that is to go to one sink."""
-
-    change_id: str
-    event_key: str
-    sink: str
-    severity: str
-    due: float  # Unix seconds
-    record: bytes
-
-    @property
-    def delivery_id(self) -> str:
-        """The same on every VM for the same step of the same event and sink; the far side may deduplicate on it."""
-        return hashlib.sha256(f"{self.change_id}\n{self.sink}".encode()).hexdigest()[:32]
+    deliveries: tuple[Delivery, ...] = ()
 
 
 class Store:
@@ -84,8 +67,7 @@ class Store:
         self.damaged_files = 0
         self._mutex = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._unwritten: deque[HistoryRow] = deque(maxlen=HISTORY_ROWS)
-        self._undelivered: deque[Delivery] = deque(maxlen=OUTBOX_ROWS)
+        self._unwritten: deque[Told] = deque(maxlen=HISTORY_ROWS)
         self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
         self._memory = Memory()
         self._lock = DirectoryLock(directory)
@@ -103,14 +85,11 @@ class Store:
             self._guarded(self._load)
             return self._memory
 
-    def commit(
-        self, memory: Memory, changes: Sequence[tuple[Change, bytes]], deliveries: Sequence[Delivery] = ()
-    ) -> None:
+    def commit(self, memory: Memory, changes: Sequence[Told]) -> None:
         """Keep what is tracked now, the changes that led there and their deliveries: one transaction. Never raises."""
         with self._mutex:
             self._memory = memory
-            self._unwritten.extend(HistoryRow(change.id, change.time.timestamp(), record) for change, record in changes)
-            self._undelivered.extend(deliveries)
+            self._unwritten.extend(changes)
             if self.degraded is None:
                 self._guarded(self._write)
 
@@ -134,20 +113,13 @@ class Store:
     def history(self, since: float | None, limit: int) -> list[bytes]:
         """The newest ``limit`` records since a Unix time, oldest first."""
         with self._mutex:
-            unwritten = [row.record for row in self._unwritten if since is None or row.time >= since]
+            unwritten = [
+                told.record for told in self._unwritten if since is None or told.change.time.timestamp() >= since
+            ]
         rows: list[bytes] = []
         with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
             rows = read_history(self.path, since, limit)
         return (rows + unwritten)[-limit:]
-
-    def outbox(self, limit: int) -> list[Delivery]:
-        """The deliveries that wait, the earliest due first; raises ``sqlite3.Error``."""
-        with self._mutex:
-            rows = self._connection().execute(
-                "SELECT change_id, event_key, sink, severity, due, record FROM outbox ORDER BY due, seq LIMIT ?",
-                (limit,),
-            )
-            return [Delivery(*row) for row in rows]
 
     def close(self) -> None:
         """Let go of the file and the directory."""
@@ -174,7 +146,7 @@ class Store:
         self.degraded = None
 
     def _migrate(self, db: sqlite3.Connection) -> None:
-        sections = _SCHEMA.read_text(encoding="utf-8").split("-- version ")[1:]
+        sections = outbox.SCHEMA
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > len(sections):
             raise StoreError(
@@ -219,22 +191,23 @@ class Store:
             self._write_meta(db, memory)
             db.executemany(
                 "INSERT INTO history (change_id, time, record) VALUES (?, ?, ?)",
-                [(row.change_id, row.time, row.record) for row in self._unwritten],
+                [(told.change.id, told.change.time.timestamp(), told.record) for told in self._unwritten],
             )
-            # the same step may be seen again after a damaged file was set aside: one delivery of it is enough
-            db.executemany(
-                "INSERT OR IGNORE INTO outbox (delivery_id, change_id, event_key, sink, severity, due, record)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (d.delivery_id, d.change_id, d.event_key, d.sink, d.severity, d.due, d.record)
-                    for d in self._undelivered
-                ],
-            )
+            self._write_outbox(db, newest)
             db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
             db.execute("DELETE FROM history WHERE time < ?", (newest - HISTORY_SECONDS,))
         self._written = memory.tracked
         self._unwritten.clear()
-        self._undelivered.clear()
+
+    def _write_outbox(self, db: sqlite3.Connection, now: float) -> None:
+        for told in self._unwritten:
+            if told.change.kind in OUTCOMES:
+                outbox.event_ended(db, told.change.event.key, now)
+            elif told.change.kind == "started":
+                outbox.event_started(db, told.change.event.key, now)
+            outbox.put(db, told.deliveries, now)
+        if self._unwritten:
+            outbox.expire(db, now)
 
     @staticmethod
     def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:

@@ -1,0 +1,389 @@
+"""The outbox on disk: order, leases, expiry, bounds, and the sum that must always be right."""
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from notbefore.errors import StoreError
+from notbefore.events.delivery import Delivery, OutboxView, Settled
+from notbefore.store import outbox as module
+from notbefore.store.outbox import Outbox, OutboxReader
+from notbefore.store.store import FILE_NAME, Store
+
+NUMBERS = itertools.count()
+
+
+def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Delivery:
+    return Delivery(
+        **{
+            "delivery_id": f"{next(NUMBERS):032x}",
+            "event_key": event_key,
+            "sink": sink,
+            "kind": "announced",
+            "severity": "info",
+            "created": 0.0,
+            "due": 0.0,
+            "expires": 1e9,
+            "fades": True,
+            "record": b"{}",
+            **fields,
+        }
+    )
+
+
+class Box:
+    """An outbox with a hand on the agent's side of it as well."""
+
+    def __init__(self, directory: Path) -> None:
+        Store(directory).close()
+        self.path = directory / FILE_NAME
+        self.outbox = Outbox(self.path)
+        self.reader = OutboxReader(self.path)
+
+    def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
+        with self.outbox._transaction() as db:
+            module.put(db, deliveries, now)
+
+    def ended(self, event_key: str, now: float = 0.0) -> None:
+        with self.outbox._transaction() as db:
+            module.event_ended(db, event_key, now)
+
+    def started(self, event_key: str, now: float = 0.0) -> None:
+        with self.outbox._transaction() as db:
+            module.event_started(db, event_key, now)
+
+    def lease(self, now: float = 1.0, *settled: Settled, until: float | None = None, **room: int) -> list[Delivery]:
+        return self.outbox.exchange(settled, room or {"chat": 100, "hub": 100}, now, until or now + 60)
+
+    def expire(self, now: float, max_rows: int = 10_000) -> None:
+        with self.outbox._transaction() as db:
+            module.expire(db, now, max_rows)
+
+    @property
+    def view(self) -> OutboxView:
+        return self.reader.look()[0]
+
+    def count(self, result: str) -> int:
+        return sum(count for (_, name), count in self.view.counts.items() if name == result)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.outbox.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    with closing(Box(tmp_path)) as made:
+        yield made
+
+
+def ids(deliveries: list[Delivery]) -> list[str]:
+    return [one.delivery_id for one in deliveries]
+
+
+def delivered(one: Delivery, time: float = 1.0, **fields: Any) -> Settled:
+    return Settled(one.delivery_id, "delivered", time, **fields)
+
+
+def test_what_is_leased_is_not_leased_again_until_the_lease_runs_out(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    assert ids(box.lease(1, until=50)) == [one.delivery_id]
+    assert box.lease(49) == []
+    (again,) = box.lease(50)
+    assert (again.delivery_id, again.attempts) == (one.delivery_id, 1)
+
+
+def test_a_new_courier_takes_over_at_once(box: Box) -> None:
+    box.put(delivery())
+    box.lease(1)
+    box.outbox.void_leases()
+    assert len(box.lease(1)) == 1
+
+
+def test_nothing_is_sent_before_what_comes_before_it(box: Box) -> None:
+    first, second, other = delivery(), delivery(kind="started"), delivery("other")
+    box.put(first, second, other)
+    assert ids(box.lease(1)) == [first.delivery_id, other.delivery_id]
+    assert box.lease(2, Settled(first.delivery_id, "retry", 2, due=30)) == []
+    assert ids(box.lease(31)) == [first.delivery_id]
+    assert ids(box.lease(32, delivered(first))) == [second.delivery_id]
+
+
+def test_a_dead_delivery_holds_nothing_back(box: Box) -> None:
+    first, second = delivery(), delivery(kind="started")
+    box.put(first, second)
+    box.lease(1)
+    assert ids(box.lease(2, Settled(first.delivery_id, "dead", 2, error="404"))) == [second.delivery_id]
+    assert [(one.state, one.error) for one in box.outbox.rows("dead")] == [("dead", "404")]
+
+
+def test_a_sink_that_is_stuck_holds_no_other_back(box: Box) -> None:
+    box.put(delivery(), delivery(sink="hub"), delivery("f", sink="hub"))
+    assert len(box.lease(1, chat=0, hub=9)) == 2
+
+
+def test_the_gravest_goes_first(box: Box) -> None:
+    box.put(delivery("a"), delivery("b", severity="critical"), delivery("c", severity="warning"))
+    assert [one.severity for one in box.lease(1)] == ["critical", "warning", "info"]
+
+
+def test_nothing_is_sent_before_it_is_due(box: Box) -> None:
+    box.put(delivery(due=20.0))
+    assert box.lease(19) == []
+    assert box.outbox.next_due() == box.reader.look()[1] == 20
+    assert len(box.lease(20)) == 1
+
+
+def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
+    announced, started = delivery(), delivery(kind="started", fades=False)
+    box.put(announced, started)
+    box.ended("e", now=5)
+    assert ids(box.lease(6)) == [started.delivery_id]
+    assert box.count("expired") == 1
+
+
+def test_what_is_on_its_way_when_the_event_ends_is_delivered_or_expires(box: Box) -> None:
+    arrives, fails = delivery(), delivery("f")
+    box.put(arrives, fails)
+    box.lease(1)
+    for key in ("e", "f"):
+        box.ended(key, now=2)
+    box.lease(3, delivered(arrives), Settled(fails.delivery_id, "retry", 3, due=4))
+    assert (box.count("delivered"), box.count("expired"), box.outbox.rows()) == (1, 1, [])
+
+
+def test_a_delivery_that_is_too_old_expires(box: Box) -> None:
+    box.put(delivery(expires=10.0))
+    assert box.lease(10) == []
+    assert box.count("expired") == 1
+
+
+def test_a_reminder_waits_for_its_time_and_nothing_waits_for_it(box: Box) -> None:
+    announced, reminder, moved = delivery(), delivery(kind="reminder", due=100.0), delivery(kind="updated")
+    box.put(announced, reminder)
+    box.lease(1, *[delivered(one) for one in box.lease(1)])
+    assert box.outbox.next_due() == 100
+    box.put(moved)
+    assert ids(box.lease(2)) == [moved.delivery_id]
+
+
+@pytest.mark.parametrize("what", ["moved", "started", "ended"])
+def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, what: str) -> None:
+    box.put(delivery(kind="reminder", due=100.0))
+    if what == "moved":
+        box.put(delivery(kind="updated"), now=5)
+    else:
+        (box.started if what == "started" else box.ended)("e", now=5)
+    assert "reminder" not in {one.kind for one in box.lease(6)}
+    assert box.count("expired") == 1
+
+
+def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    box.lease(1)
+    box.lease(2, delivered(one, 2, repeat=30.0))
+    assert box.view.rows == {("chat", "held"): 1}
+    (again,) = box.lease(32)
+    assert again.state == "held"
+    box.lease(33, Settled(one.delivery_id, "retry", 33, due=40))
+    assert [row.delivery_id for row in box.lease(40)] == [one.delivery_id]
+    box.lease(41, delivered(one, 41, repeat=30.0))
+    box.ended("e", now=50)
+    assert box.outbox.rows() == []
+    assert (box.count("accepted"), box.count("delivered"), box.count("failed")) == (1, 1, 0)
+
+
+def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
+    one, newer = delivery(), delivery(kind="updated")
+    box.put(one)
+    box.lease(1)
+    box.put(newer)
+    assert ids(box.lease(2, delivered(one, 2, repeat=30.0))) == [newer.delivery_id]
+    assert ids(box.outbox.rows()) == [newer.delivery_id]
+    box.lease(3, delivered(newer, 3, repeat=30.0))
+    box.put(delivery(kind="started"))
+    assert [row.kind for row in box.outbox.rows()] == ["started"]
+
+
+def test_later_deliveries_of_an_event_are_told_its_thread(box: Box) -> None:
+    first, second, stranger = delivery(), delivery(kind="started"), delivery(sink="hub")
+    box.put(first, second, stranger)
+    assert [one.thread for one in box.lease(1)] == [None, None]
+    (next_one,) = box.lease(2, delivered(first, thread="1234.5"))
+    assert next_one.thread == "1234.5"
+
+
+def test_the_same_delivery_is_taken_in_once(box: Box) -> None:
+    one = delivery()
+    box.put(one, one)
+    assert box.count("accepted") == len(box.outbox.rows()) == 1
+
+
+def test_a_full_outbox_pushes_out_the_oldest_of_the_least_grave_and_counts_it(box: Box) -> None:
+    grave, old, new = delivery("a", severity="critical"), delivery("b"), delivery("c")
+    box.put(grave, old, new, delivery("d", expires=3.0))
+    box.expire(5, max_rows=2)
+    assert ids(box.outbox.rows()) == [grave.delivery_id, new.delivery_id]
+    assert (box.count("expired"), box.count("overflowed")) == (1, 1)
+
+
+def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
+    one = delivery(expires=10.0)
+    box.put(one)
+    box.lease(1)
+    box.lease(2, Settled(one.delivery_id, "dead", 2, error="404"))
+    assert box.lease(500) == []
+    assert box.outbox.retry([one.delivery_id], 1000, 60) == 1
+    assert ids(box.lease(1001)) == [one.delivery_id]
+
+
+def test_what_is_dropped_is_counted(box: Box) -> None:
+    one, under_way = delivery(), delivery("f")
+    box.put(one, under_way)
+    box.lease(1, chat=2)
+    assert box.outbox.drop([one.delivery_id], 2) == 0  # on its way: too late
+    assert box.outbox.drop([one.delivery_id], 100) == 1
+    assert box.count("dropped") == 1
+
+
+def test_a_row_that_is_gone_is_settled_by_nobody(box: Box) -> None:
+    box.lease(1, Settled("unheard of", "delivered", 1.0))
+    assert box.view.counts == {}
+
+
+def test_latency_is_from_the_change_to_the_far_sides_yes(box: Box) -> None:
+    one = delivery(created=10.0)
+    box.put(one)
+    box.lease(11)
+    box.lease(12, delivered(one, 11.75))
+    assert box.view.latency["chat"].sum == pytest.approx(1.75)
+    assert box.view.latency["chat"].count == 1
+
+
+def test_ids_are_found_by_their_beginning(box: Box) -> None:
+    one = delivery(delivery_id="abc1")
+    box.put(one, delivery(delivery_id="abd2"), delivery(delivery_id="a%"))
+    assert ids(box.outbox.find("abc")) == ["abc1"]
+    assert len(box.outbox.find("a")) == 3
+    assert box.outbox.find("%") == []
+
+
+def test_there_is_no_outbox_without_an_agent(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="has `notbefore run` been started here"):
+        Outbox(tmp_path / "none.db")
+
+
+def test_the_reader_follows_a_file_that_is_set_aside(box: Box, tmp_path: Path) -> None:
+    box.put(delivery())
+    assert box.view.rows == {("chat", "pending"): 1}
+    for path in tmp_path.glob(FILE_NAME + "*"):
+        path.rename(path.with_name("aside-" + path.name))
+    assert box.view.rows == {("chat", "pending"): 1}  # nothing to read: what was known
+    Store(tmp_path).close()
+    assert box.view.rows == {}
+
+
+class Sums(RuleBasedStateMachine):
+    """Whatever happens to deliveries, each is in the outbox or counted as what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.box = Box(Path(self.directory.name))
+        self.now = 0.0
+        self.leased: list[Delivery] = []
+        self.order: dict[tuple[str, str], list[str]] = {}
+
+    def teardown(self) -> None:
+        self.box.close()
+        self.directory.cleanup()
+
+    @rule(
+        key=st.sampled_from("ab"),
+        sink=st.sampled_from(["chat", "hub"]),
+        kind=st.sampled_from(["announced", "started", "finished", "reminder"]),
+        severity=st.sampled_from(["critical", "info"]),
+        wait=st.sampled_from([0, 0, 5, 50]),
+    )
+    def put(self, key: str, sink: str, kind: str, severity: str, wait: float) -> None:
+        one = delivery(
+            key, sink, kind=kind, severity=severity, created=self.now, due=self.now + wait, expires=self.now + 100,
+            fades=kind in ("announced", "reminder"),
+        )  # fmt: skip
+        if kind == "finished":
+            self.box.ended(key, self.now)
+        self.box.put(one, now=self.now)
+        if kind != "reminder":
+            self.order.setdefault((sink, key), []).append(one.delivery_id)
+
+    @rule(
+        results=st.lists(st.sampled_from(["delivered", "retry", "dead"]), max_size=4),
+        repeat=st.sampled_from([None, 10.0]),
+        room=st.integers(0, 3),
+    )
+    def work(self, results: list[Any], repeat: float | None, room: int) -> None:
+        settled = [
+            Settled(one.delivery_id, result, self.now, due=self.now + 7, repeat=repeat)
+            for one, result in zip(self.leased, results, strict=False)
+        ]
+        self.leased = self.leased[len(settled) :]
+        taken = self.box.outbox.exchange(settled, {"chat": room, "hub": room}, self.now, self.now + 30)
+        waiting = set(ids(self.box.outbox.rows("pending")))
+        for one in taken:
+            earlier = self.order.get((one.sink, one.event_key), [])
+            if one.delivery_id in earlier:
+                before = earlier[: earlier.index(one.delivery_id)]
+                assert one.state == "held" or not waiting & set(before)
+        self.leased += [one for one in taken if one.delivery_id not in ids(self.leased)]
+
+    @rule(seconds=st.sampled_from([1.0, 8.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def another_courier(self) -> None:
+        self.box.outbox.void_leases()
+        self.leased = []
+
+    @rule(rows=st.integers(1, 5))
+    def overflow(self, rows: int) -> None:
+        self.box.expire(self.now, rows)
+
+    @rule(nth=st.integers(0, 3), again=st.booleans())
+    def by_hand(self, nth: int, *, again: bool) -> None:
+        for row in self.box.outbox.rows()[nth : nth + 1]:
+            if again:
+                self.box.outbox.retry([row.delivery_id], self.now, 100)
+            else:
+                self.box.outbox.drop([row.delivery_id], self.now)
+
+    @invariant()
+    def the_sum_is_right(self) -> None:
+        view = self.box.view
+        for sink in ("chat", "hub"):
+            counts = {name: count for (of, name), count in view.counts.items() if of == sink}
+            left = sum(counts.get(name, 0) for name in ("delivered", "expired", "overflowed", "dropped"))
+            rows = view.rows.get((sink, "pending"), 0) + view.rows.get((sink, "dead"), 0)
+            assert counts.get("accepted", 0) == left + rows
+
+
+TestSums = Sums.TestCase
+TestSums.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_delivery_comes_out_as_it_went_in(box: Box) -> None:
+    one = delivery(record=b'{"x":"\\u2028"}', severity="critical")
+    box.put(one)
+    (leased,) = box.lease(1)
+    assert msgspec.structs.replace(leased, attempts=0) == one

@@ -1,0 +1,80 @@
+"""Which deliveries a change causes, under which ids, and for how long they are worth sending."""
+
+from typing import Any
+
+import pytest
+
+from notbefore.events.change import Change
+from notbefore.events.delivery import Delivery, Routing, Terms, deliveries
+from notbefore.events.duration import Duration
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.routing import Route
+from support.azure import ME, PEER, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+
+
+def change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
+    tracked, last = diff(Tracked(), document(), now(0, vm=vm)).tracked, None
+    for second, fields in enumerate(looks, start=1):
+        step = diff(tracked, document(*([] if fields is None else [item(**fields)])), now(second, vm=vm))
+        tracked, last = step.tracked, step.changes[-1]
+    assert last
+    return last
+
+
+def made(one: Change, *routes: Route, vm: str = ME, **terms: Any) -> tuple[Delivery, ...]:
+    return deliveries(one, b"{}", Routing(routes, {"chat": Terms(**terms), "hub": Terms(expire_on_end=False)}), vm)
+
+
+def test_without_routes_each_sink_gets_one() -> None:
+    chat, hub = made(change({}))
+    assert (chat.sink, chat.kind, chat.severity, chat.record) == ("chat", "announced", "info", b"{}")
+    assert chat.due == chat.created == change({}).time.timestamp()
+    assert (chat.fades, hub.fades) == (True, False)
+    assert chat.expires == chat.created + 86_400
+
+
+def test_an_id_is_the_same_on_every_vm_and_another_for_each_sink_and_step() -> None:
+    both = {"Resources": [ME, PEER]}
+    here, there = (made(change(both, vm=vm), vm=vm) for vm in (ME, PEER))
+    assert [one.delivery_id for one in here] == [one.delivery_id for one in there]
+    started = made(change(both, both | STARTED))
+    assert len({one.delivery_id for one in (*here, *started)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("looks", "fades"),
+    [(({},), True), (({}, {"Description": "x"}), True), (({}, STARTED), False), (({}, None), False)],
+)
+def test_what_leads_up_to_an_event_fades_when_it_ends(looks: tuple[dict[str, Any] | None, ...], *, fades: bool) -> None:
+    assert made(change(*looks))[0].fades == fades
+
+
+def test_a_reminder_comes_so_long_before_not_before() -> None:
+    one = change({})
+    chat, reminder = made(one, Route(sinks=("chat",), remind_before=Duration("5m")))
+    assert one.event.not_before
+    assert reminder.due == one.event.not_before.timestamp() - 300
+    assert (reminder.kind, reminder.fades) == ("reminder", True)
+    assert reminder.delivery_id != chat.delivery_id
+
+
+@pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None)])
+def test_there_is_no_reminder_of_what_has_no_time_ahead(looks: tuple[dict[str, Any] | None, ...]) -> None:
+    assert len(made(change(*looks), Route(sinks=("chat",), remind_before=Duration("5m")))) == 1
+
+
+def test_there_is_no_reminder_where_the_notice_is_shorter() -> None:
+    assert len(made(change({}), Route(sinks=("chat",), remind_before=Duration("1h")))) == 1
+
+
+def test_a_follower_of_the_leader_waits_its_turn() -> None:
+    one = change({"Resources": [PEER, ME]} | STARTED)
+    (follower,) = made(one, Route(sinks=("chat",), announce_by="leader"))
+    assert follower.due == follower.created + 20
+
+
+def test_a_sink_that_is_not_configured_has_the_terms_of_any() -> None:
+    (lost,) = made(change({}), Route(sinks=("gone",)))
+    assert lost.expires == lost.created + Terms().expire_after
