@@ -20,6 +20,8 @@ from typing import Final
 
 from notbefore import __version__
 from notbefore.config import Config
+from notbefore.delivery.orders import Orders
+from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
 from notbefore.exposition.http import Verdict, make_app
@@ -29,6 +31,7 @@ from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poller
 from notbefore.logs import set_up
+from notbefore.store.outbox import OutboxReader
 from notbefore.store.store import Store
 from notbefore.tell import Teller
 from notbefore.watch import Watch
@@ -115,59 +118,88 @@ class Agent:
         self._store = Store(Path(config.state.dir))
         self._teller = Teller()
         self._watch = Watch(self._store, self._figures, self._teller)
+        self._outbox = OutboxReader(self._store.path)
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.settimeout(0)
+        self._dispatcher = Dispatcher(self._orders(config), self._figures, lambda: self._outbox.look()[1], self._poke)
+        self._watch.routing = config.routing
+        self._watch.outbox = lambda: self._outbox.look()[0]
+        self._watch.wake = self._dispatcher.wake
         self._watcher = Watcher(config, self._watch)
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
         self._server = HttpServer(config.server.listen, make_app(self))
 
     def run(self) -> int:
         """Serve and watch; returns the exit code."""
-        reader, writer = socket.socketpair()
-        reader.settimeout(0)
-        writer.settimeout(0)
         previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
-        previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
             self._server.start()
             log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
             self._teller.start()
             self._watcher.start()
-            self._supervise(reader)
+            self._supervise()
         finally:
+            self._stop()
             signal.set_wakeup_fd(previous_fd)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            self._stop()
-            reader.close()
-            writer.close()
+            self._reader.close()
+            self._writer.close()
         return 0
 
-    def _supervise(self, signals: socket.socket) -> None:
-        """Until told to stop: keep the beat, mend the state, take signals."""
-        mended = time.monotonic()
-        while True:
-            ready, _, _ = select.select([signals], [], [], self._patience())
-            if ready:
-                with suppress(BlockingIOError):
-                    for number in signals.recv(64):
-                        if number in (signal.SIGTERM, signal.SIGINT):
-                            log.info("%s: stopping", signal.Signals(number).name)
-                            return
-                        if number == _SIGHUP:
-                            self._reconfigure()
+    def _supervise(self) -> None:
+        """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
+        mended, damaged = time.monotonic(), self._store.damaged_files
+        while not self._told_to_stop(self._patience()):
             self._watch.keep()
+            self._dispatcher.tick()
             if self._store.degraded and time.monotonic() - mended >= MEND_INTERVAL:
                 mended = time.monotonic()
                 self._watch.mend()
+            if self._store.damaged_files != damaged:
+                damaged = self._store.damaged_files
+                self._dispatcher.restart()
+
+    def _told_to_stop(self, patience: float) -> bool:
+        """Wait for signals, the courier's signs of life, or somebody's poke."""
+        ready, _, _ = select.select([self._reader.fileno(), *self._dispatcher.descriptors], [], [], patience)
+        if self._reader.fileno() not in ready:
+            return False
+        with suppress(BlockingIOError):
+            for number in self._reader.recv(64):
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    log.info("%s: stopping", signal.Signals(number).name)
+                    return True
+                if number == _SIGHUP:
+                    self._reconfigure()
+        return False
+
+    def _poke(self) -> None:
+        """Have the main thread look around now. From any thread."""
+        with suppress(OSError):
+            self._writer.send(b"\0")  # no signal has the number 0
+
+    def _orders(self, config: Config) -> Orders:
+        return Orders(
+            state_file=str(self._store.path.absolute()),
+            sinks=config.sinks,
+            links=config.links,
+            log_format=config.log.format,
+            log_level=config.log.level,
+        )
 
     def _patience(self) -> float:
         # idle, nothing here needs attention but signals; a new event is noticed within this time, and Azure's notice
         # is longer: only a start without notice has its first beats written down a moment late
-        return 1.0 if self._watch.expecting or self._store.degraded else 5.0
+        return min(self._dispatcher.patience, 1.0 if self._watch.expecting or self._store.degraded else 5.0)
 
     def _reconfigure(self) -> None:
         try:
             config = self._reload()
             watcher = Watcher(config, self._watch)
+            check(self._orders(config))
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1
             log.error("the configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
@@ -179,6 +211,8 @@ class Agent:
             self._watcher.stop()
             self._watcher = watcher
             self._watcher.start()
+        self._watch.routing = config.routing
+        self._dispatcher.reconfigure(self._orders(config))
         self._config = config
         self._figures.config_reloads["success"] += 1
         self._figures.config_loaded = time.time()
@@ -187,6 +221,9 @@ class Agent:
     def _stop(self) -> None:
         self._watcher.stop()
         self._watch.stop()
+        self._dispatcher.tick()
+        self._dispatcher.stop(self._told_to_stop)
+        self._outbox.close()
         self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()

@@ -1,23 +1,34 @@
 """YAML, environment and command line -> ``Config``: frozen, complete, every mistake named with file, line and path.
 
+A secret may stand under its key, or be found: ``url_file``, ``url_env``, ``url_credential``. It never prints.
+
 Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, the command line. An empty file is a
 working agent.
 """
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from types import NoneType
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Struct, field
 
+from notbefore.delivery.secret import SOURCES, Secret
+from notbefore.delivery.settings import KINDS, Links, SinkConfig
+from notbefore.delivery.sinks import check_installed
 from notbefore.errors import ConfigError
+from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
+from notbefore.events.routing import Route
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
+Part = TypeVar("Part")
 MAX_FILE: Final = 1024 * 1024  # bytes
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 
@@ -81,6 +92,14 @@ class Config(_Section, frozen=True):
     server: Server = Server()
     state: State = field(default_factory=State)
     log: Log = Log()
+    sinks: dict[str, SinkConfig] = {}
+    routes: tuple[Route, ...] = ()  # without any, changes of events of this VM go to every sink
+    links: Links = Links()
+
+    @property
+    def routing(self) -> Routing:
+        """What decides where a change goes."""
+        return Routing(self.routes, {name: sink.settings.terms for name, sink in self.sinks.items()})
 
 
 def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None]) -> Config:
@@ -89,8 +108,9 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
     ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given".
     """
     values, places = _read(path) if path is not None else ({}, {})
+    base = path.absolute().parent if path is not None else Path.cwd()
     # the file is read strictly on its own first: only there is 1 no text
-    _convert(values, places, strict=True)
+    _convert(_prepared(values, base), places, strict=True)
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
@@ -100,7 +120,27 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
         if value is not None:
             _put(values, dotted.split("."), value, "the command line")
             places[dotted] = "the command line"
-    return _convert(values, places, strict=False)
+    config = _convert(_prepared(values, base), places, strict=False)
+    _check_sinks(config, places, environment)
+    return config
+
+
+def plain_secrets(config: Config) -> list[str]:
+    """The keys under which a secret stands as plain text."""
+    return [
+        f"sinks.{name}.{sink.kind}.{key}"
+        for name, sink in config.sinks.items()
+        for key, secret in sink.secrets.items()
+        if secret.source == "inline"
+    ]
+
+
+def warnings(config: Config, path: Path | None) -> list[str]:
+    """What is not wrong, but ought to be known."""
+    plain = plain_secrets(config)
+    if plain and path is not None and path.stat().st_mode & stat.S_IROTH:
+        return [f"{path} can be read by everybody, and holds secrets ({', '.join(plain)}): chmod o-r, or use *_file"]
+    return []
 
 
 def dump(config: Config) -> str:
@@ -111,7 +151,7 @@ def dump(config: Config) -> str:
 
 
 def _encode(value: object) -> object:
-    return str(value)
+    return value.shown() if isinstance(value, Secret) else str(value)
 
 
 def _put(values: dict[str, Any], keys: list[str], text: str, origin: str) -> None:
@@ -123,32 +163,118 @@ def _put(values: dict[str, Any], keys: list[str], text: str, origin: str) -> Non
     values[keys[-1]] = text
 
 
+def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The values in the one form that the structs take: secrets as mappings, matchers as lists, files absolute."""
+    values = dict(values)
+    if isinstance(values.get("sinks"), dict):
+        values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
+    if isinstance(values.get("routes"), list):
+        values["routes"] = [_prepared_route(route) for route in values["routes"]]
+    return values
+
+
+def _prepared_sink(sink: Any, base: Path) -> Any:
+    if not isinstance(sink, dict):
+        return sink
+    return {kind: _prepared_settings(kind, settings, base) for kind, settings in sink.items()}
+
+
+def _prepared_settings(kind: str, settings: Any, base: Path) -> Any:
+    if not isinstance(settings, dict) or kind not in KINDS:
+        return settings
+    prepared: dict[str, Any] = {}
+    for key, value in settings.items():
+        name, _, source = str(key).rpartition("_")
+        if name in KINDS[kind].SECRETS and source in SOURCES:
+            prepared[name] = _found_at(base, {source: value})
+        elif str(key).endswith("_file") and isinstance(value, str):
+            prepared[key] = str(base / value)
+        elif key == "headers" and isinstance(value, dict):
+            prepared[key] = {header: _found_at(base, secret) for header, secret in value.items()}
+        else:
+            prepared[key] = value if key not in KINDS[kind].SECRETS else _found_at(base, value)
+    return prepared
+
+
+def _found_at(base: Path, secret: Any) -> Any:
+    if isinstance(secret, dict) and isinstance(secret.get("file"), str):
+        return {**secret, "file": str(base / secret["file"])}
+    return secret
+
+
+def _prepared_route(route: Any) -> Any:
+    if not isinstance(route, dict) or not isinstance(route.get("match"), dict):
+        return route
+    lists = ("change", "event_type", "event_status", "event_source", "scope")
+    match = {
+        key: [value] if key in lists and not isinstance(value, list) else value for key, value in route["match"].items()
+    }
+    return {**route, "match": match}
+
+
+def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str]) -> None:
+    """What can be known before the first message: libraries, secrets, names in routes."""
+    for name, sink in config.sinks.items():
+        dotted = f"sinks.{name}.{sink.kind}"
+        place = places.get(dotted, places.get("", "the configuration"))
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{place}: sinks.{name}: expected a name of letters, digits, - and _")
+        try:
+            check_installed(sink)
+            for secret in sink.secrets.values():
+                secret.reveal(environment)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {dotted}: {error}") from None
+    for number, route in enumerate(config.routes):
+        for name in route.sinks:
+            if name not in config.sinks:
+                place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
+                known = ", ".join(config.sinks) or "none"
+                raise ConfigError(f"{place}: routes[{number}].sinks: there is no sink {name!r} (known: {known})")
+
+
 def _convert(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:
+    if isinstance(values.get("sinks"), dict):
+        for name, sink in values["sinks"].items():  # one by one: the errors of a mapping do not name its key
+            _convert_part(sink, SinkConfig, f"sinks.{name}", places, strict=strict)
+    return _convert_part(values, Config, "", places, strict=strict)
+
+
+def _convert_part(values: Any, kind: type[Part], above: str, places: dict[str, str], *, strict: bool) -> Part:
     """``places`` says where each dotted path was given; "" is for the configuration as a whole."""
     try:
-        return msgspec.convert(values, Config, strict=strict, dec_hook=_decode)
+        return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `")
-        path = where.rstrip("`").removeprefix("$").lstrip(".")
+        path = ".".join(filter(None, (above, where.rstrip("`").removeprefix("$").lstrip("."))))
         unknown = re.search(r"unknown field `(\w+)`", message)
         key = ".".join(filter(None, (path, unknown[1] if unknown else "")))
         if message.startswith("Invalid enum value"):
             message += f", expected one of {', '.join(map(str, _choices(key)))}"
-        place = places.get(key) or places.get(path) or places.get("", "the configuration")
+        place = places.get(key) or places.get(path) or places.get(above) or places.get("", "the configuration")
         raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
 
 
 def _choices(dotted: str) -> tuple[Any, ...]:
     """The values that a ``Literal`` of the configuration allows."""
     kind: Any = Config
-    for key in dotted.split("."):
-        kind = next(item.type for item in msgspec.structs.fields(kind) if item.name == key)
-    return get_args(kind)
+    for key in re.sub(r"\[\d+\]", "", dotted).split("."):
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+            continue
+        kind = next(item.type for item in msgspec.structs.fields(kind) if item.encode_name == key)
+        # what is in a list, or may be left out
+        kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
+        if get_origin(kind) is tuple:
+            kind = get_args(kind)[0]
+    return tuple(item for item in get_args(kind) if item is not NoneType)
 
 
 def _decode(kind: type, value: object) -> object:
     if kind is Duration:
         return Duration(value)
+    if kind is Secret:
+        return Secret.read(value)
     raise NotImplementedError(kind)  # a type of ours that nobody taught this function: a bug
 
 
@@ -185,3 +311,6 @@ def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> N
         dotted = f"{above}.{key.value}".lstrip(".")
         places[dotted] = place
         _note_places(value, file, dotted, places)
+        for number, item in enumerate(value.value if value.id == "sequence" else ()):
+            places[f"{dotted}[{number}]"] = f"{file}:{item.start_mark.line + 1}"
+            _note_places(item, file, f"{dotted}[{number}]", places)

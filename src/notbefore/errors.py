@@ -5,7 +5,9 @@ NotBeforeError
 ├── DocumentError    the bytes are not a Scheduled Events document (closed set of reasons)
 ├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
 ├── StoreError       the state cannot be used, and going on would lose or mix it
-└── ListenError      the HTTP server cannot listen where it was told to
+├── ListenError      the HTTP server cannot listen where it was told to
+├── SendError        a sink did not accept a message (for good or for now, and when to come again)
+└── SimulatorError   an order to the simulator that cannot be carried out
 """
 
 from typing import Literal, get_args
@@ -71,6 +73,15 @@ class StoreError(NotBeforeError):
 
 class ListenError(NotBeforeError):
     """The HTTP server cannot listen at the configured address; the text says why."""
+
+
+class SendError(NotBeforeError):
+    """The far side did not accept. ``permanent``: nor will it tomorrow. ``retry_after``: seconds, as it asked."""
+
+    def __init__(self, text: str, *, permanent: bool = False, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.permanent = permanent
+        self.retry_after = retry_after
 
 
 class SimulatorError(NotBeforeError):

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -10,8 +11,27 @@ from notbefore.events.record import json_line, rfc3339
 _SEVERITIES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
 
 
+Redact = Callable[[str], str]
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people, without what is secret."""
+
+    def __init__(self, redact: Redact) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        self._redact = redact
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level and message, and the exception below it."""
+        return self._redact(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the names of OpenTelemetry's log data model."""
+    """One JSON object a line, with the names of OpenTelemetry's log data model, without what is secret."""
+
+    def __init__(self, redact: Redact = str) -> None:
+        super().__init__()
+        self._redact = redact
 
     def format(self, record: logging.LogRecord) -> str:
         """Message and, where there is one, the exception, on one line."""
@@ -19,20 +39,23 @@ class JsonFormatter(logging.Formatter):
             "time": rfc3339(datetime.fromtimestamp(record.created, UTC)),
             "severity": _SEVERITIES.get(record.levelno, record.levelname),
             "logger": record.name,
-            "body": record.getMessage(),
+            "body": self._redact(record.getMessage()),
         }
         if record.exc_info:
-            values["exception"] = self.formatException(record.exc_info)
+            values["exception"] = self._redact(self.formatException(record.exc_info))
         return json_line(values).decode()
 
 
-def set_up(form: Literal["auto", "json", "text"], level: str) -> None:
-    """Send everything that is logged to stderr in ``form`` (``auto``: text on a terminal), from ``level`` up."""
+def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = str) -> None:
+    """Send everything that is logged to stderr in ``form`` (``auto``: text on a terminal), from ``level`` up.
+
+    ``redact`` takes what is secret out of every text, whoever logs it.
+    """
     handler = logging.StreamHandler(sys.stderr)
     if form == "json" or (form == "auto" and not sys.stderr.isatty()):
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(JsonFormatter(redact))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(TextFormatter(redact))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from notbefore.errors import DocumentError
 from notbefore.events.change import Change, Gap
-from notbefore.events.delivery import Routing, deliveries
+from notbefore.events.delivery import OutboxView, Routing, deliveries
 from notbefore.events.document import Document, Flaw, parse
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Moment, Step, diff
@@ -49,6 +49,7 @@ class Watch:
     ) -> None:
         self.figures = figures
         self.routing = Routing()
+        self.outbox: Callable[[], OutboxView] = OutboxView
         self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
         self.pulse = Pulse()
         self._api_version = ""
@@ -242,7 +243,15 @@ class Watch:
         """All samples of this moment; ``overdue``: seconds since the next beat was due, negative before it."""
         with self._lock:
             self.figures.beat_lag = max(self.figures.beat_lag, overdue)
-            return list(samples(View(self._memory.tracked, self._memory.totals, self.figures, now_utc())))
+            view = View(
+                tracked=self._memory.tracked,
+                totals=self._memory.totals,
+                figures=self.figures,
+                now=now_utc(),
+                outbox=self.outbox(),
+                sinks=tuple(self.routing.sinks),
+            )
+            return list(samples(view))
 
     def pending(self) -> bytes:
         """The answer of ``/api/v1/events``."""

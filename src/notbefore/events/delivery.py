@@ -22,6 +22,10 @@ accepted = delivered + expired + overflowed + dropped + the rows that are pendin
 """
 
 
+FALLBACK: Final = "fallback"  # counted as well: messages whose template failed
+STATES: Final = ("pending", "dead", "held")
+
+
 class Delivery(Struct, frozen=True):
     """One change that is to go to one sink. Times are Unix seconds."""
 

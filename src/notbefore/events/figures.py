@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
 from notbefore.events.totals import Histogram
 
+COURIER_STARTS: Final = ("due", "crashed", "hung", "reload")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
 
@@ -31,4 +32,6 @@ class Figures(Struct):
     store_damaged: int = 0  # files set aside
     config_reloads: dict[str, int] = field(default_factory=lambda: _zeros(("success", "failure")))
     config_loaded: float | None = None
+    courier_running: bool = False
+    courier_starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))
     vm: dict[str, str] = field(default_factory=dict)  # label -> value; empty until the identity is known

@@ -5,8 +5,9 @@ Attribute names follow OpenTelemetry's semantic conventions where they have one 
 """
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -126,3 +127,24 @@ def json_line(values: object) -> bytes:
     r"""JSON in UTF-8 on one line, whatever the texts hold; what is not safe to show is escaped as ``\uXXXX``."""
     text = msgspec.json.encode(values).decode()
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+
+
+_NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
+
+
+def cloud_event(values: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as a CloudEvents 1.0 envelope (JSON format) around ``data``; the id is the change's."""
+    event_id = values.get("azure.scheduled_event.id", "")
+    return {
+        "specversion": "1.0",
+        "id": values["azure.scheduled_event.change_id"],
+        # a URI reference that is not empty: the VM's resource id, or as much of it as is known
+        "source": _NOT_IN_URI.sub(
+            "-", str(values.get("cloud.resource_id") or f"/{values.get('host.name', 'unknown')}")
+        ),
+        "type": f"notbefore.scheduled_event.{values['azure.scheduled_event.change']}.v1",
+        **({"subject": event_id} if event_id else {}),
+        "time": values["time"],
+        "datacontenttype": "application/json",
+        "data": data,
+    }

@@ -11,11 +11,13 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from notbefore.events.delivery import FALLBACK, RESULTS, STATES, OutboxView
 from notbefore.events.document import STARTED
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Tracked
 from notbefore.events.totals import (
     KNOWN_CHANGES,
+    LATENCY_BOUNDS,
     MAX_SERIES,
     OTHER,
     SOURCES,
@@ -53,8 +55,11 @@ class View(Struct, frozen=True):
     totals: Totals
     figures: Figures
     now: datetime
+    outbox: OutboxView = OutboxView()
+    sinks: tuple[str, ...] = ()  # those that are configured: their series are always there
 
 
+_NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 _BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
 _KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
 
@@ -172,6 +177,41 @@ CONFIG_LOADED: Final = Metric(
 BUILD: Final = Metric(
     "notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version")
 )
+DELIVERIES: Final = Metric(
+    "notbefore_deliveries",
+    "counter",
+    "Deliveries by what became of them. At any time accepted = delivered + expired + overflowed + dropped"
+    " + the rows that are pending or dead; failed counts attempts that are made again.",
+    ("sink", "result"),
+)
+LATENCY: Final = Metric(
+    "notbefore_delivery_latency_seconds",
+    "histogram",
+    "Time from the sight of a change to its acceptance by the far side.",
+    ("sink",),
+)
+OUTBOX_ROWS: Final = Metric(
+    "notbefore_outbox_rows",
+    "gauge",
+    "Deliveries in the outbox: pending; dead, refused for good; held, delivered and repeated while the event lasts.",
+    ("sink", "state"),
+)
+OLDEST_PENDING: Final = Metric(
+    "notbefore_outbox_oldest_pending_seconds",
+    "gauge",
+    "Age of the oldest pending delivery; 0 without one.",
+    ("sink",),
+)
+TEMPLATE_ERRORS: Final = Metric(
+    "notbefore_template_errors",
+    "counter",
+    "Messages sent with the built-in text, for their template failed.",
+    ("sink",),
+)
+COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while a courier runs.")
+COURIER_STARTS: Final = Metric(
+    "notbefore_courier_starts", "counter", "Couriers that were started, by why.", ("reason",)
+)
 VM_LABELS: Final = (
     "name",
     "vm_id",
@@ -190,7 +230,7 @@ VM: Final = Metric(
 
 def samples(view: View) -> Iterator[Family]:
     """Every family with its samples at ``view.now``; a family without a sample is left out."""
-    for family in (*_listed(view), *_counted(view.totals), *_agent(view.figures)):
+    for family in (*_listed(view), *_counted(view.totals), *_outbox(view), *_agent(view.figures)):
         if family.samples:
             yield family
 
@@ -288,6 +328,20 @@ def _counted(totals: Totals) -> Iterator[Family]:
     yield Family(FOLDED, _by_one(totals.folded))
 
 
+def _outbox(view: View) -> Iterator[Family]:
+    outbox = view.outbox
+    sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
+    yield Family(DELIVERIES, {labels: float(outbox.counts.get(labels, 0)) for labels in product(sinks, RESULTS)})
+    yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
+    yield Family(OUTBOX_ROWS, {labels: float(outbox.rows.get(labels, 0)) for labels in product(sinks, STATES)})
+    now = view.now.timestamp()
+    oldest: dict[Labels, float | Histogram] = {
+        (sink,): max(0.0, now - outbox.oldest[sink]) if sink in outbox.oldest else 0.0 for sink in sinks
+    }
+    yield Family(OLDEST_PENDING, oldest)
+    yield Family(TEMPLATE_ERRORS, {(sink,): float(outbox.counts.get((sink, FALLBACK), 0)) for sink in sinks})
+
+
 def _by_one(counts: dict[str, int]) -> dict[Labels, float | Histogram]:
     return {(label,): float(count) for label, count in counts.items()}
 
@@ -301,6 +355,8 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(FLAWS, _by_one(figures.flaws))
     yield Family(DEGRADED, _once(float(figures.store_degraded)))
     yield Family(DAMAGED, _once(float(figures.store_damaged)))
+    yield Family(COURIER_RUNNING, _once(float(figures.courier_running)))
+    yield Family(COURIER_STARTS, _by_one(figures.courier_starts))
     yield Family(RELOADS, _by_one(figures.config_reloads))
     yield Family(CONFIG_LOADED, _once(figures.config_loaded))
     yield Family(BUILD, {(figures.version, figures.python, figures.api_version): 1.0})

@@ -1,8 +1,14 @@
-"""One agent a state directory: an advisory lock on a file beside the state, gone with the process that held it."""
+"""One agent and one courier a state directory: advisory locks on files, gone with the process that held them."""
 
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, Self
 
 from notbefore.errors import StoreError
 
@@ -33,6 +39,44 @@ class DirectoryLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class CourierLock:
+    """``acquire`` waits for the courier before to leave, and ends it where it does not: it has no agent any more."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = (directory / "courier.lock").open("a+", encoding="ascii")
+
+    def acquire(self, patience: float, beat: Callable[[], None]) -> None:
+        """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            with suppress(OSError):
+                _lock(self._file)
+                break
+            beat()
+            if time.monotonic() > deadline:
+                self._end_holder()
+            time.sleep(0.05)
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def _end_holder(self) -> None:
+        # the lock is held, so the process that wrote its id there is alive, and the id its own
+        self._file.seek(0)
+        holder = self._file.read()
+        if holder.isdigit() and int(holder) != os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(int(holder), signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
 
 
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX

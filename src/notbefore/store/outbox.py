@@ -6,6 +6,7 @@ counted in the same transaction, so that at any time accepted = delivered + expi
 """
 
 import sqlite3
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.errors import StoreError
-from notbefore.events.delivery import Delivery, OutboxView, Settled
+from notbefore.events.delivery import FALLBACK, Delivery, OutboxView, Settled
 from notbefore.events.routing import SEVERITIES
 from notbefore.events.totals import LATENCY_BOUNDS, Histogram
 
@@ -242,7 +243,7 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
         return
     sink, event_key, state, created = row
     if one.fallback:
-        _count(db, sink, "fallback")
+        _count(db, sink, FALLBACK)
     if one.result == "delivered":
         _delivered(db, one, (sink, event_key, state, created))
         return
@@ -296,10 +297,14 @@ def next_due(db: sqlite3.Connection) -> float | None:
 
 
 class OutboxReader:
-    """What the agent shows of the outbox: read without ever waiting for a writer, and only when it has changed."""
+    """What the agent shows of the outbox: read without ever waiting for a writer, and only when it has changed.
+
+    Safe to call from several threads.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._version: int | None = None
@@ -308,14 +313,15 @@ class OutboxReader:
 
     def look(self) -> tuple[OutboxView, float | None]:
         """What is in the outbox, and when the next of it is due; what was known last while it cannot be read."""
-        try:
-            db = self._open()
-            version = db.execute("PRAGMA data_version").fetchone()[0]
-            if version != self._version:
-                self._view, self._due, self._version = _view(db), next_due(db), version
-        except (sqlite3.Error, StoreError, OSError):
-            self.close()
-        return self._view, self._due
+        with self._lock:
+            try:
+                db = self._open()
+                version = db.execute("PRAGMA data_version").fetchone()[0]
+                if version != self._version:
+                    self._view, self._due, self._version = _view(db), next_due(db), version
+            except (sqlite3.Error, StoreError, OSError):
+                self.close()
+            return self._view, self._due
 
     def _open(self) -> sqlite3.Connection:
         found = self._path.stat()
@@ -330,9 +336,10 @@ class OutboxReader:
 
     def close(self) -> None:
         """Let go of the file; the next look opens it again."""
-        if self._db is not None:
-            self._db.close()
-        self._db = self._version = None
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+            self._db = self._version = None
 
 
 def _view(db: sqlite3.Connection) -> OutboxView:

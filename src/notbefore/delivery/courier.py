@@ -1,0 +1,256 @@
+"""``Courier``: takes what is due from the outbox, has it sent, and writes down what came of it.
+
+It is a process of its own (``notbefore.courier``): what its sinks import costs the agent nothing, and what hangs in
+them can be killed. Its main thread alone touches the outbox; each sink has one thread. A sink that never answers is
+given up after its deadline; its thread is replaced, and the process leaves at the next quiet moment, to be rid of it.
+"""
+
+import logging
+import os
+import random
+import select
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from notbefore.delivery.message import Sink
+from notbefore.delivery.orders import BEAT, DONE, HUNG, LOST_STATE, STOP, STOP_SECONDS, Orders
+from notbefore.delivery.retry import Outcome, plan
+from notbefore.delivery.worker import Attempt, Worker
+from notbefore.errors import SendError
+from notbefore.events.delivery import Delivery, Settled
+
+BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
+LEASE_SECONDS: Final = 60.0  # beyond the sink's own deadline
+STATE_PATIENCE: Final = 60.0  # seconds in which the outbox may be out of reach
+MAX_ABANDONED: Final = 4
+MAX_ERROR: Final = 500  # characters of a cause that are kept
+
+log = logging.getLogger("notbefore.courier")
+
+
+class Outbox(Protocol):
+    """What the courier asks of the outbox (``store.outbox.Outbox``); raises ``sqlite3.Error``."""
+
+    def void_leases(self) -> None:
+        """Free what a dead courier held."""
+        ...
+
+    def exchange(self, settled: Sequence[Settled], room: Mapping[str, int], now: float, until: float) -> list[Delivery]:
+        """Say what came of deliveries, and lease what is due."""
+        ...
+
+    def sinks_with_work(self) -> set[str]:
+        """Whose deliveries wait."""
+        ...
+
+
+class Line(Struct, frozen=True):
+    """The courier's line to its agent; the default is none."""
+
+    control: int = -1  # a file descriptor on which the agent says STOP and WAKE; its end is the agent's
+    beat: Callable[[], None] = lambda: None  # called each second
+
+
+class Courier:
+    """``make`` makes the sink of a name, in that sink's thread; ``redact`` takes secrets out of what is kept."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        orders: Orders,
+        make: Callable[[str], Sink],
+        redact: Callable[[str], str],
+        line: Line = Line(),  # noqa: B008 - frozen
+    ) -> None:
+        self._outbox = outbox
+        self._orders = orders
+        self._make = make
+        self._redact = redact
+        self._control = line.control
+        self._beat = line.beat
+        self._reports: deque[Attempt] = deque()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        os.set_blocking(self._reader, False)
+        self._workers: dict[str, Worker] = {}
+        self._abandoned: list[Worker] = []
+        self._unsaid: list[Settled] = []
+        self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
+        self._stop_at: float | None = None
+        self._last_work = self._last_look = time.monotonic()
+        self._trouble_since: float | None = None
+
+    def stop(self) -> None:
+        """Send what is due, for a while, and leave. May be called from a signal handler."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + STOP_SECONDS
+        self._poke()
+
+    def run(self) -> int:
+        """Work until there has been nothing to do for a while, or until told to stop; returns the exit code."""
+        self._outbox.void_leases()
+        self._look_for_homeless()
+        while True:
+            self._beat()
+            self._give_up_what_hangs()
+            worked = self._turn()
+            code = self._leave(worked=worked)
+            if code is not None:
+                return code
+            self._wait(BEAT)
+
+    # ---- one turn
+
+    def _turn(self) -> bool:
+        """Say what came of the attempts, take what is due; returns whether anything was."""
+        self._unsaid += self._settled()
+        now = time.time()
+        room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._homeless, BATCH)
+        until = now + max((self._deadline(name) for name in self._orders.sinks), default=0.0) + LEASE_SECONDS
+        said = bool(self._unsaid)
+        try:
+            leased = self._outbox.exchange(self._unsaid, room, now, until)
+        except sqlite3.Error as error:
+            self._in_trouble(error)
+            return False
+        self._unsaid, self._trouble_since = [], None
+        for delivery in leased:
+            self._hand_over(delivery)
+        if leased or said:
+            self._last_work = time.monotonic()
+        return bool(leased)
+
+    def _room(self, name: str) -> int:
+        worker = self._workers.get(name)
+        if worker is None:
+            return 1
+        return (BATCH if worker.quick else 1) - worker.busy
+
+    def _hand_over(self, delivery: Delivery) -> None:
+        name = delivery.sink
+        if name not in self._orders.sinks:
+            error = SendError("no sink of this name is configured", permanent=True)
+            self._reports.append(Attempt(delivery, None, error))
+            self._poke()
+            return
+        if name not in self._workers:
+            self._workers[name] = Worker(name, lambda: self._make(name), self._report)
+        self._workers[name].give(delivery)
+
+    def _report(self, attempt: Attempt) -> None:
+        self._reports.append(attempt)
+        self._poke()
+
+    def _settled(self) -> list[Settled]:
+        found: list[Settled] = []
+        while self._reports:
+            found.append(self._settle(self._reports.popleft()))
+        return found
+
+    def _settle(self, attempt: Attempt) -> Settled:
+        delivery, receipt, error = attempt.delivery, attempt.receipt, attempt.error
+        now = datetime.now(UTC)
+        outcome = Outcome(
+            accepted=receipt is not None,
+            permanent=error is not None and error.permanent,
+            retry_after=error.retry_after if error is not None else None,
+        )
+        then = plan(outcome, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
+        cause = self._redact(str(error))[:MAX_ERROR] if error is not None else ""
+        self._tell(delivery, then.state, cause)
+        return Settled(
+            delivery_id=delivery.delivery_id,
+            result=then.state,
+            time=now.timestamp(),
+            due=then.at.timestamp() if then.at is not None else None,
+            error=cause,
+            thread=receipt.thread if receipt is not None else None,
+            repeat=receipt.repeat if receipt is not None else None,
+            fallback=receipt.fallback if receipt is not None else False,
+        )
+
+    @staticmethod
+    def _tell(delivery: Delivery, state: str, cause: str) -> None:
+        what = (delivery.sink, delivery.kind, delivery.event_key, delivery.delivery_id[:8])
+        if state == "dead":
+            log.error(
+                "sink %s refused `%s` of event %s for good (%s): mend the cause, then `notbefore outbox retry %s`",
+                *what[:3],
+                cause,
+                what[3],
+            )
+        elif state == "retry":
+            log.warning("sink %s did not take `%s` of event %s (%s): it will be tried again", *what[:3], cause)
+        else:
+            log.debug("sink %s took `%s` of event %s (%s)", *what)
+
+    # ---- trouble
+
+    def _deadline(self, name: str) -> float:
+        return self._orders.sinks[name].settings.timeout.seconds + self._orders.deadline_grace
+
+    def _give_up_what_hangs(self) -> None:
+        for name, worker in list(self._workers.items()):
+            delivery = worker.hangs(self._deadline(name))
+            if delivery is None:
+                continue
+            left = worker.abandon()
+            self._abandoned.append(worker)
+            del self._workers[name]
+            error = SendError(f"no end after {self._deadline(name):g} s: given up")
+            self._reports.append(Attempt(delivery, None, error))
+            for one in left:
+                self._hand_over(one)
+
+    def _in_trouble(self, error: sqlite3.Error) -> None:
+        """What was accepted is remembered here until it can be written: it is not sent again meanwhile."""
+        if self._trouble_since is None:
+            self._trouble_since = time.monotonic()
+            log.warning("the outbox cannot be used (%s): trying again", error)
+
+    def _look_for_homeless(self) -> None:
+        with suppress(sqlite3.Error):
+            self._homeless = self._outbox.sinks_with_work() - self._orders.sinks.keys()
+        self._last_look = time.monotonic()
+
+    # ---- waiting and leaving
+
+    def _leave(self, *, worked: bool) -> int | None:
+        """The exit code, if it is time to go."""
+        now = time.monotonic()
+        busy = worked or bool(self._reports or self._unsaid) or any(one.busy for one in self._workers.values())
+        if self._trouble_since is not None and now - self._trouble_since > STATE_PATIENCE:
+            return LOST_STATE
+        if self._stop_at is not None and (now >= self._stop_at or not busy):
+            return DONE
+        self._abandoned = [worker for worker in self._abandoned if worker.alive]
+        if self._abandoned and (not busy or len(self._abandoned) >= MAX_ABANDONED):
+            return HUNG
+        return DONE if not busy and now - self._last_work >= self._orders.linger else None
+
+    def _wait(self, seconds: float) -> None:
+        if self._reports:
+            return
+        watched = [self._reader] + ([self._control] if self._control >= 0 else [])
+        ready, _, _ = select.select(watched, [], [], seconds)
+        if self._reader in ready:
+            with suppress(BlockingIOError):
+                os.read(self._reader, 4096)
+        if self._control in ready:
+            said = os.read(self._control, 4096)
+            if not said or STOP in said:  # the agent is gone, or tells us to go
+                self._control = -1
+                self.stop()
+        if time.monotonic() - self._last_look > 5 * BEAT:
+            self._look_for_homeless()
+
+    def _poke(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._writer, b".")

@@ -1,0 +1,54 @@
+"""``Orders``: what the agent tells its courier, and the few words that go between them."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import Links, SinkConfig
+from notbefore.errors import ConfigError
+from notbefore.events.duration import Duration
+
+DONE: Final = 0
+HUNG: Final = 10  # exit codes of a courier
+LOST_STATE: Final = 11
+
+BEAT: Final = 1.0  # seconds between signs of life
+STOP_SECONDS: Final = 10.0  # to send what is due once told to stop
+STOP, WAKE = b"t", b"w"  # what the agent says through the pipe
+MAX_ORDERS: Final = 60 * 1024  # bytes: less than a pipe holds, so that the agent never waits for a courier to read
+
+
+class Orders(Struct, frozen=True):
+    """What the agent tells a courier through its pipe: all that it needs to know."""
+
+    state_file: str
+    sinks: dict[str, SinkConfig] = {}
+    links: Links = Links()
+    log_format: Literal["auto", "json", "text"] = "auto"
+    log_level: str = "info"
+    linger: float = 60.0  # seconds with nothing to do after which it leaves
+    deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt is given up as hanging
+
+
+def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
+    """Orders as they go through the pipe; raises ``ConfigError`` where a secret cannot be had."""
+
+    def encode(value: object) -> Any:
+        return value.sealed(environment) if isinstance(value, Secret) else str(value)
+
+    line = msgspec.json.encode(orders, enc_hook=encode) + b"\n"
+    if len(line) > MAX_ORDERS:
+        raise ConfigError(f"the sinks' settings are more than {MAX_ORDERS} bytes in all: shorten the templates")
+    return line
+
+
+def unseal(line: bytes) -> Orders:
+    """The orders, read; raises ``msgspec.MsgspecError``."""
+
+    def decode(kind: type, value: object) -> object:
+        return Secret.read(value) if kind is Secret else Duration(value)
+
+    return msgspec.json.decode(line, type=Orders, dec_hook=decode)

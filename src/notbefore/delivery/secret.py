@@ -1,0 +1,95 @@
+"""``Secret``: a password, a token, an address that is one. It never prints; ``reveal()`` is the one way in."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from notbefore.errors import ConfigError
+
+MAX_SECRET: Final = 64 * 1024  # bytes
+HIDDEN: Final = "***"
+Source = Literal["inline", "file", "env", "credential"]
+SOURCES: Final[tuple[Source, ...]] = ("file", "env", "credential")
+
+
+class Secret:
+    """Where a secret is found: in a file, an environment variable, a systemd credential, or in the configuration."""
+
+    __slots__ = ("_reference", "source")
+
+    def __init__(self, reference: str, source: Source = "inline") -> None:
+        self.source = source
+        self._reference = reference
+
+    @classmethod
+    def read(cls, value: object) -> "Secret":
+        """From text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``; raises ``ValueError``."""
+        if isinstance(value, str) and value:
+            return cls(value)
+        if isinstance(value, Mapping) and len(value) == 1:
+            ((source, reference),) = value.items()
+            if source in ("inline", *SOURCES) and isinstance(reference, str) and reference:
+                return cls(reference, source)
+        raise ValueError("expected text that is not empty, or one of file, env, credential with where it is found")
+
+    def reveal(self, environment: Mapping[str, str] = os.environ) -> str:
+        """The secret itself, without the line end of a file; raises ``ConfigError`` when it cannot be had."""
+        if self.source == "inline":
+            return self._reference
+        if self.source == "env":
+            text = environment.get(self._reference, "")
+            if not text:
+                raise ConfigError(f"the environment variable {self._reference} is not set, or empty")
+            return text
+        path = Path(self._reference)
+        if self.source == "credential":
+            directory = environment.get("CREDENTIALS_DIRECTORY")
+            if not directory:
+                raise ConfigError(
+                    f"the credential {self._reference} is not there: CREDENTIALS_DIRECTORY is not set"
+                    " (LoadCredential= in the systemd unit sets it)"
+                )
+            path = Path(directory) / self._reference
+        return _read(path)
+
+    def shown(self) -> str | dict[str, str]:
+        """For ``check-config``: where it is found, never what it is."""
+        return HIDDEN if self.source == "inline" else {self.source: self._reference}
+
+    def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+        """For the courier's pipe: what is in a file stays there; the courier's environment holds no secret."""
+        if self.source == "file":
+            return {"file": self._reference}
+        return {"inline": self.reveal(environment)}
+
+    def __repr__(self) -> str:
+        return f"Secret({HIDDEN})"
+
+    def __str__(self) -> str:
+        return HIDDEN
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and (self.source, self._reference) == (other.source, other._reference)
+
+    def __hash__(self) -> int:
+        return hash((self.source, self._reference))
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that holds it, if one does."""
+        return self._reference if self.source == "env" else None
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SECRET + 1)
+        text = data.decode().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    if not text or len(data) > MAX_SECRET:
+        raise ConfigError(f"{path}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}")
+    return text

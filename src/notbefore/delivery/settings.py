@@ -1,0 +1,209 @@
+"""What a user may set of each kind of sink. Secrets are wrapped; every key has a default but the address."""
+
+import re
+from typing import Any, ClassVar, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from notbefore.delivery.secret import Secret
+from notbefore.events.delivery import Terms
+from notbefore.events.duration import Duration
+
+Headers = dict[str, Secret]
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
+_ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
+
+
+class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all kinds have in common."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
+
+    timeout: Duration = Duration("10s")  # for one attempt
+    expire_after: Duration = Duration("24h")  # what is older is not sent any more, and counted as expired
+    expire_on_end: bool = True  # what was announced is not told once it is over
+    title: str | None = None  # templates (Jinja2)
+    body: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("timeout: expected 100ms to 5m")
+
+    @property
+    def terms(self) -> Terms:
+        """How long its deliveries are worth sending."""
+        return Terms(self.expire_after.seconds, self.expire_on_end)
+
+
+def _http(url: str, what: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{what}: expected http://HOST or https://HOST")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"{what}: user and password do not belong in the address")
+    return url
+
+
+class Slack(SinkSettings, frozen=True, kw_only=True):
+    """An incoming webhook (``url``), or a bot's ``token`` and the ``channel`` it writes to."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url", "token")
+
+    url: Secret | None = None
+    token: Secret | None = None
+    channel: str | None = None
+    api: str = "https://slack.com/api"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.url is None) == (self.token is None):
+            raise ValueError("expected either `url` (an incoming webhook) or `token` (a bot's)")
+        if self.token is not None and not self.channel:
+            raise ValueError("expected `channel` beside `token`")
+        _http(self.api, "api")
+
+
+class Email(SinkSettings, frozen=True, kw_only=True):
+    """A ``mailto://`` or ``mailtos://`` address of a mail server, as apprise writes them."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url",)
+
+    url: Secret
+    to: tuple[str, ...] = ()  # instead of the recipients in the address
+    sender: str | None = field(default=None, name="from")
+    ca_file: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for address in (*self.to, *((self.sender,) if self.sender else ())):
+            if not _ADDRESS.fullmatch(address):
+                raise ValueError(f"expected a mail address such as ops@example.org, got {address!r}")
+
+
+class Apprise(SinkSettings, frozen=True, kw_only=True):
+    """Any service that apprise knows, by its address."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url",)
+
+    url: Secret
+
+
+class Webhook(SinkSettings, frozen=True, kw_only=True):
+    """POST of the record."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url", "secret")
+
+    url: Secret
+    secret: Secret | None = None  # the key of the signature
+    headers: Headers = {}
+    format: Literal["json", "cloudevents"] = "json"
+    ca_file: str | None = None
+    cert_file: str | None = None  # the client's certificate
+    key_file: str | None = None
+    allow_private: bool = False  # loopback, link-local and private addresses
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key_file and not self.cert_file:
+            raise ValueError("expected `cert_file` beside `key_file`")
+        for name in self.headers:
+            if not _HEADER.fullmatch(name):
+                raise ValueError(f"headers: {name!r} is no name of a header")
+
+
+class Alertmanager(SinkSettings, frozen=True, kw_only=True):
+    """Every member of a cluster; one that accepts is enough."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("password", "token")
+
+    urls: tuple[str, ...]
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None  # bearer
+    ca_file: str | None = None
+    resolve_timeout: Duration = Duration("5m")  # Alertmanager's own; alerts are sent again in a third of it
+    generator_url: str = ""
+    labels: dict[str, str] = {}  # beside our own, the same on every VM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.urls:
+            raise ValueError("urls: expected at least one address of an Alertmanager")
+        for url in self.urls:
+            _http(url, "urls")
+        for name in self.labels:
+            if not _LABEL.fullmatch(name):
+                raise ValueError(f"labels: {name!r} is no name of a label")
+        if not 1 <= self.resolve_timeout.seconds <= 86_400:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("resolve_timeout: expected 1s to 1d")
+        if (self.username is None) != (self.password is None) or (self.token and self.username):
+            raise ValueError("expected `username` and `password`, or `token`, or none of them")
+
+
+class Command(SinkSettings, frozen=True, kw_only=True):
+    """An executable of the user's, with its arguments; no shell."""
+
+    command: tuple[str, ...]
+    timeout: Duration = Duration("60s")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.command or not self.command[0].startswith("/"):
+            raise ValueError("command: expected a list that begins with the absolute path of an executable")
+
+
+class Links(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a message leads: an address, or none."""
+
+    dashboard: str | None = None
+    runbook: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dashboard", "runbook"):
+            url = getattr(self, name)
+            if url is not None:
+                _http(url, name)
+
+
+class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of ``sinks``: exactly one kind with its settings."""
+
+    slack: Slack | None = None
+    email: Email | None = None
+    apprise: Apprise | None = None
+    webhook: Webhook | None = None
+    alertmanager: Alertmanager | None = None
+    command: Command | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(self.__struct_fields__)}, got {len(given)}")
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind."""
+        return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
+
+    @property
+    def settings(self) -> SinkSettings:
+        """The settings of the kind."""
+        settings: SinkSettings = getattr(self, self.kind)
+        return settings
+
+    @property
+    def secrets(self) -> dict[str, Secret]:
+        """Every secret in it, by the name of its key."""
+        found: dict[str, Secret] = {}
+        for name in self.settings.__struct_fields__:
+            value: Any = getattr(self.settings, name)
+            if isinstance(value, Secret):
+                found[name] = value
+            elif isinstance(value, dict):
+                found |= {f"{name}.{key}": item for key, item in value.items() if isinstance(item, Secret)}
+        return found
+
+
+KINDS: Final = {item: get_args(annotation)[0] for item, annotation in SinkConfig.__annotations__.items()}

@@ -1,0 +1,53 @@
+"""The kinds of sinks: where each is implemented, and what must be installed for it. Imported on first use.
+
+To add one: a module here with a class ``Sink``, a line in ``REGISTRY``, its settings in ``delivery.settings``, and a
+test file; the contract tests pick it up.
+"""
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from notbefore.delivery.message import Sink
+from notbefore.delivery.settings import Links, SinkConfig
+from notbefore.errors import ConfigError
+
+
+class Kind(Struct, frozen=True):
+    """Where a kind of sink lives."""
+
+    module: str
+    needs: str | None = None  # a distribution's module beyond the base
+    extra: str = ""  # the extra that installs it
+
+
+REGISTRY: Final = {
+    "slack": Kind("notbefore.delivery.sinks.slack"),
+    "email": Kind("notbefore.delivery.sinks.email", "apprise", "apprise"),
+    "apprise": Kind("notbefore.delivery.sinks.apprise", "apprise", "apprise"),
+    "webhook": Kind("notbefore.delivery.sinks.webhook"),
+    "alertmanager": Kind("notbefore.delivery.sinks.alertmanager"),
+    "command": Kind("notbefore.delivery.sinks.command"),
+}
+
+
+def check_installed(config: SinkConfig) -> None:
+    """Raise ``ConfigError`` where a library that the sink needs is not there; nothing is imported."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where there are sinks
+
+    kind = REGISTRY[config.kind]
+    if kind.needs is not None and find_spec(kind.needs) is None:
+        raise ConfigError(f"{config.kind} needs {kind.needs}: pip install 'notbefore[{kind.extra}]'")
+    settings = config.settings
+    if (settings.title is not None or settings.body is not None) and find_spec("jinja2") is None:
+        raise ConfigError("title and body need jinja2: pip install 'notbefore[templates]'")
+
+
+def make(name: str, config: SinkConfig, links: Links) -> Sink:
+    """The sink of that name; raises ``ConfigError`` when it cannot be made, a secret that cannot be read included."""
+    check_installed(config)
+    from importlib import import_module  # noqa: PLC0415 - as above
+
+    module: Any = import_module(REGISTRY[config.kind].module)
+    sink: Sink = module.Sink(name, config.settings, links)
+    return sink

@@ -1,0 +1,56 @@
+"""POST of the record as JSON or as a CloudEvent, signed where a secret is given.
+
+``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over ``<t>.`` and the body.
+"""
+
+import hashlib
+import hmac
+import time
+
+from notbefore.delivery.http import Http
+from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.settings import Links, Webhook
+from notbefore.events.record import cloud_event, json_line
+
+
+class Sink:
+    """An address that takes the record."""
+
+    def __init__(self, _name: str, settings: Webhook, _links: Links) -> None:
+        self._url = settings.url.reveal()
+        self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
+        self._headers = {name: value.reveal() for name, value in settings.headers.items()}
+        self._format = settings.format
+        cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
+        self._http = Http(
+            settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=not settings.allow_private
+        )
+
+    def send(self, message: Message) -> Receipt:
+        """POST it; 2xx is accepted."""
+        values = message.record | {
+            "notbefore.delivery.id": message.delivery_id,
+            "notbefore.delivery.kind": message.kind,
+            "notbefore.delivery.severity": message.severity,
+        }
+        content_type = "application/json"
+        if self._format == "cloudevents":
+            content_type = "application/cloudevents+json"
+            body = json_line(cloud_event(message.record, values))
+        else:
+            body = json_line(values)
+        headers = self._headers | {"Content-Type": content_type, "Idempotency-Key": message.delivery_id}
+        if self._secret is not None:
+            headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
+        self._http.post(self._url, body, headers).check()
+        return Receipt()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._http.close()
+
+
+def sign(secret: bytes, body: bytes, seconds: int) -> str:
+    """The value of the signature header for a body sent at that Unix time."""
+    digest = hmac.new(secret, f"{seconds}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={seconds},v1={digest}"
