@@ -15,7 +15,7 @@ from notbefore.simulator.server import Simulator
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 INSTANCE = "/metadata/instance?api-version=2021-02-01"
-TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://eventhubs.azure.net"  # noqa: S105 - a path
+TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://eventhubs.azure.net"
 METADATA = {"Metadata": "true"}
 PATIENCE = 10.0  # seconds; every wait ends by then
 

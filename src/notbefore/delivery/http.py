@@ -104,7 +104,7 @@ class Http:
 
 def _bounded(response: requests.Response, deadline: float) -> bytes:
     content = bytearray()
-    for chunk in response.iter_content(4096):
+    while chunk := response.raw.read1(4096, decode_content=True):  # what is there, however little it is
         content += chunk
         if len(content) > MAX_ANSWER:
             return bytes(content[:MAX_ANSWER])  # the status counts; nobody needs the rest

@@ -60,9 +60,15 @@ def record(change: Change, vm: Vm | None) -> Record:
         "azure.scheduled_event.incarnation": change.incarnation,
         "azure.scheduled_event.first_seen": rfc3339(change.first_seen),
         "azure.scheduled_event.not_before": rfc3339(change.not_before) if change.not_before else None,
+        "azure.scheduled_event.previous_not_before": _previous_not_before(change),
         **_durations(change),
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _previous_not_before(change: Change) -> str | None:
+    before = change.previous.not_before if change.previous is not None else None
+    return rfc3339(before) if before is not None and before != change.event.not_before else None
 
 
 def _durations(change: Change) -> dict[str, Value | None]:

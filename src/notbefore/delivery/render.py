@@ -1,0 +1,222 @@
+"""The words of a message: built-in ones that help at three in the morning, or the user's templates.
+
+A template is Jinja2, sandboxed. What it is given: ``event`` (type, status, source, description, resources, id,
+not_before, duration), ``vm`` (name, resource_group, scale_set, zone, location, subscription, resource_id), ``change``,
+``severity``, ``title`` and ``body`` (the built-in texts), ``record``. One that fails falls back to the built-in text.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+from notbefore.delivery.message import Message
+
+MAX_TEXT: Final = 8_000  # characters of a title or body that a template makes
+MAX_RESOURCES: Final = 10  # names that are spelled out
+
+log = logging.getLogger("notbefore.render")
+
+MEANINGS: Final = {
+    "Freeze": "The VM is paused for some seconds: memory and connections stay, what is in flight waits.",
+    "Reboot": "The VM reboots: processes end, what is in memory is lost.",
+    "Redeploy": "The VM is moved to another host: it reboots, and its temporary disk is lost.",
+    "Preempt": "The Spot VM is evicted: it is deleted or deallocated, and does not come back by itself.",
+    "Terminate": "The VM is deleted.",
+}
+_VERBS: Final = {
+    "announced": "announced",
+    "updated": "changed",
+    "started": "started",
+    "canceled": "canceled",
+    "finished": "finished",
+    "ended": "ended, how is not known",
+    "reminder": "is near",
+}
+
+
+class Fact(Struct, frozen=True):
+    """One line of a message."""
+
+    name: str
+    value: str
+
+
+class Text(Struct, frozen=True):
+    """A message in words. ``time`` is NotBefore where it still lies ahead."""
+
+    title: str
+    meaning: str
+    facts: tuple[Fact, ...]
+    time: datetime | None = None
+    body: str | None = None  # the user's, instead of meaning and facts
+    fallback: bool = False  # a template of the user's failed
+
+    @property
+    def plain(self) -> str:
+        """Everything but the title, for a mail or a pager."""
+        if self.body is not None:
+            return self.body
+        return "\n".join([self.meaning, "", *(f"{fact.name}: {fact.value}" for fact in self.facts)])
+
+
+def built_in(message: Message, now: datetime) -> Text:
+    """The built-in words, as of ``now``."""
+    get = message.get
+    subject = get("host.name") or ", ".join(get("resources", [])[:1]) or "a VM"
+    if get("scope") == "peer":
+        subject = f"{', '.join(get('resources', [])[:1])}, seen by {get('host.name') or 'a peer'}"
+    time = _time(get("not_before")) if message.kind in ("announced", "updated", "reminder") else None
+    when = f" {countdown(time, now)}" if time is not None else ""
+    mark = "[EXERCISE] " if message.exercise else ""
+    title = one_line(f"{mark}{get('type')} of {subject} {_verb(message)}{when}")
+    facts = [Fact(name, one_line(value)) for name, value in _facts(message, time, now) if value]
+    return Text(title=title, meaning=MEANINGS.get(str(get("type")), ""), facts=tuple(facts), time=time)
+
+
+def one_line(text: str) -> str:
+    """Without line ends, which could forge another line, and without marks that rearrange what is shown."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+
+
+def _verb(message: Message) -> str:
+    if message.kind == "started" and message.get("notice_seconds") == 0:
+        return "started without notice"
+    if message.kind == "ended" and message.get("outcome") == "finished":
+        return "finished"
+    return _VERBS[message.kind]
+
+
+def _facts(message: Message, time: datetime | None, now: datetime) -> list[tuple[str, str]]:
+    get = message.get
+    moved = get("previous_not_before")
+    place = [
+        ("group", get("azure.resource_group.name")),
+        ("scale set", get("azure.vm.scaleset.name")),
+        ("zone", get("cloud.availability_zone")),
+        ("region", get("cloud.region")),
+        ("subscription", get("cloud.account.id")),
+    ]
+    expected, felt = get("expected_duration_seconds"), get("interruption_seconds")
+    exercise = "This is an exercise: nothing has happened, nothing will." if message.exercise else ""
+    return [
+        ("Exercise", exercise),
+        ("Not before", f"{_clock(time)} ({countdown(time, now)})" if time else ""),
+        ("It was", _clock(_time(moved)) if moved and time and _time(moved) != time else ""),
+        ("Expected interruption", "" if message.over else (span(expected) if expected is not None else "not known")),
+        ("Interruption as felt", span(felt) if felt is not None else ""),
+        ("VM", str(get("host.name") or "")),
+        ("Place", ", ".join(f"{name} {value}" for name, value in place if value)),
+        ("Affected", _names(get("resources", []))),
+        ("Why", str(get("description") or "")),
+        ("Source", str(get("source") or "")),
+        ("Severity", message.severity),
+        ("Event", str(get("id"))),
+    ]
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - MAX_RESOURCES
+    return ", ".join(names[:MAX_RESOURCES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _time(text: Any) -> datetime | None:
+    return datetime.fromisoformat(text) if isinstance(text, str) else None
+
+
+def _clock(time: datetime | None) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if time else ""
+
+
+def countdown(time: datetime, now: datetime) -> str:
+    """``in 14 min``, ``now``, ``3 min ago``."""
+    seconds = (time - now).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
+
+
+def span(seconds: float) -> str:
+    """Seconds in words: ``7 s``, ``14 min``, ``3 h 10 min``, ``6 d 4 h``."""
+    whole = round(seconds)
+    if whole < 1:
+        return f"{seconds:.1f} s"
+    for size, unit, below, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit}" + (f" {rest} {part}" if rest else "")
+    if whole >= 120:  # noqa: PLR2004 - two minutes: below, each second counts
+        return f"{whole // 60} min"
+    return f"{whole} s"
+
+
+class Renderer:
+    """The words of one sink. ``escape`` makes a value harmless in the format of a template's text."""
+
+    def __init__(self, title: str | None, body: str | None, escape: Callable[[str], str] = str) -> None:
+        self._sources = {"title": title, "body": body}
+        self._escape = escape
+        self._templates: dict[str, Any] = {}
+
+    def __call__(self, message: Message, now: datetime | None = None) -> Text:
+        """The message in words: the user's where there are any and they work."""
+        now = now or datetime.now(UTC)
+        text = built_in(message, now)
+        if not any(self._sources.values()):
+            return text
+        values = _values(message, text, now)
+        try:
+            title, body = self._render("title", values), self._render("body", values)
+        except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
+            log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
+            return Text(text.title, text.meaning, text.facts, text.time, fallback=True)
+        title = one_line(title or text.title)
+        return Text(title, text.meaning, text.facts, text.time, body=body)
+
+    def _render(self, name: str, values: dict[str, Any]) -> str | None:
+        source = self._sources[name]
+        if source is None:
+            return None
+        if name not in self._templates:
+            # a title is plain text in every format: what is sent of it is escaped where it is put in
+            self._templates[name] = compile_template(source, str if name == "title" else self._escape)
+        return str(self._templates[name].render(values))[:MAX_TEXT]
+
+
+def compile_template(source: str, escape: Callable[[str], str]) -> Any:
+    """A Jinja2 template whose values are escaped; raises ``jinja2.TemplateError`` where it is none."""
+    from jinja2 import StrictUndefined  # noqa: PLC0415 - only who writes templates needs it
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
+
+    def harmless(value: object) -> object:
+        return escape(value) if isinstance(value, str) else value
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, finalize=harmless)
+    return environment.from_string(source)
+
+
+def _values(message: Message, text: Text, now: datetime) -> dict[str, Any]:
+    get = message.get
+    event = ("type", "status", "source", "description", "resources", "id", "not_before", "scope", "notice_seconds")
+    vm = {
+        "name": "host.name",
+        "resource_group": "azure.resource_group.name",
+        "scale_set": "azure.vm.scaleset.name",
+        "zone": "cloud.availability_zone",
+        "location": "cloud.region",
+        "subscription": "cloud.account.id",
+        "resource_id": "cloud.resource_id",
+    }
+    return {
+        "event": {name: get(name, "") for name in event} | {"duration": get("expected_duration_seconds", "")},
+        "vm": {name: get(attribute, "") for name, attribute in vm.items()},
+        "change": message.kind,
+        "severity": message.severity,
+        "exercise": message.exercise,
+        "countdown": countdown(text.time, now) if text.time else "",
+        "title": text.title,
+        "body": text.plain,
+        "record": message.record,
+    }

@@ -1,0 +1,109 @@
+"""Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
+
+Labels say which event it is and nothing that differs between VMs, so that the cluster makes one alert of them all.
+While the event lasts the alert is sent again before Alertmanager would take it for resolved.
+"""
+
+import base64
+from typing import Any, Final
+
+from notbefore.delivery.http import Http
+from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.render import Renderer, Text
+from notbefore.delivery.settings import Alertmanager, Links
+from notbefore.errors import SendError
+from notbefore.events.record import json_line
+from notbefore.events.routing import CRITICAL_TYPES, LONG_FREEZE
+
+ALERT_NAME: Final = "AzureScheduledEvent"
+REPEATS: Final = 3  # within resolve_timeout
+
+
+class Sink:
+    """A cluster of Alertmanagers."""
+
+    def __init__(self, name: str, settings: Alertmanager, links: Links) -> None:
+        self._name = name
+        self._links = links
+        self._settings = settings
+        self._render = Renderer(settings.title, settings.body)
+        # one connection pool a member; the timeout is for all of them together
+        seconds = settings.timeout.seconds / len(settings.urls)
+        self._http = Http(seconds, ca_file=settings.ca_file)
+        self._headers = {"Content-Type": "application/json"} | _authorization(settings)
+
+    def send(self, message: Message) -> Receipt:
+        """POST it to every member; one that accepts is enough, the cluster tells the others."""
+        text = self._render(message)
+        body = json_line([alert(message, text, self._settings, self._links)])
+        failures: list[SendError] = []
+        for url in self._settings.urls:
+            try:
+                self._http.post(f"{url.rstrip('/')}/api/v2/alerts", body, self._headers).check()
+            except SendError as error:
+                failures.append(error)
+        if len(failures) == len(self._settings.urls):
+            raise SendError(
+                "; ".join(map(str, failures)),
+                permanent=all(error.permanent for error in failures),
+                retry_after=max((error.retry_after or 0.0 for error in failures), default=0.0) or None,
+            )
+        repeat = None if message.over else self._settings.resolve_timeout.seconds / REPEATS
+        return Receipt(repeat=repeat, fallback=text.fallback)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._http.close()
+
+
+def _authorization(settings: Alertmanager) -> dict[str, str]:
+    if settings.token is not None:
+        return {"Authorization": f"Bearer {settings.token.reveal()}"}
+    if settings.username is not None and settings.password is not None:
+        pair = f"{settings.username}:{settings.password.reveal()}".encode()
+        return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    return {}
+
+
+def alert(message: Message, text: Text, settings: Alertmanager, links: Links) -> dict[str, Any]:
+    """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
+    get = message.get
+    labels = {
+        **settings.labels,
+        "alertname": ALERT_NAME,
+        "event_id": str(get("id")),
+        "event_type": str(get("type")),
+        "event_source": str(get("source") or "unknown"),
+        "severity": _severity(message),
+        "subscription": str(get("cloud.account.id") or ""),
+        "resource_group": str(get("azure.resource_group.name") or ""),
+        "scale_set": str(get("azure.vm.scaleset.name") or ""),
+        "exercise": "true" if message.exercise else "",
+    }
+    annotations = {
+        "summary": text.title,
+        "description": text.plain,
+        "status": str(get("status") or ""),
+        "resources": ", ".join(get("resources", [])),
+        "not_before": str(get("not_before") or ""),
+        "delivery_id": message.delivery_id,
+        "dashboard": links.dashboard or "",
+        "runbook_url": links.runbook or "",
+    }
+    values: dict[str, Any] = {
+        "labels": {name: value for name, value in labels.items() if value},
+        "annotations": {name: value for name, value in annotations.items() if value},
+        "startsAt": get("first_seen"),
+        "generatorURL": settings.generator_url or links.dashboard or "",
+    }
+    if message.over:
+        values["endsAt"] = get("time")
+    return values
+
+
+def _severity(message: Message) -> str:
+    """By type and expected duration alone: the notice may look different to each VM, and this is a label."""
+    if message.get("type") in CRITICAL_TYPES:
+        return "critical"
+    duration = message.get("expected_duration_seconds")
+    return "warning" if duration is None or duration >= LONG_FREEZE else "info"

@@ -1,0 +1,465 @@
+"""What is particular to each sink, against real far sides."""
+
+import email
+import email.policy
+import hashlib
+import hmac
+import json
+import os
+import socket
+import sys
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trustme
+
+from notbefore.delivery.message import Receipt
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
+from notbefore.errors import ConfigError, SendError
+from notbefore.events.duration import Duration
+from support.agent import eventually
+from support.azure import ID, ME, PEER
+from support.messages import STARTED, VM, message, sink_of
+from support.peers import ConnectProxy, HttpPeer, MailPeer, Request, Say
+
+LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def sent(config: SinkConfig, *messages: Any, links: Links = LINKS) -> list[Receipt]:
+    sink = sink_of(config, links)
+    try:
+        return [sink.send(one) for one in messages or (message(),)]
+    finally:
+        sink.close()
+
+
+# ---- webhook
+
+
+def webhook(peer: HttpPeer, path: str = "/hook", **fields: Any) -> SinkConfig:
+    settings = {"allow_private": True, "timeout": Duration("5s"), **fields}
+    return SinkConfig(webhook=Webhook(url=Secret(peer.url + path), **settings))
+
+
+def test_a_webhook_gets_the_record_and_the_delivery_id() -> None:
+    with HttpPeer() as peer:
+        one = message()
+        sent(webhook(peer, headers={"X-Api-Key": Secret("k")}), one)
+        (request,) = peer.requests
+    values = json.loads(request.body)
+    assert values.items() >= one.record.items()
+    assert values["notbefore.delivery.kind"] == "announced"
+    assert request.headers["idempotency-key"] == values["notbefore.delivery.id"] == one.delivery_id
+    assert request.headers["x-api-key"] == "k"
+    assert request.path == "/hook"
+
+
+def test_a_webhook_is_signed() -> None:
+    with HttpPeer() as peer:
+        sent(webhook(peer, secret=Secret("s3cret")))
+        (request,) = peer.requests
+    time, digest = (part.partition("=")[2] for part in request.headers["x-notbefore-signature"].split(","))
+    assert hmac.new(b"s3cret", time.encode() + b"." + request.body, hashlib.sha256).hexdigest() == digest
+
+
+def test_a_webhook_takes_cloud_events() -> None:
+    with HttpPeer() as peer:
+        sent(webhook(peer, format="cloudevents"))
+        (request,) = peer.requests
+    envelope = json.loads(request.body)
+    assert request.headers["content-type"] == "application/cloudevents+json"
+    assert envelope["specversion"] == "1.0"
+    assert (envelope["type"], envelope["subject"]) == ("notbefore.scheduled_event.announced.v1", ID)
+    assert envelope["source"] == VM.resource_id
+    assert envelope["id"] == envelope["data"]["azure.scheduled_event.change_id"]
+
+
+def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
+    ca_file, certificate = tmp_path / "ca.pem", tmp_path / "client.pem"
+    authority.cert_pem.write_to_path(ca_file)
+    authority.issue_cert("vm@example.org").private_key_and_cert_chain_pem.write_to_path(certificate)
+    with HttpPeer(authority, client_ca=authority) as peer:
+        sent(webhook(peer, ca_file=str(ca_file), cert_file=str(certificate)))
+        assert len(peer.requests) == 1
+        with pytest.raises(SendError, match="CERTIFICATE_VERIFY_FAILED"):
+            sent(webhook(peer, cert_file=str(certificate)))
+        with pytest.raises(SendError):
+            sent(webhook(peer, ca_file=str(ca_file)))
+        assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"])
+def test_a_webhook_leads_to_nothing_private_unless_allowed(host: str) -> None:
+    with HttpPeer() as peer:
+        url = Secret(f"http://{host}:{peer.port}/")
+        with pytest.raises(SendError, match="is no public address") as raised:
+            sent(SinkConfig(webhook=Webhook(url=url)))
+        assert raised.value.permanent
+        assert peer.requests == []
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "168.63.129.16", "10.0.0.1", "0.0.0.0", "[fe80::1]", "[::1]"])  # noqa: S104
+def test_the_metadata_service_is_no_webhook(address: str) -> None:
+    with pytest.raises(SendError, match="is no public address"):
+        sent(SinkConfig(webhook=Webhook(url=Secret(f"http://{address}/metadata"), timeout=Duration("1s"))))
+
+
+def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HttpPeer() as peer:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", peer.port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
+        with pytest.raises(SendError, match=r"127\.0\.0\.1 is no public address"):
+            sent(SinkConfig(webhook=Webhook(url=Secret("http://rebound.example.org/"))))
+        assert peer.requests == []
+
+
+def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password mine", encoding="utf-8")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    with HttpPeer() as peer:
+        sent(webhook(peer))
+        assert "authorization" not in peer.requests[0].headers
+
+
+def test_an_answer_that_drips_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notbefore.delivery.http.MAX_ANSWER", 10_000)
+    with HttpPeer() as peer:
+        peer.default = Say(body=b"x" * 5_000, how="drip")
+        with pytest.raises(SendError):
+            sent(webhook(peer, timeout=Duration("1s")))
+
+
+# ---- Slack
+
+
+def test_slack_s_own_address_is_reached_through_the_proxy(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    with HttpPeer(authority, "hooks.slack.com") as peer, ConnectProxy(peer.port) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        sent(SinkConfig(slack=Slack(url=Secret("https://hooks.slack.com/services/T0/B0/x"))))
+        (request,) = peer.requests
+        assert proxy.asked == ["hooks.slack.com:443"]
+    assert request.path == "/services/T0/B0/x"
+    payload = json.loads(request.body)
+    assert payload["text"].startswith("Freeze of WestNO_0 announced")
+    shown = json.dumps(payload["attachments"][0]["blocks"])
+    for fact in ("rg-1", "WestNO", "zone 2", "s-1", "Expected interruption*\\n5 s", "Platform", "Live Migration"):
+        assert fact in shown
+    assert "<!date^1772367300^{date_short_pretty} {time_secs}|2026-03-01 12:15:00 UTC>" in shown
+    assert "<https://grafana.example.org/d/x?a=1&b=2|Dashboard>" in shown
+
+
+def slack_text(peer: HttpPeer) -> str:
+    return peer.requests[-1].body.decode()
+
+
+def test_what_azure_says_mentions_nobody_in_slack() -> None:
+    with HttpPeer() as peer:
+        hook = SinkConfig(slack=Slack(url=Secret(peer.url)))
+        evil = {"Description": "<!channel> <@U1> & <https://evil.example|click>", "EventType": "<!here>"}
+        sent(hook, message(evil))
+    assert "<!channel>" not in slack_text(peer)
+    assert "<@U1>" not in slack_text(peer)
+    assert "&lt;!channel&gt; &lt;@U1&gt; &amp;" in slack_text(peer)
+    assert json.loads(slack_text(peer))["text"].startswith("&lt;!here&gt;")
+
+
+def test_slack_s_limits_are_kept() -> None:
+    with HttpPeer() as peer:
+        names = [f"{'x' * 60}-{number}" for number in range(100)]
+        sent(SinkConfig(slack=Slack(url=Secret(peer.url))), message({"Description": "d" * 9_000, "Resources": names}))
+        blocks = json.loads(slack_text(peer))["attachments"][0]["blocks"]
+    for block in blocks:
+        assert len(block.get("fields", [])) <= 10
+        for field in block.get("fields", []):
+            assert len(field["text"]) <= 2_000
+        if block["type"] == "header":
+            assert len(block["text"]["text"]) <= 150
+    assert len(blocks) <= 50
+
+
+def bot(peer: HttpPeer) -> SinkConfig:
+    return SinkConfig(slack=Slack(token=Secret("xoxb-1"), channel="C1", api=peer.url))
+
+
+def test_with_a_bot_s_token_later_changes_go_under_the_first() -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(body=b'{"ok":true,"ts":"1772366400.000100"}')
+        (first,) = sent(bot(peer))
+        assert first.thread == "1772366400.000100"
+        (second,) = sent(bot(peer), message({}, STARTED, thread=first.thread))
+        one, two = (json.loads(request.body) for request in peer.requests)
+        assert peer.requests[0].path == "/chat.postMessage"
+        assert peer.requests[0].headers["authorization"] == "Bearer xoxb-1"
+    assert "thread_ts" not in one
+    assert two["thread_ts"] == second.thread == first.thread
+    assert one["metadata"]["event_payload"]["delivery_id"]
+
+
+@pytest.mark.parametrize(
+    ("said", "permanent"),
+    [
+        (b'{"ok":false,"error":"invalid_auth"}', True),
+        (b'{"ok":false,"error":"channel_not_found"}', True),
+        (b'{"ok":false,"error":"ratelimited"}', False),
+        (b'{"ok":false,"error":"internal_error"}', False),
+        (b"<html>maintenance</html>", False),
+        (b"{}", True),
+    ],
+)
+def test_slack_s_no_is_understood(said: bytes, *, permanent: bool) -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(body=said)
+        with pytest.raises(SendError) as raised:
+            sent(bot(peer))
+    assert raised.value.permanent == permanent
+
+
+# ---- e-mail
+
+
+def mail(content: bytes) -> EmailMessage:
+    found = email.message_from_bytes(content, policy=email.policy.default)
+    assert isinstance(found, EmailMessage)
+    return found
+
+
+def mailto(peer: MailPeer, query: str = "mode=insecure", user: str = "", scheme: str = "mailto", **fields: Any) -> Any:
+    url = f"{scheme}://{user}localhost:{peer.port}?from=vm@example.org&{query}"
+    settings = {"to": ("ops@example.org",), "timeout": Duration("5s"), **fields}
+    return SinkConfig(email=Email(url=Secret(url), **settings))
+
+
+def test_the_mails_of_one_event_are_one_thread(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        one, two, other = message(), message({}, STARTED), message({"EventId": "another"})
+        sent(mailto(peer), one, two, other)
+        first, second, stranger = (mail(content) for _, content in peer.mails)
+    assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
+    assert first["Message-ID"] != second["Message-ID"]
+    assert first["References"] == second["References"] != stranger["References"]
+    assert first["Subject"].startswith("Freeze of WestNO_0 announced")
+    text, html = (part.get_content() for part in first.iter_parts())
+    assert "Expected interruption: 5 s" in text
+    assert "Runbook: https://wiki.example.org/r" in text
+    assert "<td" in html
+    assert first["From"] == "notbefore <vm@example.org>"
+
+
+def test_a_mail_is_one_mail_whatever_azure_says(tmp_path: Path) -> None:
+    evil = "x\r\nBcc: eve@example.org\r\n.\r\n<script>alert(1)</script>"
+    with MailPeer(tmp_path) as peer:
+        sent(mailto(peer), message({"EventType": evil, "Description": evil, "Resources": [evil]}))
+        ((recipients, content),) = peer.mails
+    found = mail(content)
+    assert recipients == ["ops@example.org"]
+    assert found["Bcc"] is None
+    assert "<script>" not in list(found.iter_parts())[1].get_content()
+
+
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")  # the whole connection is TLS
+@pytest.mark.parametrize(("tls", "query"), [("starttls", "mode=starttls"), ("smtps", "mode=ssl")])
+def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, tls: str, query: str) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    options: dict[str, Any] = {"query": query, "scheme": "mailtos", "ca_file": str(tmp_path / "ca.pem")}
+    with MailPeer(tmp_path, tls=tls, password="right", authority=authority) as peer:
+        sent(mailto(peer, user="me:right@", **options))
+        assert len(peer.mails) == 1
+        with pytest.raises(SendError, match="535") as raised:
+            sent(mailto(peer, user="me:wrong@", **options))
+        assert raised.value.permanent
+        with pytest.raises(SendError, match="CERTIFICATE_VERIFY_FAILED"):
+            sent(mailto(peer, user="me:right@", query=query, scheme="mailtos"))
+        assert len(peer.mails) == 1
+
+
+def test_who_has_the_mail_does_not_get_it_again(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        peer.refuse["late@example.org"] = "450 greylisted"
+        sink = sink_of(mailto(peer, to=("ops@example.org", "late@example.org")))
+        one = message()
+        with pytest.raises(SendError, match="greylisted") as raised:
+            sink.send(one)
+        assert not raised.value.permanent
+        peer.refuse.clear()
+        sink.send(one)
+    assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"], ["late@example.org"]]
+
+
+def test_recipients_that_are_all_unknown_are_for_good_and_some_are_not(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        peer.refuse["ops@example.org"] = "550 unknown"
+        with pytest.raises(SendError, match="550 unknown") as raised:
+            sent(mailto(peer))
+        assert raised.value.permanent
+        sent(mailto(peer, to=("ops@example.org", "night@example.org")))
+        assert [recipients for recipients, _ in peer.mails] == [["night@example.org"]]
+
+
+@pytest.mark.parametrize("url", ["json://localhost", "nonsense", "mailto://"])
+def test_an_address_that_is_no_mail_address_says_what_is_expected(url: str) -> None:
+    with pytest.raises(ConfigError, match="mail"):
+        sink_of(SinkConfig(email=Email(url=Secret(url))))
+
+
+# ---- apprise
+
+
+def test_apprise_gets_title_body_and_kind() -> None:
+    with HttpPeer() as peer:
+        sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
+        values = json.loads(peer.requests[0].body)
+    assert values["title"].startswith("Freeze of WestNO_0 announced")
+    assert "Expected interruption: 5 s" in values["message"]
+    assert values["type"] == "info"
+
+
+def test_an_address_that_apprise_does_not_know_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="apprise does not know"):
+        sink_of(SinkConfig(apprise=Apprise(url=Secret("nonsense://x"))))
+
+
+def test_the_cause_that_apprise_logs_is_kept() -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(404)
+        with pytest.raises(SendError, match="404"):
+            sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
+
+
+# ---- Alertmanager
+
+
+def alertmanager(*urls: str, **fields: Any) -> SinkConfig:
+    return SinkConfig(alertmanager=Alertmanager(urls=urls, timeout=Duration("2s"), **fields))
+
+
+def alert_of(request: Request) -> dict[str, Any]:
+    ((alert,),) = [json.loads(request.body)]
+    found: dict[str, Any] = alert
+    return found
+
+
+def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
+    with HttpPeer() as peer:
+        receipts = sent(
+            alertmanager(peer.url, resolve_timeout=Duration("3m"), labels={"team": "compute"}),
+            message(),
+            message({}, STARTED),
+            message({}, STARTED, None),
+        )
+        announced, started, finished = (alert_of(request) for request in peer.requests)
+        assert peer.requests[0].path == "/api/v2/alerts"
+    assert announced["labels"] == started["labels"] == finished["labels"]
+    assert announced["labels"]["team"] == "compute"
+    assert announced["startsAt"] == finished["startsAt"]
+    assert ("endsAt" in announced, "endsAt" in finished) == (False, True)
+    assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None]
+
+
+def test_the_labels_are_the_same_from_every_vm() -> None:
+    both = {"Resources": [ME, PEER]}
+    other = msgspec.structs.replace(VM, name=PEER, vm_id="x", resource_id="y", zone="3")
+    with HttpPeer() as peer:
+        sent(alertmanager(peer.url), message(both), message(both, vm=other))
+        one, two = (alert_of(request) for request in peer.requests)
+    assert one["labels"] == two["labels"]
+
+
+def test_one_member_that_accepts_is_enough() -> None:
+    with HttpPeer() as one, HttpPeer() as two:
+        two.default = Say(500)
+        sent(alertmanager("http://127.0.0.1:9", two.url, one.url))
+        assert (len(one.requests), len(two.requests)) == (1, 1)
+        with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
+            sent(alertmanager("http://127.0.0.1:9", two.url))
+        assert not raised.value.permanent
+
+
+@pytest.mark.parametrize(
+    ("fields", "header"),
+    [({"token": Secret("t")}, "Bearer t"), ({"username": "u", "password": Secret("p")}, "Basic dTpw"), ({}, None)],
+)
+def test_alertmanager_is_told_who_asks(fields: dict[str, Any], header: str | None) -> None:
+    with HttpPeer() as peer:
+        sent(alertmanager(peer.url, **fields))
+        assert peer.requests[0].headers.get("authorization") == header
+
+
+# ---- command
+
+
+def python(script: str, **fields: Any) -> SinkConfig:
+    return SinkConfig(command=Command(command=(sys.executable, "-c", script), **fields))
+
+
+def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGER_TOKEN", "not for commands")
+    out = tmp_path / "out"
+    script = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
+    one = message()
+    sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), one)
+    record, environment = json.loads(out.read_text(encoding="utf-8"))
+    assert record == one.record
+    assert environment["NOTBEFORE_CHANGE"] == "announced"
+    assert environment["NOTBEFORE_EVENT_TYPE"] == "Freeze"
+    assert environment["NOTBEFORE_EVENT_RESOURCES"] == ME
+    assert environment["NOTBEFORE_DELIVERY_ID"] == one.delivery_id
+    assert "PAGER_TOKEN" not in environment
+
+
+def test_what_azure_says_is_no_command(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    evil = f"$(touch {out}); `touch {out}` && touch {out}\0"
+    sent(python("pass"), message({"Description": evil, "Resources": [evil]}))
+    assert not out.exists()
+
+
+def test_a_command_s_last_words_are_the_cause() -> None:
+    with pytest.raises(SendError, match=r"exit code 3: x+ no such node"):
+        sent(python("import sys; print('x' * 10**6); sys.exit(print('no such node') or 3)"))
+    with pytest.raises(SendError, match="signal 9"):
+        sent(python("import os; os.kill(os.getpid(), 9)"))
+
+
+def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
+    out = tmp_path / "pid"
+    script = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(out)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    )
+    with pytest.raises(SendError, match="not done after 2 s") as raised:
+        sent(python(script, timeout=Duration("2s")))
+    assert not raised.value.permanent
+    pid = int(out.read_text(encoding="utf-8"))
+    eventually(lambda: _ended(pid))
+
+
+def _ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def test_a_command_that_is_not_there_is_refused_for_good() -> None:
+    with pytest.raises(SendError, match="No such file") as raised:
+        sent(SinkConfig(command=Command(command=("/no/such/command",))))
+    assert raised.value.permanent
+
+
+def test_a_command_that_does_not_read_is_no_trouble() -> None:
+    sent(python("import sys; sys.stdin.close()"), message({"Description": "x" * 100_000}))

@@ -1,0 +1,248 @@
+"""What holds for every sink: one message for one call, failures that say whether to come again, no secret in them."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notbefore.delivery.message import Sink
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, SinkConfig, Slack, Webhook
+from notbefore.delivery.sinks import REGISTRY
+from notbefore.errors import SendError
+from notbefore.events.duration import Duration
+from support.azure import ID
+from support.messages import STARTED, message, sink_of
+from support.peers import HttpPeer, MailPeer, Say
+
+CANARY = "canary-7f3a9b2c"
+
+
+class Far:
+    """A sink, and how its far side is told what to do."""
+
+    config: SinkConfig
+    down: SinkConfig
+
+    def fails(self) -> None:
+        raise NotImplementedError
+
+    def refuses(self) -> None:
+        raise NotImplementedError
+
+    def got(self) -> list[bytes]:
+        raise NotImplementedError
+
+
+class HttpFar(Far):
+    def __init__(self, make: Callable[[str], SinkConfig], stack: ExitStack) -> None:
+        self.peer = stack.enter_context(HttpPeer())
+        self.config = make(self.peer.url)
+        self.down = make("http://127.0.0.1:9")
+
+    def fails(self) -> None:
+        self.peer.default = Say(503)
+
+    def refuses(self) -> None:
+        self.peer.default = Say(403)
+
+    def got(self) -> list[bytes]:
+        return [request.body for request in self.peer.requests]
+
+
+class MailFar(Far):
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.peer = stack.enter_context(MailPeer(directory))
+        self.config = self._config(self.peer.port)
+        self.down = self._config(9)
+
+    @staticmethod
+    def _config(port: int) -> SinkConfig:
+        url = f"mailto://127.0.0.1:{port}?from=vm@example.org&mode=insecure&name={CANARY}"
+        return SinkConfig(email=Email(url=Secret(url), to=("ops@example.org",)))
+
+    def fails(self) -> None:
+        self.peer.replies.extend(["451 come again"] * 9)
+
+    def refuses(self) -> None:
+        self.peer.replies.extend(["554 never"] * 9)
+
+    def got(self) -> list[bytes]:
+        return [content for _, content in self.peer.mails]
+
+
+class CommandFar(Far):
+    def __init__(self, directory: Path) -> None:
+        self.out, self.code = directory / "out", directory / "code"
+        script = directory / "script.py"
+        script.write_text(
+            f"import sys; open({str(self.out)!r}, 'a').write(sys.stdin.read())\n"
+            f"sys.exit(int(open({str(self.code)!r}).read()))\n",
+            encoding="utf-8",
+        )
+        self.code.write_text("0", encoding="utf-8")
+        self.config = SinkConfig(command=Command(command=(sys.executable, str(script))))
+        self.down = SinkConfig(command=Command(command=(sys.executable, "-c", "raise SystemExit(75)")))
+
+    def fails(self) -> None:
+        self.code.write_text("75", encoding="utf-8")
+
+    def refuses(self) -> None:
+        self.code.write_text("1", encoding="utf-8")
+
+    def got(self) -> list[bytes]:
+        return self.out.read_bytes().splitlines() if self.out.exists() else []
+
+
+def webhook(url: str) -> SinkConfig:
+    return SinkConfig(
+        webhook=Webhook(
+            url=Secret(f"{url}/in/{CANARY}"),
+            secret=Secret(CANARY),
+            headers={"X-Key": Secret(CANARY)},
+            allow_private=True,
+            timeout=Duration("2s"),
+        )
+    )
+
+
+def slack(url: str) -> SinkConfig:
+    return SinkConfig(slack=Slack(url=Secret(f"{url}/services/T000/B000/{CANARY}"), timeout=Duration("2s")))
+
+
+def apprise(url: str) -> SinkConfig:
+    address = url.replace("http://", f"json://user:{CANARY}@")
+    return SinkConfig(apprise=Apprise(url=Secret(f"{address}/{CANARY}"), timeout=Duration("2s")))
+
+
+def alertmanager(url: str) -> SinkConfig:
+    return SinkConfig(
+        alertmanager=Alertmanager(urls=(url,), username="me", password=Secret(CANARY), timeout=Duration("2s"))
+    )
+
+
+HTTP = {"webhook": webhook, "slack": slack, "apprise": apprise, "alertmanager": alertmanager}
+
+
+def far_of(kind: str, directory: Path, stack: ExitStack) -> Far:
+    if kind in HTTP:
+        return HttpFar(HTTP[kind], stack)
+    return MailFar(directory, stack) if kind == "email" else CommandFar(directory)
+
+
+@pytest.fixture(params=list(REGISTRY))
+def far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Far]:
+    with ExitStack() as stack:
+        yield far_of(request.param, tmp_path, stack)
+
+
+@pytest.fixture(params=list(HTTP))
+def http(request: pytest.FixtureRequest) -> Iterator[HttpFar]:
+    with ExitStack() as stack:
+        yield HttpFar(HTTP[request.param], stack)
+
+
+def failure(sink: Sink, **fields: Any) -> SendError:
+    try:
+        with pytest.raises(SendError) as raised:
+            sink.send(message(fields))
+        return raised.value
+    finally:
+        sink.close()
+
+
+def test_one_call_is_one_message_that_names_the_event(far: Far) -> None:
+    sink = sink_of(far.config)
+    sink.send(message())
+    sink.send(message({}, STARTED))
+    sink.close()
+    assert len(far.got()) == 2
+    assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in far.got())
+
+
+def test_a_failure_that_passes_is_to_be_tried_again(far: Far) -> None:
+    far.fails()
+    assert not failure(sink_of(far.config)).permanent
+
+
+def test_a_refusal_is_for_good(far: Far) -> None:
+    far.refuses()
+    assert failure(sink_of(far.config)).permanent
+
+
+def test_a_far_side_that_is_down_is_to_be_tried_again(far: Far) -> None:
+    assert not failure(sink_of(far.down)).permanent
+
+
+@pytest.mark.parametrize("how", ["fails", "refuses", "down"])
+def test_no_error_tells_a_secret(far: Far, how: str) -> None:
+    config = far.down if how == "down" else far.config
+    if how != "down":
+        getattr(far, how)()
+    secrets = [secret.reveal() for secret in config.secrets.values()]
+    assert CANARY not in Redactor(secrets)(str(failure(sink_of(config))))
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_what_passes_by_itself_is_tried_again(http: HttpFar, status: int) -> None:
+    http.peer.default = Say(status)
+    assert not failure(sink_of(http.config)).permanent
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 403, 404, 405, 410, 413, 422])
+def test_what_would_be_the_same_tomorrow_is_not(http: HttpFar, status: int) -> None:
+    http.peer.default = Say(status, (("Location", http.peer.url + "/elsewhere"),))
+    assert failure(sink_of(http.config)).permanent
+    assert len(http.got()) == 1  # no redirect was followed
+
+
+@pytest.mark.parametrize("how", ["cut", "hang"])
+def test_a_far_side_that_falls_silent_is_to_be_tried_again(http: HttpFar, how: str) -> None:
+    http.peer.default = Say(how=how)
+    error = failure(sink_of(http.config))
+    assert not error.permanent
+    assert str(error)
+
+
+def test_the_pause_that_was_asked_for_is_passed_on(http: HttpFar, request: pytest.FixtureRequest) -> None:
+    if "apprise" in request.node.name:
+        return  # apprise does not tell it
+    http.peer.default = Say(429, (("Retry-After", "17"),))
+    assert failure(sink_of(http.config)).retry_after == 17
+
+
+def test_a_date_is_a_pause_as_well(http: HttpFar, request: pytest.FixtureRequest) -> None:
+    if "apprise" in request.node.name:
+        return
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
+    http.peer.default = Say(503, (("Retry-After", later),))
+    asked = failure(sink_of(http.config)).retry_after
+    assert asked is not None
+    assert 500 < asked <= 600
+
+
+def test_nonsense_is_no_pause(http: HttpFar) -> None:
+    http.peer.default = Say(503, (("Retry-After", "soon"),))
+    assert failure(sink_of(http.config)).retry_after is None
+
+
+def test_an_endless_answer_is_not_read_to_its_end(http: HttpFar) -> None:
+    http.peer.default = Say(body=b"x" * 3_000_000)
+    sink = sink_of(http.config)
+    sink.send(message())
+    sink.close()
+    assert len(http.got()) == 1
+
+
+def test_what_azure_says_opens_no_line(far: Far) -> None:
+    sink = sink_of(far.config)
+    sink.send(message({"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}))
+    sink.close()
+    (body,) = far.got()
+    assert b"\nBcc:" not in body

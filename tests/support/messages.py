@@ -1,0 +1,44 @@
+"""Messages for sinks: a change of a fleet's VM, as the agent would record it."""
+
+from typing import Any
+
+import msgspec
+
+from notbefore.delivery.message import Message, Sink
+from notbefore.delivery.settings import Links, SinkConfig
+from notbefore.delivery.sinks import make
+from notbefore.events.delivery import Routing, Terms, deliveries
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.record import Vm, json_line, record
+from notbefore.events.routing import Route
+from support.azure import ME, document, item, now
+
+VM = Vm(
+    name=ME,
+    vm_id="02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+    resource_id="/subscriptions/s-1/resourceGroups/rg-1/providers/Microsoft.Compute/virtualMachines/WestNO_0",
+    subscription_id="s-1",
+    resource_group="rg-1",
+    location="westeurope",
+    zone="2",
+    scale_set="WestNO",
+)
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+
+
+def message(*looks: dict[str, Any] | None, vm: Vm = VM, kind: str | None = None, **fields: Any) -> Message:
+    """The message about the last change of an event that was listed with these fields; ``None``: not listed."""
+    tracked, last = diff(Tracked(), document(), now(0)).tracked, None
+    for second, look in enumerate(looks or ({},), start=1):
+        step = diff(tracked, document(*([] if look is None else [item(**look)])), now(second))
+        tracked, last = step.tracked, step.changes[-1]
+    assert last
+    line = json_line(record(last, vm))
+    (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), ME)
+    found = Message.of(delivery)
+    return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
+
+
+def sink_of(config: SinkConfig, links: Links = Links()) -> Sink:  # noqa: B008 - frozen
+    """The sink as the courier would make it."""
+    return make("it", config, links)

@@ -1,0 +1,219 @@
+"""The far sides of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a test says."""
+
+import http.server
+import select
+import socket
+import ssl
+import threading
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import trustme
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult, LoginPassword
+
+
+class Request(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Say(NamedTuple):
+    """One answer. ``how``: plain; hang (nothing comes); drip (a byte a second); cut (taken, and no answer)."""
+
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b"ok"
+    how: str = "plain"
+
+
+class HttpPeer:
+    """An HTTP server, over TLS with a ``trustme`` authority; it answers what ``answers`` says, and then ``default``."""
+
+    def __init__(self, authority: trustme.CA | None = None, *names: str, client_ca: trustme.CA | None = None) -> None:
+        self.requests: list[Request] = []
+        self.answers: deque[Say] = deque()
+        self.default = Say()
+        self.over = threading.Event()
+        peer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                peer.requests.append(Request(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+                peer.answer(self, peer.answers.popleft() if peer.answers else peer.default)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:
+                pass  # clients that go away are what some tests are about
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        self.scheme = "http"
+        if authority is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            authority.issue_cert(*(names or ("localhost", "127.0.0.1"))).configure_cert(context)
+            if client_ca is not None:
+                client_ca.configure_trust(context)
+                context.verify_mode = ssl.CERT_REQUIRED
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.scheme = "https"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
+        if say.how == "hang":
+            self.over.wait(60)
+            return
+        if say.how == "cut":
+            handler.close_connection = True
+            return
+        handler.send_response(say.status)
+        for name, value in say.headers:
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(say.body)))
+        handler.end_headers()
+        for byte in say.body if say.how == "drip" else ():
+            if self.over.wait(0.3):
+                return
+            handler.wfile.write(bytes([byte]))
+        if say.how != "drip":
+            handler.wfile.write(say.body)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class ConnectProxy:
+    """A proxy that leads every ``CONNECT`` to one port here, and remembers where it was meant to go."""
+
+    def __init__(self, port: int) -> None:
+        self.asked: list[str] = []
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        self._listener.settimeout(0.1)
+        while not self._over.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client:
+            client.settimeout(10)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += client.recv(4096)
+            self.asked.append(head.split(b" ")[1].decode())
+            with socket.create_connection(("127.0.0.1", self._to)) as server:
+                client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                other = {client: server, server: client}
+                while not self._over.is_set():
+                    for end in select.select(list(other), [], [], 0.1)[0]:
+                        try:
+                            data = end.recv(65536)
+                            other[end].sendall(data)
+                        except OSError:
+                            return
+                        if not data:
+                            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        self._listener.close()
+
+
+class MailPeer:
+    """A mail server; ``replies`` are given to DATA in turn, then 250; ``refuse`` are recipients and their replies."""
+
+    def __init__(self, directory: Path, tls: str = "", password: str = "", authority: trustme.CA | None = None) -> None:
+        self.mails: list[tuple[list[str], bytes]] = []
+        self.replies: deque[str] = deque()
+        self.refuse: dict[str, str] = {}
+        self._password = password
+        options: dict[str, Any] = {}
+        if authority is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
+            if tls == "smtps":
+                options["ssl_context"] = context
+            else:
+                options |= {"tls_context": context, "require_starttls": True}
+        if password:
+            options |= {"authenticator": self._check, "auth_required": True, "auth_require_tls": tls != "smtps"}
+            if tls == "smtps":
+                options["auth_exclude_mechanism"] = []
+        self._directory = directory
+        self._controller = Controller(self, hostname="127.0.0.1", port=_free_port(), **options)
+        self._controller.start()
+        self.port: int = self._controller.port
+
+    def _check(self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any) -> AuthResult:
+        right = isinstance(data, LoginPassword) and data.password.decode() == self._password
+        return AuthResult(success=right, handled=False)
+
+    async def handle_RCPT(  # noqa: N802 - its name in aiosmtpd
+        self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
+    ) -> str:
+        if address in self.refuse:
+            return self.refuse[address]
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(  # noqa: N802 - its name in aiosmtpd
+        self, _server: Any, _session: Any, envelope: Any
+    ) -> str:
+        reply = self.replies.popleft() if self.replies else "250 OK"
+        if reply.startswith("2"):
+            self.mails.append((list(envelope.rcpt_tos), envelope.content))
+        return reply
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._controller.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

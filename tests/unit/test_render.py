@@ -1,0 +1,111 @@
+"""The words of a message."""
+
+from datetime import timedelta
+
+import pytest
+
+from notbefore.delivery.render import Renderer, built_in, span
+from notbefore.delivery.sinks.slack import inert
+from support.azure import PEER, T0, at
+from support.messages import STARTED, message
+
+EARLY = T0 + timedelta(seconds=60)
+
+
+def test_the_title_says_what_whom_and_when() -> None:
+    assert built_in(message(), EARLY).title == "Freeze of WestNO_0 announced in 14 min"
+
+
+@pytest.mark.parametrize(
+    ("looks", "title"),
+    [
+        (({}, STARTED), "Freeze of WestNO_0 started"),
+        ((STARTED,), "Freeze of WestNO_0 started without notice"),
+        (({}, None), "Freeze of WestNO_0 canceled"),
+        (({}, STARTED, None), "Freeze of WestNO_0 finished"),
+        (({"Resources": [PEER]},), "Freeze of WestNO_1, seen by WestNO_0 announced in 14 min"),
+    ],
+)
+def test_each_change_has_its_words(looks: tuple[dict[str, str] | None, ...], title: str) -> None:
+    assert built_in(message(*looks), EARLY).title == title
+
+
+def test_what_is_not_known_is_not_claimed() -> None:
+    text = built_in(message({"DurationInSeconds": -1, "Description": None, "NotBefore": None}), EARLY)
+    assert "Expected interruption: not known" in text.plain
+    assert "Not before" not in text.plain
+    assert "Why" not in text.plain
+
+
+def test_a_moved_not_before_says_what_it_was() -> None:
+    text = built_in(message({}, {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}), EARLY)
+    assert "It was: 2026-03-01 12:15:00 UTC" in text.plain
+    assert "Not before: 2026-03-01 12:30:00 UTC (in 29 min)" in text.plain
+
+
+def test_an_exercise_says_so_first() -> None:
+    one = message()
+    one.record["azure.scheduled_event.exercise"] = True
+    text = built_in(one, EARLY)
+    assert text.title.startswith("[EXERCISE] Freeze")
+    assert "nothing has happened" in text.plain
+
+
+def test_a_reminder_counts_down() -> None:
+    assert built_in(message(kind="reminder"), at(600)).title == "Freeze of WestNO_0 is near in 5 min"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.34, "0.3 s"),
+        (7, "7 s"),
+        (119, "119 s"),
+        (840, "14 min"),
+        (11_400, "3 h 10 min"),
+        (7_200, "2 h"),
+        (532_800, "6 d 4 h"),
+    ],
+)
+def test_spans_are_read_at_a_glance(seconds: float, words: str) -> None:
+    assert span(seconds) == words
+
+
+def test_many_names_are_counted() -> None:
+    text = built_in(message({"Resources": [f"vm-{n}" for n in range(30)] + ["WestNO_0"]}), EARLY)
+    assert "vm-9 and 21 more" in text.plain
+
+
+def test_a_template_has_the_facts_at_hand() -> None:
+    text = Renderer("{{ vm.name }} {{ event.type|upper }}", "{{ countdown }}: {{ event.description }}")(
+        message(), EARLY
+    )
+    assert text.title == "WestNO_0 FREEZE"
+    assert text.plain.startswith("in 14 min: Virtual machine is being paused")
+
+
+def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
+    one = message({"Description": "<!channel> & <b>"})
+    assert Renderer(None, "*{{ event.description }}*", inert)(one, EARLY).body == "*&lt;!channel&gt; &amp; &lt;b&gt;*"
+    assert "\n" not in Renderer("{{ event.description }}", None)(message({"Description": "a\nBcc: x"}), EARLY).title
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ nothing.at.all }}",
+        "{{ 1 / 0 }}",
+        "{% if %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ record.update({'x': 1}) }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    ],
+)
+def test_a_template_that_fails_falls_back_and_says_so(template: str) -> None:
+    text = Renderer(template, None)(message(), EARLY)
+    assert text.fallback
+    assert text.title == built_in(message(), EARLY).title
+
+
+def test_what_a_template_makes_is_bounded() -> None:
+    assert len(Renderer(None, "{{ 'x' * 1000000 }}")(message(), EARLY).plain) == 8_000
