@@ -6,6 +6,7 @@ wrong · 3 it cannot start (address in use, state held by another agent).
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import notbefore
-from notbefore.config import Config, default_state_dir, dump, load
+from notbefore.config import Config, default_state_dir, dump, load, warnings
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 OK: Final = 0
@@ -21,7 +22,12 @@ FAILED: Final = 1
 WRONG: Final = 2
 CANNOT_START: Final = 3
 
-LATE: Final = {"simulate": "notbefore.simulator.command", "demo": "notbefore.demo"}
+LATE: Final = {
+    "simulate": "notbefore.simulator.command",
+    "demo": "notbefore.demo",
+    "drill": "notbefore.drill",
+    "outbox": "notbefore.outbox_command",
+}
 DEFAULT_URL: Final = "http://127.0.0.1:10169"
 
 
@@ -77,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     history.add_argument("--state-dir", help="read this state directory instead of asking an agent")
     history.add_argument("--since", help="only changes from this time on (RFC 3339)")
     history.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
+    _add_late(
+        add("drill", _late, "send an exercise through the real routes and sinks, and say who was reached"), "drill"
+    )
+    _add_late(add("outbox", _late, "what waits to be delivered: list, show, retry, drop"), "outbox")
     _add_late(add("simulate", _late, "play IMDS, to try everything against"), "simulate")
     _add_late(add("demo", _late, "see events arrive, start and finish: a simulator and an agent, in fast time"), "demo")
     add("version", _version, "say the version")
@@ -109,6 +119,8 @@ def _run(options: argparse.Namespace) -> int:
 
     config = _load(options)
     set_up(config.log.format, config.log.level)
+    for text in warnings(config, options.config):
+        logging.getLogger("notbefore.config").warning(text)
     return Agent(config, lambda: _load(options)).run()
 
 
@@ -117,6 +129,8 @@ def _check_config(options: argparse.Namespace) -> int:
 
     config = _load(options)
     ImdsClient(config.imds.endpoint)  # says what is wrong with the address
+    for text in warnings(config, options.config):
+        sys.stderr.write(f"notbefore: warning: {text}\n")
     sys.stdout.write(dump(config))
     return OK
 

@@ -147,7 +147,10 @@ def dump(config: Config) -> str:
     """The configuration in use as YAML, for ``check-config``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
-    return yaml.safe_dump(msgspec.to_builtins(config, enc_hook=_encode), sort_keys=False)
+    values = msgspec.to_builtins(config, enc_hook=_encode)
+    for name, sink in values["sinks"].items():
+        values["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def _encode(value: object) -> object:
@@ -263,8 +266,8 @@ def _choices(dotted: str) -> tuple[Any, ...]:
             kind = get_args(kind)[1]
             continue
         kind = next(item.type for item in msgspec.structs.fields(kind) if item.encode_name == key)
-        # what is in a list, or may be left out
-        kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
+        if get_origin(kind) is not dict:  # what is in a list, or may be left out
+            kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
         if get_origin(kind) is tuple:
             kind = get_args(kind)[0]
     return tuple(item for item in get_args(kind) if item is not NoneType)

@@ -65,7 +65,7 @@ def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
         out.write("Nothing is scheduled.\n")
     rows = [_event_row(event) for event in events]
     head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
-    _table(head, rows, out)
+    table(head, rows, out)
 
 
 def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
@@ -74,8 +74,8 @@ def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
         event["event_status"],
         event["scope"],
         event["not_before"] or "-",
-        _span(event["seconds_to_not_before"]),
-        _span(event["expected_duration_seconds"]),
+        span(event["seconds_to_not_before"]),
+        span(event["expected_duration_seconds"]),
         event["event_source"] or "-",
         ", ".join(event["resources"]),
         event["event_id"],
@@ -92,7 +92,7 @@ def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: boo
 
     def row(change: dict[str, Any]) -> tuple[str, ...]:
         get = {key.removeprefix(_PREFIX): value for key, value in change.items()}.get
-        spans = (_span(get(f"{name}_seconds")) for name in ("notice", "scheduled", "started", "interruption"))
+        spans = (span(get(f"{name}_seconds")) for name in ("notice", "scheduled", "started", "interruption"))
         return (
             change["time"],
             str(get("change")),
@@ -104,14 +104,15 @@ def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: boo
         )
 
     head = ("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "EVENT ID")
-    _table(head, [row(change) for change in changes], out)
+    table(head, [row(change) for change in changes], out)
 
 
 def _json(items: Iterable[object], out: TextIO) -> None:
     out.writelines(json_line(item).decode() + "\n" for item in items)
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
+    """Columns for people; without rows, nothing."""
     if not rows:
         return
     # a name may hold anything: it is shown as JSON would escape it, so that it cannot move the cursor
@@ -122,7 +123,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) 
     )
 
 
-def _span(seconds: float | None) -> str:
+def span(seconds: float | None) -> str:
     """Seconds for people: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
     if seconds is None:
         return "-"

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from notbefore.logs import JsonFormatter, set_up
-from notbefore.show import _span, show_events, show_history
+from notbefore.show import show_events, show_history, span
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from notbefore.show import _span, show_events, show_history
     ],
 )
 def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
-    assert _span(seconds) == text
+    assert span(seconds) == text
 
 
 def test_nothing_is_said_in_words() -> None:

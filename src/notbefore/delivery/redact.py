@@ -49,11 +49,10 @@ def _parts(secret: str) -> Iterator[str]:
     url = urlsplit(secret)
     user, _, password = url.netloc.rpartition("@")[0].partition(":")
     yield password
-    host = url.netloc.rpartition("@")[2].partition(":")[0]
     segments = [*url.path.split("/"), url.fragment]
     segments += [value for pair in url.query.split("&") for value in (pair, pair.partition("=")[2])]
     if url.scheme not in _PLAIN_SCHEMES:
-        segments += [user, host]
+        segments += re.split("[@:]", url.netloc)
     if len(url.path) > SHORTEST_PART:
         yield url.path
     if url.query:

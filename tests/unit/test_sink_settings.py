@@ -1,0 +1,222 @@
+"""Sinks, routes and secrets in the configuration: what is taken, what is refused and how, and what is never shown."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from notbefore.config import Config, dump, load, plain_secrets, warnings
+from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.secret import Secret
+from notbefore.errors import ConfigError
+from notbefore.events.duration import Duration
+from notbefore.events.routing import Match, Span
+
+FULL = """
+sinks:
+  oncall: {slack: {url_file: slack-url}}
+  bot:    {slack: {token_env: BOT, channel: C1, title: "{{ title }}"}}
+  mail:   {email: {url_credential: mail-url, to: [ops@example.org]}}
+  any:    {apprise: {url_env: PAGER_URL}}
+  hook:
+    webhook: {url: "https://example.org/hook", secret_file: hook-key, headers: {X-Key: {env: BOT}}, expire_after: 7d}
+  am:     {alertmanager: {urls: ["http://am-0:9093", "http://am-1:9093"], username: u, password_env: BOT}}
+  run:    {command: {command: [/bin/true, --x], expire_on_end: false}}
+routes:
+  - match: {scope: self, event_type: [Reboot, Redeploy], duration: {min: 9, unknown: true}, notice_below: 5m}
+    sinks: [oncall, hook]
+    announce_by: leader
+    remind_before: 5m
+    continue: true
+  - match: {change: announced, resource: "web-.*"}
+    sinks: []
+links: {dashboard: "https://grafana.example.org/d/x"}
+"""
+ENVIRONMENT = {"BOT": "bot-secret", "PAGER_URL": "json://localhost"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "slack-url").write_text("https://hooks.slack.com/services/T/B/x\n", encoding="utf-8")
+    (tmp_path / "hook-key").write_text("key", encoding="utf-8")
+    (tmp_path / "mail-url").write_text("mailtos://u:p@mail.example.org", encoding="utf-8")
+    return tmp_path
+
+
+def read(place: Path, text: str, **environment: str) -> Config:
+    path = place / "notbefore.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": str(place), **environment}, {})
+
+
+def test_all_kinds_are_taken(place: Path) -> None:
+    config = read(place, FULL)
+    assert [sink.kind for sink in config.sinks.values()] == [
+        "slack", "slack", "email", "apprise", "webhook", "alertmanager", "command",
+    ]  # fmt: skip
+    slack = config.sinks["oncall"].slack
+    assert slack
+    assert slack.url
+    assert slack.url.reveal() == "https://hooks.slack.com/services/T/B/x"
+    first, second = config.routes
+    assert first.match == Match(
+        scope=("self",),
+        event_type=("Reboot", "Redeploy"),
+        duration=Span(9, None, unknown=True),
+        notice_below=Duration("5m"),
+    )
+    assert (first.go_on, first.announce_by, second.match.change) == (True, "leader", ("announced",))
+    assert config.routing.sinks["hook"].expire_after == 7 * 86_400
+    assert not config.routing.sinks["run"].expire_on_end
+
+
+def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
+    text = dump(read(place, FULL))
+    for secret in ("hooks.slack.com", "bot-secret", "example.org/hook", "mailtos", "json://"):
+        assert secret not in text
+    shown = yaml.safe_load(text)["sinks"]
+    assert shown["oncall"]["slack"]["url"] == {"file": str(place / "slack-url")}
+    assert shown["hook"]["webhook"]["url"] == "***"
+    assert shown["hook"]["webhook"]["headers"] == {"X-Key": {"env": "BOT"}}
+    assert "***" in repr(read(place, FULL))
+
+
+def test_what_is_shown_can_be_read_again(place: Path) -> None:
+    config = read(place, FULL.replace('url: "https://example.org/hook"', "url_env: PAGER_URL"))
+    assert read(place, dump(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sinks: {a: {slack: {}}}", "sinks.a.slack: expected either `url`"),
+        ("sinks: {a: {slack: {url: x, token: y}}}", "expected either `url`"),
+        ("sinks: {a: {slack: {token: y}}}", "expected `channel`"),
+        ("sinks: {a: {slack: {url: x}, webhook: {url: x}}}", "sinks.a: expected exactly one of slack, email"),
+        ("sinks: {a: {}}", "expected exactly one of"),
+        ("sinks: {a: {pigeon: {}}}", "sinks.a.pigeon: Object contains unknown field `pigeon`"),
+        ("sinks: {a: 5}", "sinks.a: Expected `object`"),
+        ("sinks:\n  a:\n    webhook:\n      url: x\n      colour: red", ":5: sinks.a.webhook.colour"),
+        ("sinks: {a: {webhook: {url: ''}}}", "sinks.a.webhook.url: expected text that is not empty"),
+        ("sinks: {a: {webhook: {url: {safe: x}}}}", "expected text that is not empty, or one of file, env"),
+        ("sinks: {a: {webhook: {url: x, timeout: 0s}}}", "timeout: expected 100ms to 5m"),
+        ("sinks: {a: {webhook: {url: x, format: xml}}}", "expected one of json, cloudevents"),
+        ("sinks: {a: {webhook: {url: x, key_file: k}}}", "expected `cert_file`"),
+        ("sinks: {a: {webhook: {url: x, headers: {'X Y': z}}}}", "is no name of a header"),
+        ("sinks: {a: {webhook: {url_file: none}}}", "none cannot be read: No such file"),
+        ("sinks: {a: {webhook: {url_env: NONE}}}", "NONE is not set"),
+        ("sinks: {a: {alertmanager: {urls: []}}}", "at least one address"),
+        ("sinks: {a: {alertmanager: {urls: ['http://u:p@am:9093']}}}", "do not belong in the address"),
+        ("sinks: {a: {alertmanager: {urls: ['am:9093']}}}", "expected http://HOST"),
+        ("sinks: {a: {alertmanager: {urls: ['http://am'], username: u}}}", "expected `username` and `password`"),
+        ("sinks: {a: {alertmanager: {urls: ['http://am'], labels: {'a-b': c}}}}", "is no name of a label"),
+        ("sinks: {a: {email: {url: 'mailto://x', to: ['a@b, c@d']}}}", "expected a mail address"),
+        ("sinks: {a: {command: {command: [true]}}}", "Expected `str`"),
+        ("sinks: {a: {command: {command: [ls]}}}", "absolute path"),
+        ("sinks: {'a b': {command: {command: [/bin/ls]}}}", "expected a name of letters"),
+        ("routes:\n  - sinks: [nobody]", ":2: routes[0].sinks: there is no sink 'nobody' (known: none)"),
+        ("routes:\n  - match: {weather: rain}", "routes[0].match.weather"),
+        ("routes:\n  - announce_by: me", "expected one of affected, leader, all"),
+        ("routes:\n  - match: {change: exploded}", "expected one of announced, updated"),
+        ("routes:\n  - match: {resource: '('}", "expected a regular expression"),
+        ("routes:\n  - match: {scope: mine}", "expected one of self, peer, unknown"),
+        ("routes: 5", "routes: Expected `array`"),
+        ("links: {runbook: 'javascript:alert(1)'}", "expected http://HOST"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_place(place: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(place, text)
+    assert said in str(raised.value)
+    assert "notbefore.yaml" in str(raised.value)
+
+
+def test_a_library_that_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'notbefore\[apprise\]'"):
+        read(place, "sinks: {a: {apprise: {url: x}}}")
+    with pytest.raises(ConfigError, match=r"pip install 'notbefore\[templates\]'"):
+        read(place, "sinks: {a: {slack: {url: x, title: y}}}")
+
+
+def test_a_sink_may_stand_in_the_environment(place: Path) -> None:
+    config = read(place, "", NOTBEFORE_SINKS__PAGER__WEBHOOK__URL="https://example.org")
+    assert config.sinks["pager"].webhook
+
+
+def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> None:
+    config = read(place, FULL)
+    path = place / "notbefore.yaml"
+    assert plain_secrets(config) == ["sinks.hook.webhook.url"]
+    path.chmod(0o644)
+    (warning,) = warnings(config, path)
+    assert "sinks.hook.webhook.url" in warning
+    path.chmod(0o640)
+    assert warnings(config, path) == []
+    assert warnings(config, None) == []
+
+
+def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
+    config = read(place, FULL)
+    environment = {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": str(place)}
+    orders = unseal(seal(Orders("x.db", config.sinks, config.links), environment))
+    assert {name: sink.kind for name, sink in orders.sinks.items()} == {n: s.kind for n, s in config.sinks.items()}
+    for name, sink in orders.sinks.items():
+        for key, secret in sink.secrets.items():
+            assert secret.reveal({}) == config.sinks[name].secrets[key].reveal(environment)
+
+
+def test_orders_that_no_pipe_holds_are_refused() -> None:
+    config = load(
+        None, {"NOTBEFORE_SINKS__A__SLACK__URL": "x", "NOTBEFORE_SINKS__A__SLACK__BODY": "y" * MAX_ORDERS}, {}
+    )
+    with pytest.raises(ConfigError, match="shorten the templates"):
+        seal(Orders("x.db", config.sinks), {})
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])
+def test_a_secret_s_file_that_holds_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(ConfigError, match="secret"):
+        Secret(str(tmp_path / "secret"), "file").reveal()
+
+
+def test_a_credential_needs_systemd() -> None:
+    with pytest.raises(ConfigError, match="LoadCredential"):
+        Secret("x", "credential").reveal({})
+
+
+def test_a_secret_never_prints() -> None:
+    secret = Secret("hunter2")
+    assert "hunter2" not in f"{secret} {secret!r} {[secret]} {secret.shown()}"
+    assert secret == Secret("hunter2") != Secret("hunter3")
+    assert len({secret, Secret("hunter2")}) == 1
+    assert secret.reveal(os.environ) == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        ("https://hooks.slack.com/services/T000/B000/abcdefgh", 'POST /services/T000/B000/abcdefgh HTTP/1.1" 200'),
+        ("https://hooks.slack.com/services/T000/B000/abcdefgh", "token abcdefgh"),
+        ("mailtos://me:pass%20word@mail.example.org", "AUTH PLAIN AG1lAHBhc3Mgd29yZA=="),
+        ("mailtos://me:pass%20word@mail.example.org", "password: 'pass word'"),
+        ("tgram://123456:topsecret/chatid", "https://api.telegram.org/bot123456:topsecret/x"),
+        ("pagerduty://integrationkey@apikey99/", "key integrationkey, apikey99"),
+        ("https://x.example.org/h?sig=a%2Fb%2Bcd%3D%3D", "sig was a/b+cd=="),
+        ('quo"te\\secret', '{"token":"quo\\"te\\\\secret"}'),
+        ("caf\u00e9-secret", "caf\\u00e9-secret and caf%C3%A9-secret"),
+    ],
+)
+def test_a_secret_is_taken_out_in_all_the_forms_it_is_written_in(secret: str, text: str) -> None:
+    left = Redactor([secret])(text)
+    assert "***" in left
+    for piece in ("abcdefgh", "topsecret", "AG1l", "pass word", "integrationkey", "apikey99", "b+cd", "te\\", "caf"):
+        assert piece not in left
+
+
+def test_without_secrets_nothing_is_taken_out() -> None:
+    assert Redactor()("plain") == "plain"
+    assert Redactor(["", "x"])("x marks the spot") == "x marks the spot"
