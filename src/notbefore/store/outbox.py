@@ -290,8 +290,11 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
 
 
 def next_due(db: sqlite3.Connection) -> float | None:
-    """When the next delivery may be sent, in Unix seconds; ``None`` when none waits."""
-    query = f"SELECT min(max(due, leased_until)) FROM outbox WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"  # noqa: S608 - ours
+    """When the next delivery may be sent, in Unix seconds; ``None`` when none waits.
+
+    Leases do not count: who asks this has no courier that could hold one.
+    """
+    query = f"SELECT min(due) FROM outbox WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"  # noqa: S608 - ours
     due: float | None = db.execute(query).fetchone()[0]
     return due
 

@@ -1,0 +1,372 @@
+"""Notifications from the installed agent through its courier: nothing lost, in order, whatever dies or hangs."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, notbefore
+from support.azure import ME, PEER, body, item
+from support.peers import HttpPeer, Say
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+
+
+def announced(event_id: str = "e", **fields: Any) -> Any:
+    return item(event_id, **{"NotBefore": FUTURE, **fields})
+
+
+def started(event_id: str = "e", **fields: Any) -> Any:
+    return item(event_id, **{"EventStatus": "Started", "NotBefore": "", **fields})
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME, PEER)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
+
+
+class Place:
+    """A state directory and a configuration beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state = directory / "state"
+        self.config = directory / "notbefore.yaml"
+
+    def write(self, sinks: dict[str, Any], routes: Any = (), **sections: Any) -> str:
+        values = {"sinks": sinks, "routes": list(routes), **sections}
+        self.config.write_text(yaml.safe_dump(values), encoding="utf-8")
+        return str(self.config)
+
+    def outbox(self, *words: str) -> str:
+        done = notbefore("outbox", *words, "--state-dir", str(self.state))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def webhook(url: str, **settings: Any) -> dict[str, Any]:
+    return {"webhook": {"url": url, "allow_private": True, **settings}}
+
+
+def kinds(peer: HttpPeer) -> list[str]:
+    return [json.loads(request.body)["notbefore.delivery.kind"] for request in peer.requests]
+
+
+def ids(peer: HttpPeer) -> list[str]:
+    return [request.headers["idempotency-key"] for request in peer.requests]
+
+
+def count(agent: RunningAgent, result: str, sink: str = "hook") -> float:
+    return agent.metric(f'notbefore_deliveries_total{{result="{result}",sink="{sink}"}}') or 0.0
+
+
+def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
+    return agent.metric(f'notbefore_outbox_rows{{sink="{sink}",state="{state}"}}') or 0.0
+
+
+def courier_of(agent: RunningAgent) -> int:
+    """The id of the courier's process, once there is one."""
+    path = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+    return int(eventually(lambda: path.read_text(encoding="ascii").split())[0])
+
+
+def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(peer.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        assert agent.metric("notbefore_courier_running") == 0
+        assert count(agent, "accepted") == 0
+        imds.set_document(body(announced()))
+        eventually(lambda: kinds(peer) == ["announced"])
+        assert agent.metric("notbefore_courier_running") == 1
+        imds.set_document(body(started()))
+        imds.set_document(body(started(), started("f"), incarnation=3))
+        eventually(lambda: len(peer.requests) == 3)
+        imds.set_document(body(incarnation=4))
+        eventually(lambda: count(agent, "delivered") == 5)
+        assert kinds(peer) == ["announced", "started", "started", "finished", "finished"]
+        assert len(set(ids(peer))) == 5
+        assert rows(agent, "pending") == 0
+        assert agent.metric('notbefore_courier_starts_total{reason="due"}') == 1
+        assert agent.metric('notbefore_delivery_latency_seconds_count{sink="hook"}') == 5
+        assert agent.metric('notbefore_outbox_oldest_pending_seconds{sink="hook"}') == 0
+
+
+def test_a_courier_that_is_killed_is_replaced_and_repeats_itself_under_the_same_id(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    peer.default = Say(how="hang")
+    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) == 1)
+        peer.default = Say()
+        os.kill(courier_of(agent), signal.SIGKILL)
+        eventually(lambda: count(agent, "delivered") == 1)
+        assert len(peer.requests) == 2
+        assert len(set(ids(peer))) == 1
+        assert agent.metric('notbefore_courier_starts_total{reason="crashed"}') == 1
+
+
+def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(peer.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: count(agent, "delivered") == 1)
+        os.kill(courier_of(agent), signal.SIGSTOP)
+        imds.set_document(body(started(), incarnation=2))
+        eventually(lambda: count(agent, "delivered") == 2, patience=60)
+        assert agent.metric('notbefore_courier_starts_total{reason="hung"}') == 1
+        assert agent.kinds == ["announced", "started"]  # the agent went on meanwhile
+
+
+def test_a_sink_that_never_answers_delays_no_other(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    with HttpPeer() as silent:
+        silent.default = Say(headers=(("X-Slow", "1"),), body=b"x" * 500, how="drip")
+        sinks = {"hook": webhook(peer.url), "silent": webhook(silent.url, timeout="1s")}
+        with RunningAgent(imds.endpoint, place.state, place.write(sinks)) as agent:
+            agent.ready()
+            for number in range(5):
+                imds.set_document(body(*(announced(str(n)) for n in range(number + 1)), incarnation=number + 2))
+                eventually(lambda: len(peer.requests) == number + 1)  # noqa: B023 - it is called here
+            assert count(agent, "delivered", "silent") == 0
+            eventually(lambda: count(agent, "failed", "silent") >= 1)
+
+
+def test_what_a_far_side_that_is_down_missed_comes_after_a_kill_and_a_restart(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    peer.default = Say(503)
+    config = place.write({"hook": webhook(peer.url, expire_on_end=False)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) >= 1)
+        imds.set_document(body(started(), incarnation=2))
+        agent.told("announced", "started")
+        agent.stop(signal.SIGKILL)
+    failed = len(peer.requests)
+    assert set(kinds(peer)) == {"announced"}
+    peer.default = Say()
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        eventually(lambda: count(agent, "delivered") == 2)
+        assert kinds(peer)[-2:] == ["announced", "started"]
+        assert len(set(ids(peer)[: failed + 1])) == 1  # the same id, before and after
+
+
+def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    peer.default = Say(403, body=b"invalid token")
+    config = place.write({"hook": webhook(peer.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: rows(agent, "dead") == 1)
+        assert len(peer.requests) == 1
+        assert "refused `announced` of event e for good (403: invalid token)" in agent.log
+        assert "invalid token" in place.outbox("list")
+        ((delivery_id),) = set(ids(peer))
+        assert json.loads(place.outbox("show", delivery_id[:6]))["state"] == "dead"
+        imds.set_document(body(started(), incarnation=2))
+        eventually(lambda: rows(agent, "dead") == 2)  # it holds nothing back
+        peer.default = Say()
+        assert place.outbox("retry", delivery_id[:6]).startswith("1 will be sent again")
+        eventually(lambda: count(agent, "delivered") == 1)
+        assert place.outbox("drop", "--all") == "1 dropped\n"
+        eventually(lambda: count(agent, "dropped") == 1)
+        assert place.outbox("list") == "The outbox is empty.\n"
+        assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2
+
+
+def test_what_helps_nobody_any_more_expires_and_is_counted(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(503)
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)})) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) >= 1)
+        imds.set_document(body(incarnation=2))
+        agent.told("announced", "canceled")
+        peer.default = Say()
+        eventually(lambda: count(agent, "delivered") == 1)
+        eventually(lambda: count(agent, "expired") == 1)
+        assert kinds(peer)[-1] == "canceled"
+        assert count(agent, "accepted") == 2
+
+
+def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(peer.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(*(announced(str(number)) for number in range(20))))
+        eventually(lambda: len(agent.records) == 20)
+        assert agent.stop() == 0
+    assert len(set(ids(peer))) == 20
+
+
+def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(how="hang")
+    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) == 1)
+        begun = time.monotonic()
+        courier = courier_of(agent)
+        assert agent.stop() == 0
+        assert time.monotonic() - begun < 18  # ten seconds for the courier, and what a noisy machine adds
+        assert not Path(f"/proc/{courier}").exists()
+    assert json.loads(place.outbox("list", "--json"))["state"] == "pending"
+
+
+def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(peer.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: count(agent, "delivered") == 1)
+        courier = courier_of(agent)
+        agent.stop(signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{courier}").exists())
+
+
+def test_a_reload_brings_other_sinks(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    with HttpPeer() as other:
+        config = place.write({"hook": webhook(peer.url)})
+        with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.ready()
+            imds.set_document(body(announced()))
+            eventually(lambda: count(agent, "delivered") == 1)
+            place.write({"new": webhook(other.url)})
+            agent.process.send_signal(signal.SIGHUP)
+            eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+            imds.set_document(body(started(), incarnation=2))
+            eventually(lambda: kinds(other) == ["started"])
+            assert kinds(peer) == ["announced"]
+
+
+def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    peer.default = Say(503)
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)})) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: count(agent, "failed") >= 1)
+        agent.stop()
+    with RunningAgent(imds.endpoint, place.state, place.write({})) as agent:
+        agent.ready()
+        eventually(lambda: rows(agent, "dead") == 1)
+        assert "no sink of this name is configured" in place.outbox("list")
+
+
+def test_a_reminder_comes_before_not_before(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(peer.url)}, [{"sinks": ["hook"], "remind_before": "4s"}])
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=9), usegmt=True)
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced(NotBefore=soon)))
+        eventually(lambda: kinds(peer) == ["announced", "reminder"])
+
+
+def test_a_bot_in_slack_answers_under_its_first_message(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(body=b'{"ok":true,"ts":"17.1"}')
+    config = place.write({"chat": {"slack": {"token": "xoxb-1", "channel": "C1", "api": peer.url}}})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: count(agent, "delivered", "chat") == 1)
+        agent.stop()
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(started(), incarnation=2))
+        eventually(lambda: len(peer.requests) == 2)
+    assert [json.loads(request.body).get("thread_ts") for request in peer.requests] == [None, "17.1"]
+
+
+def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    config = place.write({"hook": webhook(peer.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: count(agent, "delivered") == 1)
+        database = place.state / "notbefore.db"
+        with database.open("r+b") as file:
+            file.write(os.urandom(database.stat().st_size))
+        (place.state / "notbefore.db-wal").write_bytes(b"")
+        imds.set_document(body(started(), incarnation=2))
+        eventually(lambda: kinds(peer)[-1:] == ["started"], patience=40)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("list",), 3, "has `notbefore run` been started here"),
+        (("retry",), 3, "cannot be opened"),
+    ],
+)
+def test_an_outbox_that_is_not_there(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = notbefore("outbox", *words, "--state-dir", str(tmp_path))
+    assert (done.returncode, said in done.stderr) == (code, True)
+
+
+def test_a_drill_says_who_was_reached(peer: HttpPeer, place: Place) -> None:
+    with HttpPeer() as refusing:
+        refusing.default = Say(401)
+        config = place.write({"hook": webhook(peer.url), "bad": webhook(refusing.url)})
+        done = notbefore("drill", config, "--sink", "hook", "--scenario", "preempt")
+        assert done.returncode == 0, done.stderr
+        assert kinds(peer) == ["announced", "started", "finished"]
+        first = json.loads(peer.requests[0].body)
+        assert first["azure.scheduled_event.exercise"] is True
+        assert first["azure.scheduled_event.type"] == "Preempt"
+        done = notbefore("drill", config, "--wait", "1s")
+        assert done.returncode == 1
+        assert "Reached: hook." in done.stdout
+        assert "NOT reached: bad." in done.stdout
+        assert "401" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sink", "x"), "there is no sink 'x' (known: hook)"),
+        (("--wait", "long"), "--wait: expected a duration"),
+    ],
+)
+def test_a_drill_that_cannot_be_says_why(place: Place, words: tuple[str, ...], said: str) -> None:
+    done = notbefore("drill", place.write({"hook": webhook("http://127.0.0.1:9")}), *words)
+    assert (done.returncode, said in done.stderr) == (2, True)
+
+
+def test_a_drill_without_sinks_or_routes_reaches_nobody(place: Place) -> None:
+    assert "nobody would be told" in notbefore("drill", place.write({})).stderr
+    config = place.write({"hook": webhook("http://127.0.0.1:9")}, [{"match": {"change": "updated"}, "sinks": ["hook"]}])
+    done = notbefore("drill", config)
+    assert (done.returncode, "No route leads anywhere" in done.stdout) == (1, True)
