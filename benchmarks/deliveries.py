@@ -1,0 +1,220 @@
+"""Speed and size of deliveries, as figures: ``python benchmarks/deliveries.py``.
+
+Change seen to accepted by a local webhook, with a courier that has to be started and with one that runs; the agent's
+resident size before the first delivery and after a thousand; 20,000 deliveries through one webhook, and the courier's
+resident size meanwhile.
+"""
+
+import http.server
+import itertools
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from notbefore.delivery.orders import WAKE, Orders, seal
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import SinkConfig, Webhook
+from notbefore.events.delivery import Delivery
+from notbefore.simulator.server import Simulator
+from notbefore.store import outbox as outbox_module
+from notbefore.store.outbox import Outbox
+from notbefore.store.store import FILE_NAME, Store
+
+PORT = 11_171
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+COLD, WARM = 15, 60  # rounds
+INCARNATIONS = itertools.count(1)
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Accepts everything; says when, and the body."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.taken: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        self.server.taken.put((time.time(), body))
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+def main() -> None:
+    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    latency()
+    size()
+    throughput(20_000)
+
+
+class Running:
+    """The agent against a simulator; with a webhook, or with none."""
+
+    def __init__(self, simulator: Simulator, directory: str, receiver: Receiver | None) -> None:
+        sinks = {} if receiver is None else {"hook": {"webhook": {"url": receiver.url, "allow_private": True}}}
+        config = Path(directory) / "notbefore.yaml"
+        config.write_text(json.dumps({"sinks": sinks}), encoding="utf-8")
+        command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
+        command += ["--state-dir", directory, "--listen", f"127.0.0.1:{PORT}"]
+        environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error"}
+        show(simulator, range(0))
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        self.pid = self._process.pid
+        time.sleep(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+
+def latency() -> None:
+    receiver = Receiver()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Simulator(("WestNO_0",)) as simulator,
+        Running(simulator, directory, receiver) as agent,
+    ):
+        rounds(simulator, receiver, agent.pid, cold=True)
+        rounds(simulator, receiver, agent.pid, cold=False)
+
+
+def size() -> None:
+    """A thousand changes, ten events at a time; once with a sink, and once without, to tell what the changes cost."""
+    for receiver in (None, Receiver()):
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            Simulator(("WestNO_0",)) as simulator,
+            Running(simulator, directory, receiver) as agent,
+        ):
+            before = resident(agent.pid)
+            for number in range(0, 500, 10):
+                for listed in (range(number, number + 10), range(0)):
+                    show(simulator, listed)
+                    if receiver is None:
+                        time.sleep(0.4)
+                        continue
+                    for _ in range(10):
+                        receiver.taken.get(timeout=30)
+            time.sleep(3)
+            what = "no sink" if receiver is None else "a webhook, 1000 deliveries"
+            print(
+                f"agent's resident size, {what}: {before:.1f} MiB before, {resident(agent.pid):.1f} MiB after 1000"
+                " changes (bar: the same)"
+            )
+
+
+def show(simulator: Simulator, numbers: range) -> None:
+    """List these events."""
+    event = {"EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["WestNO_0"], "NotBefore": FUTURE}
+    events = [{**event, "EventId": f"E-{number}", "ResourceType": "VirtualMachine"} for number in numbers]
+    simulator.set_document(msgspec.json.encode({"DocumentIncarnation": next(INCARNATIONS), "Events": events}))
+
+
+def rounds(simulator: Simulator, receiver: Receiver, agent: int, *, cold: bool) -> None:
+    seconds = []
+    for number in range(COLD if cold else WARM):
+        if cold:
+            end_courier(agent)
+        show(simulator, range((0 if cold else COLD) + number + 1))
+        at, body = receiver.taken.get(timeout=30)
+        seen = datetime.fromisoformat(json.loads(body)["time"]).timestamp()
+        seconds.append(at - seen)
+    what, bar = ("cold", "500 ms") if cold else ("warm", "30 ms")
+    print(
+        f"change seen -> accepted, {what} courier: p50 {statistics.median(seconds) * 1000:.0f} ms,"
+        f" max {max(seconds) * 1000:.0f} ms, {len(seconds)} rounds (bar: p50 at most {bar})"
+    )
+
+
+def end_courier(agent: int) -> None:
+    children = Path(f"/proc/{agent}/task/{agent}/children")
+    with suppress(IndexError, ProcessLookupError):
+        courier = int(children.read_text(encoding="ascii").split()[0])
+        os.kill(courier, 15)
+        while children.read_text(encoding="ascii").split():
+            time.sleep(0.02)
+
+
+def resident(pid: int) -> float:
+    """MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def throughput(count: int) -> None:
+    receiver = Receiver()
+    with tempfile.TemporaryDirectory() as directory:
+        Store(Path(directory)).close()
+        path = Path(directory) / FILE_NAME
+        sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
+        orders = Orders(str(path), sinks, linger=30.0)
+        courier = subprocess.Popen(
+            [sys.executable, "-m", "notbefore.courier"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        if courier.stdin is None:
+            raise RuntimeError("it was asked for a pipe")
+        courier.stdin.write(seal(orders, {}))
+        courier.stdin.flush()
+        sizes, seconds, done = [], 0.0, 0
+        while done < count:  # the outbox holds 10,000
+            fill(path, done, 5_000)
+            courier.stdin.write(WAKE)
+            courier.stdin.flush()
+            begun = time.perf_counter()
+            for _ in range(5_000):
+                receiver.taken.get(timeout=60)
+            seconds += time.perf_counter() - begun
+            done += 5_000
+            sizes.append(resident(courier.pid))
+        courier.stdin.close()
+        courier.wait(30)
+        with closing(Outbox(path)) as outbox:
+            left = len(outbox.rows())
+    shown = ", ".join(f"{size:.1f}" for size in sizes)
+    print(
+        f"{count} deliveries: {count / seconds:.0f} a second (bar: 200); courier's resident size after each 5,000:"
+        f" {shown} MiB; left in the outbox {left}"
+    )
+
+
+def fill(path: Path, first: int, count: int) -> None:
+    now = time.time()
+    rows = [
+        Delivery(
+            f"{number:032x}", f"e-{number}", "hook", "announced", "info", now, now, now + 86_400, True,  # noqa: FBT003 - as in the table
+            b'{"azure.scheduled_event.type":"Freeze","azure.scheduled_event.id":"e","body":"' + b"x" * 700 + b'"}',
+        )
+        for number in range(first, first + count)
+    ]  # fmt: skip
+    with closing(Outbox(path)) as outbox, outbox._transaction() as db:  # noqa: SLF001 - what the agent does inside its own
+        outbox_module.put(db, rows, now)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The canary: in fifty ways to fail, at log level DEBUG, no secret is told by anything."""
+
+import itertools
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, get, notbefore
+from support.azure import ME, body, item
+from support.peers import HttpPeer, MailPeer, Say
+
+CANARY = "cAnArY"
+HTTP_FAILURES = {
+    "unauthorized": Say(401, body=b"who are you?"),
+    "missing": Say(404),
+    "throttled": Say(429, (("Retry-After", "1"),)),
+    "broken": Say(500, body=b"<html>" + b"x" * 5_000),
+    "redirect": Say(302, (("Location", "http://127.0.0.1:9/elsewhere"),)),
+    "cut": Say(how="cut"),
+    "hang": Say(how="hang"),
+    "drip": Say(body=b"x" * 2_000, how="drip"),
+}
+
+
+class Zoo:
+    """Sinks that all fail, each in its own way, each with a secret of its own."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.sinks: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
+        self._directory = directory
+        self._numbers = itertools.count()
+        self._stack = stack
+
+    def secret(self) -> str:
+        return f"{CANARY}-{next(self._numbers)}-{'x' * 8}"
+
+    def found(self, key: str, value: str) -> dict[str, str]:
+        """The secret inline, in a file or in the environment, by turns."""
+        number = next(self._numbers)
+        if number % 3 == 0:
+            return {key: value}
+        if number % 3 == 1:
+            path = self._directory / f"secret-{number}"
+            path.write_text(value, encoding="utf-8")
+            return {f"{key}_file": str(path)}
+        self.environment[f"SECRET_{number}"] = value
+        return {f"{key}_env": f"SECRET_{number}"}
+
+    def add(self, name: str, kind: str, settings: dict[str, Any]) -> None:
+        self.sinks[name] = {kind: {"timeout": "1s", **settings}}
+
+    def http(self, way: str, url: str) -> None:
+        """Every kind of sink that speaks HTTP, against one far side."""
+        host = url.partition("://")[2]
+        hook = self.found("url", f"{url}/{self.secret()}?key={self.secret()}")
+        signed = {**self.found("secret", self.secret()), "headers": {"Authorization": f"Bearer {self.secret()}"}}
+        self.add(f"webhook-{way}", "webhook", {**hook, **signed, "allow_private": True})
+        self.add(f"slack-{way}", "slack", self.found("url", f"{url}/services/T0/B0/{self.secret()}"))
+        bot = {**self.found("token", f"xoxb-{self.secret()}"), "channel": "C1", "api": url}
+        self.add(f"bot-{way}", "slack", bot)
+        address = f"json://me:{self.secret()}@{host}/{self.secret()}/?+X-Key={self.secret()}"
+        self.add(f"apprise-{way}", "apprise", self.found("url", address))
+        user = {"username": "me", **self.found("password", self.secret())}
+        self.add(f"am-{way}", "alertmanager", {"urls": [url], **user})
+
+    def mail(self, way: str, scheme: str, port: int, mode: str) -> None:
+        address = f"{scheme}://me:{self.secret()}@localhost:{port}?from=vm@example.org&mode={mode}"
+        self.add(f"mail-{way}", "email", {**self.found("url", address), "to": ["ops@example.org"]})
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port that speaks neither HTTP nor SMTP nor TLS: it talks nonsense and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def talk() -> None:
+            listener.settimeout(0.1)
+            while not over.is_set():
+                with suppress(OSError):
+                    client, _ = listener.accept()
+                    with client:
+                        client.sendall(b"\x00\xff nonsense\r\n" * 10)
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield listener.getsockname()[1]
+        over.set()
+        thread.join()
+
+
+def zoo_of(directory: Path, stack: ExitStack, silent: int) -> Zoo:
+    zoo = Zoo(directory, stack)
+    authority = trustme.CA()  # nobody trusts it
+    for way, say in HTTP_FAILURES.items():
+        peer = stack.enter_context(HttpPeer())
+        peer.default = say
+        zoo.http(way, peer.url)
+    zoo.http("refused", "http://127.0.0.1:9")
+    zoo.http("nonsense", f"http://127.0.0.1:{silent}")
+    untrusted = stack.enter_context(HttpPeer(authority))
+    hook = zoo.found("url", f"{untrusted.url}/{zoo.secret()}")
+    zoo.add("webhook-untrusted", "webhook", {**hook, "allow_private": True})
+    zoo.add("webhook-private", "webhook", zoo.found("url", f"http://127.0.0.1:1/{zoo.secret()}"))
+    zoo.add("slack-nowhere", "slack", zoo.found("url", f"https://no.such.host.invalid/{zoo.secret()}"))
+    asks = stack.enter_context(MailPeer(directory, tls="starttls", password="right", authority=authority))
+    plain = stack.enter_context(MailPeer(directory))
+    zoo.mail("untrusted", "mailtos", asks.port, "starttls")
+    zoo.mail("no-auth", "mailto", plain.port, "insecure")
+    zoo.mail("no-starttls", "mailtos", plain.port, "starttls")
+    zoo.mail("no-tls", "mailtos", plain.port, "ssl")
+    zoo.mail("refused", "mailto", 9, "insecure")
+    zoo.mail("nonsense", "mailto", silent, "insecure")
+    environ = directory / "environ"
+    script = f"import os, sys; open({str(environ)!r}, 'w').write(repr(os.environ)); sys.exit(repr(os.environ))"
+    zoo.add("command", "command", {"command": [sys.executable, "-c", script]})
+    return zoo
+
+
+def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        zoo = zoo_of(tmp_path, stack, silent)
+        assert len(zoo.sinks) >= 40
+        for name, value in zoo.environment.items():
+            monkeypatch.setenv(name, value)
+        config = tmp_path / "notbefore.yaml"
+        config.write_text(yaml.safe_dump({"sinks": zoo.sinks, "log": {"level": "debug"}}), encoding="utf-8")
+        simulator = stack.enter_context(Simulator((ME,)))
+        simulator.set_document(body())
+        told: dict[str, Any] = {}
+        with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
+            agent.ready()
+            simulator.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
+
+            def tried() -> bool:
+                values = get(agent.port, "/metrics")[1].decode().splitlines()
+                failed = {
+                    line.split('sink="')[1].split('"')[0]
+                    for line in values
+                    if line.startswith("notbefore_deliveries_total{result=")
+                    and line.split('"')[1] in ("failed", "dead")
+                    and not line.endswith(" 0.0")
+                }
+                told["left"] = zoo.sinks.keys() - failed
+                return not told["left"]
+
+            eventually(tried, patience=90)
+            path = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+            courier = Path("/proc") / eventually(lambda: path.read_text(encoding="ascii").split())[0]
+            told["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
+            told["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()
+            told["metrics"] = get(agent.port, "/metrics")[1]
+            told["history"] = get(agent.port, "/api/v1/history")[1]
+            agent.process.terminate()
+        told["log"] = agent.log
+        told["records"] = json.dumps(agent.records)
+    told["check"] = repr(notbefore("check-config", str(config)))
+    told["drill"] = repr(notbefore("drill", str(config), "--wait", "0s"))
+    told["outbox"] = repr(notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state")))
+    told["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
+    for file in (tmp_path / "state").iterdir():
+        told[file.name] = file.read_bytes()
+    assert "urllib3" in told["log"]  # the libraries were as talkative as they can be
+    for where, text in told.items():
+        assert CANARY.encode() not in (text if isinstance(text, bytes) else str(text).encode()), where
