@@ -1,0 +1,123 @@
+"""Three VMs tell a cluster of two Alertmanagers of the same event: one notification of it, and one of its end."""
+
+import http.client
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, free_port, get
+from support.azure import body, item
+from support.peers import HttpPeer
+
+VMS = ("WestNO_0", "WestNO_1", "WestNO_2")
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus-alertmanager") is None,
+    reason="there is no Alertmanager: apt-get install prometheus-alertmanager",
+)
+
+
+@pytest.fixture
+def receiver() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
+
+
+@pytest.fixture
+def members(tmp_path: Path, receiver: HttpPeer) -> Iterator[list[int]]:
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "global": {"resolve_timeout": "6s"},
+                "route": {
+                    "receiver": "hook",
+                    "group_by": ["alertname", "event_id"],
+                    "group_wait": "1s",
+                    "group_interval": "1s",
+                },
+                "receivers": [{"name": "hook", "webhook_configs": [{"url": receiver.url, "send_resolved": True}]}],
+            }
+        ),
+        encoding="utf-8",
+    )
+    ports, gossip = [free_port(), free_port()], [free_port(), free_port()]
+    with ExitStack() as stack:
+        for number in (0, 1):
+            log = stack.enter_context((tmp_path / f"am-{number}.log").open("wb"))
+            words = [
+                "prometheus-alertmanager",
+                f"--config.file={config}",
+                f"--storage.path={tmp_path / f'am-{number}'}",
+                f"--web.listen-address=127.0.0.1:{ports[number]}",
+                f"--cluster.listen-address=127.0.0.1:{gossip[number]}",
+                f"--cluster.peer=127.0.0.1:{gossip[1 - number]}",
+                "--cluster.pushpull-interval=1s",
+                "--cluster.gossip-interval=100ms",
+                "--cluster.settle-timeout=5s",
+                "--cluster.peer-timeout=2s",
+            ]
+            process = subprocess.Popen(words, stdout=log, stderr=log)
+            stack.callback(process.wait, 20)
+            stack.callback(process.terminate)
+        for port in ports:
+            eventually(lambda: cluster(port) == ("ready", 2))  # noqa: B023 - it is called here
+        yield ports
+
+
+def cluster(port: int) -> tuple[str, int]:
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        state = json.loads(get(port, "/api/v2/status")[1])["cluster"]
+        return state["status"], len(state["peers"])
+    return "", 0
+
+
+def alerts(port: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(get(port, "/api/v2/alerts")[1])
+    return found
+
+
+def notified(receiver: HttpPeer, event_id: str) -> list[str]:
+    bodies = [json.loads(request.body) for request in receiver.requests]
+    return [one["status"] for one in bodies if one["groupLabels"]["event_id"] == event_id]
+
+
+def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members: list[int], tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yaml"
+    sink = {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members], "resolve_timeout": "6s"}}
+    config.write_text(yaml.safe_dump({"sinks": {"am": sink}}), encoding="utf-8")
+    listed = [item("first", Resources=list(VMS), EventType="Reboot", NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")]
+    fence = [item("second", Resources=list(VMS), NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")]
+    with Simulator(VMS) as simulator, ExitStack() as stack:
+        simulator.set_document(body())
+        agents = [
+            stack.enter_context(RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, str(config))) for vm in VMS
+        ]
+        for agent in agents:
+            agent.ready()
+        simulator.set_document(body(*listed))
+        for agent in agents:
+            agent.told("announced")
+        eventually(lambda: notified(receiver, "first") == ["firing"], patience=40)
+        (alert,) = alerts(members[0])
+        assert alert["labels"]["severity"] == "critical"
+        # it is sent again, or it would be resolved by now: Alertmanager waits for six seconds
+        begun = datetime.fromisoformat(alert["updatedAt"])
+        eventually(lambda: last_told(members[0]) > begun + timedelta(seconds=7), patience=40)
+        assert notified(receiver, "first") == ["firing"]
+        simulator.set_document(body(*fence, incarnation=2))
+        eventually(lambda: notified(receiver, "first")[-1] == "resolved", patience=40)
+        eventually(lambda: notified(receiver, "second") == ["firing"], patience=40)
+        assert notified(receiver, "first") == ["firing", "resolved"]
+
+
+def last_told(port: int) -> datetime:
+    return max(datetime.fromisoformat(alert["updatedAt"]) for alert in alerts(port))
