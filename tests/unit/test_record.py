@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from notbefore.events.change import Change, Gap
 from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.record import Vm, json_line, record, sentence
+from notbefore.events.record import Vm, cloud_event, json_line, record, sentence
 from support.azure import ID, ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -100,3 +100,12 @@ def test_every_text_comes_back_as_it_was(text: str) -> None:
     line = json_line({"text": text})
     assert json.loads(line) == {"text": text}
     assert len(line.decode().splitlines()) == 1
+
+
+def test_a_cloud_event_s_source_is_a_uri_reference_whatever_the_vm_is_called() -> None:
+    change = diff(Tracked(), document(item()), now(0)).changes[0]
+    values = record(change, Vm(name="a b\u202e"))
+    assert cloud_event(values, {})["source"] == "/a-b-"
+    assert cloud_event(record(change, None), {})["source"] == "/unknown"
+    assert cloud_event(record(change, VM), {"x": 1})["data"] == {"x": 1}
+    assert "subject" not in cloud_event({**values, "azure.scheduled_event.id": ""}, {})

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from notbefore.events.change import Change, Gap
+from notbefore.events.delivery import FALLBACK, OutboxView
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Tracked, diff
 from notbefore.events.samples import VM_LABELS, Family, View, samples
@@ -219,3 +220,22 @@ def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
     totals.add(change)
     assert (totals.notice, totals.scheduled, totals.started, totals.interruption) == ({}, {}, {}, {})
     assert totals.changes == {("ended", "Freeze", "Platform", "self"): 1}
+
+
+def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_configured() -> None:
+    view = OutboxView(
+        rows={("chat", "pending"): 3, ("gone", "dead"): 1},
+        oldest={"chat": at(0).timestamp()},
+        counts={("chat", "accepted"): 5, ("chat", "delivered"): 2, ("chat", FALLBACK): 1},
+    )
+    found = samples(View(Tracked(), Totals(), Figures(), at(60), view, ("chat", "hub")))
+    by_name = {family.metric.name: family.samples for family in found}
+    assert by_name["notbefore_deliveries"][("chat", "delivered")] == 2
+    assert by_name["notbefore_deliveries"][("hub", "dead")] == 0
+    assert ("chat", FALLBACK) not in by_name["notbefore_deliveries"]
+    assert by_name["notbefore_template_errors"] == {("chat",): 1.0, ("hub",): 0.0, ("gone",): 0.0}
+    assert by_name["notbefore_outbox_rows"][("chat", "pending")] == 3
+    assert by_name["notbefore_outbox_rows"][("gone", "dead")] == 1
+    assert by_name["notbefore_outbox_oldest_pending_seconds"] == {("chat",): 60.0, ("hub",): 0.0, ("gone",): 0.0}
+    assert set(by_name["notbefore_delivery_latency_seconds"]) == {("chat",), ("hub",), ("gone",)}
+    assert by_name["notbefore_courier_running"] == {(): 0.0}

@@ -232,7 +232,8 @@ def _watched(life: Life, now: Moment) -> bool:
 def _unread(life: Life, now: Moment) -> Life:
     if life.unread_since is not None:
         return life
-    return msgspec.structs.replace(life, unread_since=now.time - timedelta(seconds=now.blind or 0.0))
+    since = now.time - timedelta(seconds=now.blind) if now.blind is not None else life.first_seen
+    return msgspec.structs.replace(life, unread_since=since)
 
 
 def _read(life: Life) -> Life:
