@@ -221,7 +221,8 @@ class Agent:
     def _stop(self) -> None:
         self._watcher.stop()
         self._watch.stop()
-        self._dispatcher.tick()
+        if self._watch.last_good is not None:  # it was at work: what was seen last is to be told
+            self._dispatcher.tick()
         self._dispatcher.stop(self._told_to_stop)
         self._outbox.close()
         self._teller.stop(STOP_PATIENCE / 2)

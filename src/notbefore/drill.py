@@ -175,7 +175,8 @@ class Exercise:
             if time.monotonic() + wait > deadline:
                 return
             time.sleep(max(0.0, wait))
-            Courier(self._ear, self._orders, self._make, self._redact).run()
+            with closing(Courier(self._ear, self._orders, self._make, self._redact)) as courier:
+                courier.run()
 
     def _make(self, name: str) -> Sink:
         return make(name, self._orders.sinks[name], self._orders.links)

@@ -216,6 +216,16 @@ def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
     assert [row.kind for row in box.outbox.rows()] == ["started"]
 
 
+def test_one_event_is_repeated_once_at_a_time(box: Box) -> None:
+    announced, reminder = delivery(), delivery(kind="reminder", due=50.0)
+    box.put(announced, reminder)
+    box.lease(1)
+    box.lease(2, delivered(announced, 2, repeat=100.0))
+    box.lease(50)
+    box.lease(51, delivered(reminder, 51, repeat=100.0))
+    assert ids(box.outbox.rows("held")) == [reminder.delivery_id]
+
+
 def test_later_deliveries_of_an_event_are_told_its_thread(box: Box) -> None:
     first, second, stranger = delivery(), delivery(kind="started"), delivery(sink="hub")
     box.put(first, second, stranger)

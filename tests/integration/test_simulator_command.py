@@ -22,7 +22,10 @@ class Running:
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-m", "notbefore", "simulate", "--listen", "127.0.0.1:0", *words]
+        # a shell's background jobs ignore SIGINT, and hand that down
+        heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGINT, heeded)
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         self.host = self.line.partition("http://")[2].partition(": ")[0]

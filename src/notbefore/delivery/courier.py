@@ -106,6 +106,14 @@ class Courier:
                 return code
             self._wait(BEAT)
 
+    def close(self) -> None:
+        """End the threads that do not hang, and let go of the pipe."""
+        for worker in self._workers.values():
+            worker.leave()
+        reader, writer, self._writer = self._reader, self._writer, -1
+        os.close(reader)
+        os.close(writer)
+
     # ---- one turn
 
     def _turn(self) -> bool:
@@ -252,5 +260,5 @@ class Courier:
             self._look_for_homeless()
 
     def _poke(self) -> None:
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # full: it is poked already; closed: a thread that hung is done at last
             os.write(self._writer, b".")

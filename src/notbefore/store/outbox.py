@@ -284,6 +284,10 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
         db.execute("DELETE FROM outbox WHERE delivery_id = ?", (one.delivery_id,))
         return
     db.execute(
+        "DELETE FROM outbox WHERE sink = ? AND event_key = ? AND state = 'held' AND delivery_id <> ?",
+        (sink, event_key, one.delivery_id),
+    )
+    db.execute(
         "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, error = '' WHERE delivery_id = ?",
         (one.time + one.repeat, one.delivery_id),
     )

@@ -1,0 +1,225 @@
+"""The courier in this process: what it makes of sinks that misbehave, and of an outbox that is out of reach."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notbefore.delivery.courier import Courier, Line
+from notbefore.delivery.message import Message, Receipt, Sink
+from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import SinkConfig, Slack
+from notbefore.errors import ConfigError, SendError
+from notbefore.events.delivery import Delivery, Settled
+from notbefore.events.duration import Duration
+from notbefore.store import outbox as module
+from notbefore.store.lock import CourierLock
+from notbefore.store.outbox import Outbox
+from notbefore.store.store import FILE_NAME, Store
+
+RECORD = b'{"azure.scheduled_event.type":"Freeze"}'
+
+
+class Recording:
+    """A sink that does what it is told, and remembers."""
+
+    def __init__(self, act: Callable[[Message], Receipt]) -> None:
+        self.sent: list[str] = []
+        self.closed = False
+        self._act = act
+
+    def send(self, message: Message) -> Receipt:
+        self.sent.append(message.delivery_id)
+        return self._act(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    Store(tmp_path).close()
+    with closing(Outbox(tmp_path / FILE_NAME)) as found:
+        yield found
+
+
+def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD) -> None:
+    now = time.time()
+    with outbox._transaction() as db:
+        rows = [Delivery(i, f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids]
+        module.put(db, rows, now)
+
+
+def orders(outbox: Outbox, *names: str, linger: float = 0.0) -> Orders:
+    slack = SinkConfig(slack=Slack(url=Secret("x"), timeout=Duration("200ms")))
+    names = names or ("chat",)
+    return Orders(str(outbox.path), dict.fromkeys(names, slack), linger=linger, deadline_grace=0.1)
+
+
+@contextmanager
+def courier(outbox: Any, told: Orders, make: Callable[[str], Sink], line: Line = Line()) -> Iterator[Courier]:  # noqa: B008 - frozen
+    with closing(Courier(outbox, told, make, Redactor(["s3cret"]), line)) as found:
+        yield found
+
+
+def raising(error: Exception) -> Callable[[Message], Receipt]:
+    def act(_message: Message) -> Receipt:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (SendError("no"), "pending"),
+        (SendError("never", permanent=True), "dead"),
+        (RuntimeError("a bug with s3cret"), "pending"),
+        (ConfigError("the secret's file is away"), "pending"),
+    ],
+)
+def test_whatever_a_sink_raises_is_written_down(outbox: Outbox, error: Exception, state: str) -> None:
+    put(outbox, "a")
+    with courier(outbox, orders(outbox), lambda _name: Recording(raising(error))) as found:
+        assert found.run() == DONE
+    (row,) = outbox.rows()
+    assert (row.state, row.attempts) == (state, 1)
+    assert row.error
+    assert "s3cret" not in row.error
+
+
+def test_a_record_that_cannot_be_read_is_a_dead_letter(outbox: Outbox) -> None:
+    put(outbox, "a", record=b"nonsense")
+    with courier(outbox, orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
+        found.run()
+    assert [row.state for row in outbox.rows()] == ["dead"]
+
+
+def test_a_sink_that_cannot_be_made_is_tried_again(outbox: Outbox) -> None:
+    put(outbox, "a")
+    made: list[str] = []
+
+    def make(name: str) -> Sink:
+        made.append(name)
+        raise ConfigError("the file is away")
+
+    with courier(outbox, orders(outbox), make) as found:
+        found.run()
+    assert (made, outbox.rows()[0].error) == (["chat"], "the file is away")
+
+
+def test_what_hangs_is_given_up_and_what_waited_behind_it_is_sent(outbox: Outbox) -> None:
+    put(outbox, "a", "b", "c")
+    over = threading.Event()
+    sinks: list[Recording] = []
+
+    def act(message: Message) -> Receipt:
+        if message.delivery_id == "b" and len(sinks) == 1:
+            over.wait(20)
+        return Receipt()
+
+    def make(_name: str) -> Sink:
+        sinks.append(Recording(act))
+        return sinks[-1]
+
+    with courier(outbox, orders(outbox), make) as found:
+        assert found.run() == HUNG
+        assert len(sinks) == 2
+        assert sinks[1].sent == ["c"]
+        (row,) = outbox.rows()
+        assert (row.delivery_id, row.error) == ("b", "no end after 0.3 s: given up")
+        over.set()
+
+
+def test_what_was_given_up_and_arrives_after_all_is_not_sent_again(outbox: Outbox) -> None:
+    put(outbox, "late", "other")
+    over, sinks = threading.Event(), list[Recording]()
+
+    def act(message: Message) -> Receipt:
+        if message.delivery_id == "late" and len(sinks) == 1:
+            over.wait(20)
+        return Receipt()
+
+    def make(_name: str) -> Sink:
+        sinks.append(Recording(act))
+        if len(sinks) == 2:
+            over.set()
+        return sinks[-1]
+
+    with courier(outbox, orders(outbox, linger=0.5), make) as found:
+        found.run()
+    assert outbox.rows() == []
+
+
+class Flaky:
+    """An outbox that is out of reach for a while."""
+
+    def __init__(self, outbox: Outbox, failures: int) -> None:
+        self._outbox, self._failures = outbox, failures
+        self.void_leases, self.sinks_with_work = outbox.void_leases, outbox.sinks_with_work
+
+    def exchange(self, settled: Sequence[Settled], room: Mapping[str, int], now: float, until: float) -> list[Delivery]:
+        if settled and self._failures:
+            self._failures -= 1
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._outbox.exchange(settled, room, now, until)
+
+
+def test_what_was_accepted_and_cannot_be_written_is_not_sent_again(outbox: Outbox) -> None:
+    put(outbox, "a")
+    sink = Recording(lambda _: Receipt())
+    with courier(Flaky(outbox, 2), orders(outbox), lambda _name: sink) as found:
+        assert found.run() == DONE
+    assert (sink.sent, outbox.rows()) == (["a"], [])
+
+
+def test_an_outbox_that_stays_out_of_reach_ends_the_courier(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notbefore.delivery.courier.STATE_PATIENCE", 1.0)
+    put(outbox, "a")
+    with courier(Flaky(outbox, 10**6), orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
+        assert found.run() == LOST_STATE
+
+
+def test_it_leaves_when_its_agent_is_gone(outbox: Outbox) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    beats: list[float] = []
+    line = Line(reader, lambda: beats.append(time.monotonic()))
+    with courier(outbox, orders(outbox, linger=600.0), lambda _name: Recording(lambda _: Receipt()), line) as found:
+        assert found.run() == DONE
+    os.close(reader)
+    assert beats
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from notbefore.store.lock import CourierLock
+with CourierLock(Path(sys.argv[1])) as lock:
+    lock.acquire(5, lambda: None)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_courier_that_does_not_leave_is_ended_by_its_successor(tmp_path: Path) -> None:
+    beats: list[int] = []
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        holder.send_signal(signal.SIGSTOP)
+        with CourierLock(tmp_path) as lock:
+            lock.acquire(0.3, lambda: beats.append(1))
+        assert holder.wait(20) == -signal.SIGKILL
+    assert beats
