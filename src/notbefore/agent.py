@@ -129,6 +129,7 @@ class Agent:
         self._watcher = Watcher(config, self._watch)
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
         self._server = HttpServer(config.server.listen, make_app(self))
+        self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
     def run(self) -> int:
         """Serve and watch; returns the exit code."""
@@ -154,6 +155,7 @@ class Agent:
         mended, damaged = time.monotonic(), self._store.damaged_files
         while not self._told_to_stop(self._patience()):
             self._watch.keep()
+            self._heartbeats()
             self._dispatcher.tick()
             if self._store.degraded and time.monotonic() - mended >= MEND_INTERVAL:
                 mended = time.monotonic()
@@ -161,6 +163,16 @@ class Agent:
             if self._store.damaged_files != damaged:
                 damaged = self._store.damaged_files
                 self._dispatcher.restart()
+
+    def _heartbeats(self) -> None:
+        """Where a sink asks for signs of life: the first soon after the start, then one each interval."""
+        now = time.monotonic()
+        for name, sink in self._config.sinks.items():
+            interval = sink.event_hub.heartbeat if sink.event_hub is not None else None
+            if interval is None or self._watch.vm is None or now < self._next_heartbeat.get(name, 0.0):
+                continue
+            self._next_heartbeat[name] = now + interval.seconds
+            self._watch.heartbeat(name, interval.seconds)
 
     def _told_to_stop(self, patience: float) -> bool:
         """Wait for signals, the courier's signs of life, or somebody's poke."""

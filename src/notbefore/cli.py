@@ -72,8 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     _with_configuration(add("run", _run, "watch the events of this VM and serve what is known of them"))
-    _with_configuration(
-        add("check-config", _check_config, "read the configuration, say what is wrong with it or what it amounts to")
+    check = add("check-config", _check_config, "read a configuration: what is wrong with it, or what it amounts to")
+    _with_configuration(check)
+    check.add_argument(
+        "--connect", action="store_true", help="ask the sinks that can be asked: would they take a message?"
     )
     events = add("events", _events, "show what is listed now, as a running agent knows it")
     history = add("history", _history, "show the last changes")
@@ -131,6 +133,10 @@ def _check_config(options: argparse.Namespace) -> int:
     ImdsClient(config.imds.endpoint)  # says what is wrong with the address
     for text in warnings(config, options.config):
         sys.stderr.write(f"notbefore: warning: {text}\n")
+    if options.connect:
+        from notbefore.connect import connect  # noqa: PLC0415 - as above
+
+        return connect(config, sys.stdout)
     sys.stdout.write(dump(config))
     return OK
 

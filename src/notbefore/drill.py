@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -142,12 +142,19 @@ class Listening:
         self.void_leases = outbox.void_leases
         self.sinks_with_work = outbox.sinks_with_work
 
-    def exchange(self, settled: Sequence[Settled], room: Mapping[str, int], now: float, until: float) -> list[Delivery]:
+    def exchange(
+        self,
+        settled: Sequence[Settled],
+        room: Mapping[str, int],
+        now: float,
+        until: float,
+        whole: Collection[str] = (),
+    ) -> list[Delivery]:
         """As the outbox does it."""
         for one in settled:
             delivery, since = self._leased[one.delivery_id]
             self.results.append(Result(delivery, one, one.time - since))
-        leased = self._outbox.exchange(settled, room, now, until)
+        leased = self._outbox.exchange(settled, room, now, until, whole)
         self._leased |= {one.delivery_id: (one, time.time()) for one in leased}
         return leased
 

@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from notbefore.errors import DocumentError
 from notbefore.events.change import Change, Gap
-from notbefore.events.delivery import OutboxView, Routing, deliveries
+from notbefore.events.delivery import OutboxView, Routing, deliveries, heartbeat_delivery
 from notbefore.events.document import Document, Flaw, parse
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Moment, Step, diff
-from notbefore.events.record import Vm, json_line, record
+from notbefore.events.record import Vm, heartbeat, json_line, record
 from notbefore.events.samples import Family, View, samples
 from notbefore.imds.poller import Poll
 from notbefore.pulse import Pulse
@@ -211,6 +211,16 @@ class Watch:
         if interrupting and boot_id == self._boot_id:
             self._store.beat(now_utc(), self._boot_id)
         return interrupting
+
+    def heartbeat(self, sink: str, interval: float) -> None:
+        """Have a sink told that this VM is watched, if it is known which one."""
+        with self._lock:
+            name, now = self._vm_name, now_utc()
+            if name is None:
+                return
+            values = heartbeat(self.vm, len(self._memory.tracked.events), self.figures.version, now)
+        self._store.put([heartbeat_delivery(sink, name, json_line(values), now.timestamp(), interval)])
+        self.wake()
 
     def mend(self) -> None:
         """Try to write what could not be written."""

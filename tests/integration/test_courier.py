@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,11 +169,18 @@ class Flaky:
         self._outbox, self._failures = outbox, failures
         self.void_leases, self.sinks_with_work = outbox.void_leases, outbox.sinks_with_work
 
-    def exchange(self, settled: Sequence[Settled], room: Mapping[str, int], now: float, until: float) -> list[Delivery]:
+    def exchange(
+        self,
+        settled: Sequence[Settled],
+        room: Mapping[str, int],
+        now: float,
+        until: float,
+        whole: Collection[str] = (),
+    ) -> list[Delivery]:
         if settled and self._failures:
             self._failures -= 1
             raise sqlite3.OperationalError("database or disk is full")
-        return self._outbox.exchange(settled, room, now, until)
+        return self._outbox.exchange(settled, room, now, until, whole)
 
 
 def test_what_was_accepted_and_cannot_be_written_is_not_sent_again(outbox: Outbox) -> None:

@@ -12,7 +12,7 @@ import select
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -42,8 +42,15 @@ class Outbox(Protocol):
         """Free what a dead courier held."""
         ...
 
-    def exchange(self, settled: Sequence[Settled], room: Mapping[str, int], now: float, until: float) -> list[Delivery]:
-        """Say what came of deliveries, and lease what is due."""
+    def exchange(
+        self,
+        settled: Sequence[Settled],
+        room: Mapping[str, int],
+        now: float,
+        until: float,
+        whole: Collection[str] = (),
+    ) -> list[Delivery]:
+        """Say what came of deliveries, and lease what is due; to the sinks ``whole`` all that is due of an event."""
         ...
 
     def sinks_with_work(self) -> set[str]:
@@ -80,6 +87,7 @@ class Courier:
         os.set_blocking(self._writer, False)
         os.set_blocking(self._reader, False)
         self._workers: dict[str, Worker] = {}
+        self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
         self._abandoned: list[Worker] = []
         self._unsaid: list[Settled] = []
         self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
@@ -124,7 +132,7 @@ class Courier:
         until = now + max((self._deadline(name) for name in self._orders.sinks), default=0.0) + LEASE_SECONDS
         said = bool(self._unsaid)
         try:
-            leased = self._outbox.exchange(self._unsaid, room, now, until)
+            leased = self._outbox.exchange(self._unsaid, room, now, until, self._whole)
         except sqlite3.Error as error:
             self._in_trouble(error)
             return False
@@ -136,10 +144,10 @@ class Courier:
         return bool(leased)
 
     def _room(self, name: str) -> int:
-        worker = self._workers.get(name)
+        worker, batch = self._workers.get(name), self._orders.sinks[name].settings.BATCH
         if worker is None:
-            return 1
-        return (BATCH if worker.quick else 1) - worker.busy
+            return batch
+        return (BATCH if worker.quick and batch == 1 else batch) - worker.busy
 
     def _hand_over(self, delivery: Delivery) -> None:
         name = delivery.sink
@@ -148,8 +156,9 @@ class Courier:
             self._reports.append(Attempt(delivery, None, error))
             self._poke()
             return
+        batch = self._orders.sinks[name].settings.BATCH
         if name not in self._workers:
-            self._workers[name] = Worker(name, lambda: self._make(name), self._report)
+            self._workers[name] = Worker(name, lambda: self._make(name), self._report, batch)
         self._workers[name].give(delivery)
 
     def _report(self, attempt: Attempt) -> None:
@@ -206,14 +215,14 @@ class Courier:
 
     def _give_up_what_hangs(self) -> None:
         for name, worker in list(self._workers.items()):
-            delivery = worker.hangs(self._deadline(name))
-            if delivery is None:
+            hanging = worker.hangs(self._deadline(name))
+            if not hanging:
                 continue
             left = worker.abandon()
             self._abandoned.append(worker)
             del self._workers[name]
             error = SendError(f"no end after {self._deadline(name):g} s: given up")
-            self._reports.append(Attempt(delivery, None, error))
+            self._reports.extend(Attempt(one, None, error) for one in hanging)
             for one in left:
                 self._hand_over(one)
 

@@ -1,10 +1,12 @@
 """``Message``: what a sink is given; ``Receipt``: what it answers; ``Sink``: the Protocol between."""
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
 
+from notbefore.errors import SendError
 from notbefore.events.delivery import Delivery, MessageKind
 from notbefore.events.routing import Severity
 
@@ -69,4 +71,22 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+@runtime_checkable
+class BatchSink(Protocol):
+    """A sink that takes several messages at once (``SinkSettings.BATCH``)."""
+
+    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
+        """Hand them over; what came of each, in the order given."""
+        ...
+
+
+@runtime_checkable
+class ConnectableSink(Protocol):
+    """A sink that can be asked whether it would take a message."""
+
+    def connect(self) -> None:
+        """Ask; raises ``errors.SendError`` where it would not."""
         ...

@@ -19,6 +19,9 @@ SHORTEST_PART: Final = 6  # characters of a part of an address that is taken for
 _PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are no secret; in others they may be
 
 
+_SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
+
+
 class Redactor:
     """Call it with a text; it returns the text without the secrets that were added. Safe from several threads."""
 
@@ -44,8 +47,16 @@ class Redactor:
 
 def _parts(secret: str) -> Iterator[str]:
     """What of an address is secret by itself: user and password, path, query; hosts where schemes hide keys in them."""
+    if ";" in secret:  # a connection string: KEY=VALUE;...
+        pairs = (pair.partition("=") for pair in secret.split(";"))
+        yield from (value for name, _, value in pairs if _SECRET_NAME.search(name))
+        return
     if "://" not in secret:
         return
+    yield from _parts_of_url(secret)
+
+
+def _parts_of_url(secret: str) -> Iterator[str]:
     url = urlsplit(secret)
     user, _, password = url.netloc.rpartition("@")[0].partition(":")
     yield password

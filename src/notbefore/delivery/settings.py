@@ -20,6 +20,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What all kinds have in common."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
+    BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
 
     timeout: Duration = Duration("10s")  # for one attempt
     expire_after: Duration = Duration("24h")  # what is older is not sent any more, and counted as expired
@@ -142,6 +143,42 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("expected `username` and `password`, or `token`, or none of them")
 
 
+class EventHub(SinkSettings, frozen=True, kw_only=True):
+    """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("connection_string",)
+    BATCH: ClassVar[int] = 200
+
+    connection_string: Secret | None = None
+    namespace: str | None = None  # such as fleet.servicebus.windows.net
+    hub: str | None = None
+    auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
+    client_id: str | None = None  # of a user-assigned identity
+    authority: str | None = None  # of another cloud: login.microsoftonline.us
+    audience: str | None = None  # of another cloud: https://eventhubs.azure.us
+    transport: Literal["amqp", "websockets"] = "amqp"
+    proxy_host: str | None = None  # for websockets
+    proxy_port: int = 8080
+    endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
+    ca_file: str | None = None
+    format: Literal["structured", "binary"] = "structured"
+    heartbeat: Duration | None = None  # 5m and up: who is watched, so that a silent VM is told from a quiet one
+    timeout: Duration = Duration("15s")
+    expire_after: Duration = Duration("7d")  # a stream is to be whole
+    expire_on_end: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.connection_string is None) == (self.namespace is None):
+            raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
+        if self.namespace is not None and not self.hub:
+            raise ValueError("expected `hub` beside `namespace`")
+        if self.heartbeat is not None and self.heartbeat.seconds < 300:  # noqa: PLR2004 - five minutes
+            raise ValueError("heartbeat: expected 5m or more")
+        if self.title is not None or self.body is not None:
+            raise ValueError("title and body are not for a stream of records")
+
+
 class Command(SinkSettings, frozen=True, kw_only=True):
     """An executable of the user's, with its arguments; no shell."""
 
@@ -176,6 +213,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     webhook: Webhook | None = None
     alertmanager: Alertmanager | None = None
     command: Command | None = None
+    event_hub: EventHub | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]

@@ -4,12 +4,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec import Struct
 
-from notbefore.delivery.message import Message, Receipt, Sink
+from notbefore.delivery.message import BatchSink, Message, Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
 from notbefore.events.delivery import Delivery
 
@@ -25,17 +25,22 @@ class Attempt(Struct, frozen=True):
 
 
 class Worker:
-    """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there."""
+    """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there.
 
-    def __init__(self, name: str, make: Callable[[], Sink], report: Callable[[Attempt], None]) -> None:
+    ``batch``: how many deliveries are handed over at once, to a sink that takes several.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sink], report: Callable[[Attempt], None], batch: int = 1) -> None:
         self.name = name
         self.quick = False  # the last attempt took next to no time: more may be given at once
         self._make = make
         self._report = report
+        self._batch = batch
+        self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._waiting: dict[str, Delivery] = {}
         self._since: float | None = None
-        self._current: Delivery | None = None
+        self._current: list[Delivery] = []
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
 
@@ -50,10 +55,10 @@ class Worker:
 
     def abandon(self) -> list[Delivery]:
         """Give up on what hangs, whenever its thread may end; returns what was given and not begun."""
-        current, left = self._current, list(self._waiting.values())
+        begun, left = {one.delivery_id for one in self._current}, list(self._waiting.values())
         self._waiting = {}
         self.leave()
-        return [one for one in left if one is not current]
+        return [one for one in left if one.delivery_id not in begun]
 
     @property
     def busy(self) -> int:
@@ -65,34 +70,71 @@ class Worker:
         """The thread has not ended."""
         return self._thread.is_alive()
 
-    def hangs(self, limit: float) -> Delivery | None:
-        """The delivery on which it has been for more than ``limit`` seconds."""
+    def hangs(self, limit: float) -> list[Delivery]:
+        """The deliveries on which it has been for more than ``limit`` seconds."""
         since, current = self._since, self._current
-        return current if since is not None and time.monotonic() - since > limit else None
+        return current if since is not None and time.monotonic() - since > limit else []
 
     def _run(self) -> None:
-        sink: Sink | None = None
-        while (delivery := self._jobs.get()) is not None:
-            if delivery.delivery_id not in self._waiting:  # abandoned: another has it
+        while (first := self._jobs.get()) is not None:
+            # what was abandoned meanwhile, another has
+            given = [one for one in (first, *self._more()) if one.delivery_id in self._waiting]
+            if not given:
                 continue
-            self._current, self._since = delivery, time.monotonic()
+            self._current, self._since = given, time.monotonic()
             try:
-                if sink is None:
-                    sink = self._make()
-                attempt = Attempt(delivery, sink.send(Message.of(delivery)))
-            except SendError as error:
-                attempt = Attempt(delivery, None, error)
-            except msgspec.DecodeError as error:
-                attempt = Attempt(delivery, None, SendError(f"the record cannot be read: {error}", permanent=True))
-            except NotBeforeError as error:  # a secret that cannot be read, say: somebody will mend it
-                attempt = Attempt(delivery, None, SendError(str(error)))
+                attempts = self._attempts(given)
             except Exception as error:  # a sink's library may raise anything; the others must go on
                 log.exception("sink %s: this should not have happened", self.name)
-                attempt = Attempt(delivery, None, SendError(f"{type(error).__name__}: {error}"))
+                attempts = [Attempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
             self.quick = time.monotonic() - self._since < 0.25  # noqa: PLR2004 - a quarter of a second
-            self._since = self._current = None
-            expected = self._waiting.pop(delivery.delivery_id, None) is not None
-            if expected or attempt.receipt is not None:  # given up and failed late: it is tried again already
-                self._report(attempt)
-        if sink is not None:
-            sink.close()
+            self._since, self._current = None, []
+            for attempt in attempts:
+                expected = self._waiting.pop(attempt.delivery.delivery_id, None) is not None
+                if expected or attempt.receipt is not None:  # given up and failed late: it is tried again already
+                    self._report(attempt)
+        if self._sink is not None:
+            self._sink.close()
+
+    def _more(self) -> Iterator[Delivery]:
+        """What can go along at once."""
+        for _ in range(self._batch - 1):
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is None:
+                self._jobs.put(None)  # the end is for later
+                return
+            yield job
+
+    def _attempts(self, given: list[Delivery]) -> list[Attempt]:
+        try:
+            sink = self._sink = self._sink or self._make()
+        except NotBeforeError as error:  # a secret that cannot be read, say: somebody will mend it
+            return [Attempt(one, None, SendError(str(error))) for one in given]
+        opened: dict[str, Message] = {}
+        found: list[Attempt] = []
+        for one in given:
+            try:
+                opened[one.delivery_id] = Message.of(one)
+            except msgspec.DecodeError as error:
+                found.append(Attempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
+        outcomes = dict(zip(opened, self._send(sink, list(opened.values())), strict=True))
+        for one in given:
+            outcome = outcomes.get(one.delivery_id)
+            if outcome is not None:
+                found.append(Attempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None))))
+        return found
+
+    @staticmethod
+    def _send(sink: Sink, messages: list[Message]) -> list[Receipt | SendError]:
+        if isinstance(sink, BatchSink):
+            return sink.send_many(messages) if messages else []
+        found: list[Receipt | SendError] = []
+        for message in messages:
+            try:
+                found.append(sink.send(message))
+            except SendError as error:
+                found.append(error)
+        return found

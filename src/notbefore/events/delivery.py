@@ -9,7 +9,7 @@ from notbefore.events.change import Change, Kind
 from notbefore.events.routing import Route, Severity, Ticket, tickets
 from notbefore.events.totals import Histogram
 
-MessageKind = Kind | Literal["reminder"]
+MessageKind = Kind | Literal["reminder", "heartbeat"]
 FADING: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
@@ -109,6 +109,22 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) 
         if reminder is not None:
             found.append(reminder)
     return tuple(found)
+
+
+def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
+    """A sign of life of this VM, worth nothing once the next one is due."""
+    return Delivery(
+        delivery_id=delivery_id(f"{vm} {now}", sink, "heartbeat"),
+        event_key=f"heartbeat {vm}".casefold(),
+        sink=sink,
+        kind="heartbeat",
+        severity="info",
+        created=now,
+        due=now,
+        expires=now + interval,
+        fades=False,
+        record=record,
+    )
 
 
 def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:

@@ -138,19 +138,37 @@ def json_line(values: object) -> bytes:
 _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 
 
+TRUNCATED: Final = "notbefore.truncated"  # what was cut away to fit
+MAX_RESOURCES_CUT: Final = 20  # names that stay when resources are cut
+DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/events/record.v1.json"
+
+
 def cloud_event(values: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """A record as a CloudEvents 1.0 envelope (JSON format) around ``data``; the id is the change's."""
     event_id = values.get("azure.scheduled_event.id", "")
+    change = values.get("azure.scheduled_event.change")  # none in a heartbeat
+    source = str(values.get("cloud.resource_id") or f"/{values.get('host.name', 'unknown')}")
     return {
         "specversion": "1.0",
-        "id": values["azure.scheduled_event.change_id"],
-        # a URI reference that is not empty: the VM's resource id, or as much of it as is known
-        "source": _NOT_IN_URI.sub(
-            "-", str(values.get("cloud.resource_id") or f"/{values.get('host.name', 'unknown')}")
-        ),
-        "type": f"notbefore.scheduled_event.{values['azure.scheduled_event.change']}.v1",
+        "id": values.get("azure.scheduled_event.change_id") or data["notbefore.delivery.id"],
+        "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, or what is known of it
+        "type": f"notbefore.scheduled_event.{change}.v1" if change else "notbefore.heartbeat.v1",
         **({"subject": event_id} if event_id else {}),
         "time": values["time"],
         "datacontenttype": "application/json",
+        **({"dataschema": DATA_SCHEMA} if change else {}),
         "data": data,
     }
+
+
+def heartbeat(vm: Vm | None, pending: int, version: str, now: datetime) -> Record:
+    """That this VM is watched: a silent one can be told from a quiet one."""
+    values: dict[str, Value | None] = {
+        "time": rfc3339(now),
+        "event.name": "notbefore.heartbeat",
+        "body": f"notbefore watches this VM; {pending} scheduled events are pending",
+        **(identity(vm) if vm is not None else {"cloud.provider": "azure"}),
+        "azure.scheduled_events.pending": pending,
+        "service.version": version,
+    }
+    return {name: value for name, value in values.items() if value is not None}

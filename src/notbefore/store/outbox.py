@@ -8,7 +8,7 @@ counted in the same transaction, so that at any time accepted = delivered + expi
 import sqlite3
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -141,9 +141,17 @@ class Outbox:
         with self._transaction() as db:
             db.execute("UPDATE outbox SET leased_until = 0 WHERE leased_until > 0")
 
-    def exchange(self, settled: Sequence[Settled], room: Mapping[str, int], now: float, until: float) -> list[Delivery]:
+    def exchange(
+        self,
+        settled: Sequence[Settled],
+        room: Mapping[str, int],
+        now: float,
+        until: float,
+        whole: Collection[str] = (),
+    ) -> list[Delivery]:
         """Say what came of deliveries, and lease what is due: at most ``room[sink]`` each, until that time.
 
+        To the sinks ``whole`` go all due deliveries of an event at once, in order; to others one after the other.
         One transaction; none at all where there is nothing to say and nothing due.
         """
         wanted = {sink: count for sink, count in room.items() if count > 0}
@@ -153,7 +161,10 @@ class Outbox:
             for one in settled:
                 _settle(db, one)
             expire(db, now)
-            return [delivery for sink, count in wanted.items() for delivery in _lease(db, sink, count, now, until)]
+            leased: list[Delivery] = []
+            for sink, count in wanted.items():
+                leased += _lease(db, _due(db, sink, count, now, whole=sink in whole), until)
+            return leased
 
     def _anything_due(self, sinks: Iterable[str], now: float) -> bool:
         query = "SELECT 1 FROM outbox WHERE sink = ? AND state <> 'dead' AND (due <= ? OR expires <= ?) LIMIT 1"
@@ -211,22 +222,51 @@ class Outbox:
         return dropped
 
 
-def _lease(db: sqlite3.Connection, sink: str, count: int, now: float, until: float) -> list[Delivery]:
+def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bool) -> list[int]:
+    """What may be sent now, the gravest first: rows by their numbers."""
     rows = db.execute(
-        f"SELECT {_COLUMNS}, (SELECT thread FROM threads WHERE threads.sink = outbox.sink"  # noqa: S608 - ours
-        f" AND threads.event_key = outbox.event_key) FROM outbox WHERE sink = ? AND state <> 'dead' AND due <= ?"
+        "SELECT seq, event_key FROM outbox WHERE sink = ? AND state <> 'dead' AND due <= ?"  # noqa: S608 - ours
         f" AND leased_until <= ? AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT ?",
         (sink, now, now, count),
     ).fetchall()
     # two of one event may both be free (a reminder and a change): one after the other
-    events: dict[str, tuple[Any, ...]] = {}
-    for row in rows:
-        events.setdefault(row[1], row)
-    db.executemany(
-        "UPDATE outbox SET leased_until = ?, attempts = attempts + 1 WHERE delivery_id = ?",
-        [(until, row[0]) for row in events.values()],
+    first: dict[str, int] = {}
+    for seq, event_key in rows:
+        first.setdefault(event_key, seq)
+    if not whole:
+        return list(first.values())
+    found: list[int] = []
+    for event_key, seq in first.items():
+        found += [seq, *_followers(db, (sink, event_key, seq), now)]
+        if len(found) >= count:
+            break
+    return found
+
+
+def _followers(db: sqlite3.Connection, head: tuple[str, str, int], now: float) -> list[int]:
+    """What may go along with an event's first delivery: the next ones, up to one that has to wait."""
+    found: list[int] = []
+    for seq, due, leased_until in db.execute(
+        "SELECT seq, due, leased_until FROM outbox WHERE sink = ? AND event_key = ? AND seq > ?"
+        " AND state = 'pending' AND kind <> 'reminder' ORDER BY seq LIMIT 100",
+        head,
+    ):
+        if due > now or leased_until > now:
+            break
+        found.append(seq)
+    return found
+
+
+def _lease(db: sqlite3.Connection, rows: list[int], until: float) -> list[Delivery]:
+    query = (
+        f"SELECT {_COLUMNS}, (SELECT thread FROM threads WHERE threads.sink = outbox.sink"  # noqa: S608 - ours
+        " AND threads.event_key = outbox.event_key) FROM outbox WHERE seq = ?"
     )
-    return [_delivery(row) for row in events.values()]
+    leased = [_delivery(db.execute(query, (seq,)).fetchone()) for seq in rows]
+    db.executemany(
+        "UPDATE outbox SET leased_until = ?, attempts = attempts + 1 WHERE seq = ?", [(until, seq) for seq in rows]
+    )
+    return leased
 
 
 def _delivery(row: tuple[Any, ...]) -> Delivery:

@@ -93,6 +93,12 @@ class Store:
             if self.degraded is None:
                 self._guarded(self._write)
 
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Take in deliveries that no change causes; lost while nothing can be written. Never raises."""
+        with self._mutex:
+            if self.degraded is None:
+                self._guarded(lambda: self._write_deliveries(deliveries))
+
     def beat(self, seen: datetime, boot_id: str) -> None:
         """Write down that the machine was alive at ``seen``: one small commit. Never raises."""
         with self._mutex:
@@ -207,6 +213,12 @@ class Store:
                 outbox.event_started(db, told.change.event.key, now)
             outbox.put(db, told.deliveries, now)
         if self._unwritten:
+            outbox.expire(db, now)
+
+    def _write_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        now = time.time()
+        with self._transaction() as db:
+            outbox.put(db, deliveries, now)
             outbox.expire(db, now)
 
     @staticmethod

@@ -4,6 +4,7 @@ To add one: a module here with a class ``Sink``, a line in ``REGISTRY``, its set
 test file; the contract tests pick it up.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ REGISTRY: Final = {
     "webhook": Kind("notbefore.delivery.sinks.webhook"),
     "alertmanager": Kind("notbefore.delivery.sinks.alertmanager"),
     "command": Kind("notbefore.delivery.sinks.command"),
+    "event_hub": Kind("notbefore.delivery.sinks.event_hub", "azure.eventhub", "eventhub"),
 }
 
 
@@ -36,11 +38,18 @@ def check_installed(config: SinkConfig) -> None:
     from importlib.util import find_spec  # noqa: PLC0415 - only where there are sinks
 
     kind = REGISTRY[config.kind]
-    if kind.needs is not None and find_spec(kind.needs) is None:
+    if kind.needs is not None and not _found(kind.needs, find_spec):
         raise ConfigError(f"{config.kind} needs {kind.needs}: pip install 'notbefore[{kind.extra}]'")
     settings = config.settings
     if (settings.title is not None or settings.body is not None) and find_spec("jinja2") is None:
         raise ConfigError("title and body need jinja2: pip install 'notbefore[templates]'")
+
+
+def _found(name: str, find_spec: Callable[[str], object]) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 def make(name: str, config: SinkConfig, links: Links) -> Sink:

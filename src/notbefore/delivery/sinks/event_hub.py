@@ -1,0 +1,283 @@
+"""Azure Event Hubs: each change as a CloudEvent, keyed by its EventId: a partition holds an event in order.
+
+The aio client, with a deadline around every step: the sync one has none that holds, and its buffered mode has lost
+messages. The SDK's own retries are off, since the outbox does the waiting; on any failure of the connection the client
+is dropped and made anew with the next attempt. A send whose answer is lost is sent again under the same id.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from azure.eventhub import EventData, TransportType
+from azure.eventhub.aio import EventHubProducerClient
+from azure.eventhub.exceptions import (
+    AuthenticationError,
+    ConnectError,
+    ConnectionLostError,
+    EventDataSendError,
+    EventHubError,
+    OperationTimeoutError,
+)
+
+from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.settings import EventHub, Links
+from notbefore.errors import SendError
+from notbefore.events.record import MAX_RESOURCES_CUT, TRUNCATED, cloud_event, json_line
+
+CLOSE_SECONDS: Final = 3.0
+BUSY_SECONDS: Final = 4.0  # what Azure asks for when it says server-busy and gives no time
+MAX_CAUSE: Final = 300  # characters
+STRUCTURED: Final = "application/cloudevents+json"
+
+# conditions of AMQP that a rejection names: https://learn.microsoft.com/azure/service-bus-messaging/service-bus-amqp-troubleshoot
+PERMANENT: Final = (
+    "amqp:unauthorized-access",
+    "amqp:not-found",
+    "amqp:not-allowed",
+    "amqp:link:message-size-exceeded",
+    "amqp:decode-error",
+    "com.microsoft:entity-disabled",
+    "com.microsoft:argument-error",
+    "com.microsoft:argument-out-of-range",
+)
+
+log = logging.getLogger("notbefore.event_hub")
+Outcome = Receipt | SendError
+
+
+class Sink:
+    """One hub."""
+
+    batch: Final = EventHub.BATCH
+
+    def __init__(self, name: str, settings: EventHub, _links: Links) -> None:
+        self._name = name
+        self._settings = settings
+        self._runner = asyncio.Runner()
+        self._client: EventHubProducerClient | None = None
+        self._credential: Any = None
+
+    def send(self, message: Message) -> Receipt:
+        """Send one."""
+        (outcome,) = self.send_many([message])
+        if isinstance(outcome, SendError):
+            raise outcome
+        return outcome
+
+    def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
+        """Send what is due, each event's changes together and in order; what came of each, in the order given."""
+        return self._runner.run(self._send_many(messages))
+
+    def connect(self) -> None:
+        """Open the link and send nothing; raises ``SendError`` where the hub would not take a message."""
+        self._runner.run(self._connect())
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._runner.run(self._drop())
+        self._runner.close()
+
+    # ---- inside the loop
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.timeout.seconds):
+                await self._open().create_batch()
+        except Exception as error:  # noqa: BLE001 - the SDK raises many; each is told apart
+            await self._drop()
+            raise outcome_of(error) from None
+
+    async def _send_many(self, messages: Sequence[Message]) -> list[Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout.seconds
+        broken: SendError | None = None
+        for group in _by_event(messages):
+            failure = broken
+            if failure is None:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._send_group(group, outcomes)
+                except Exception as error:  # noqa: BLE001 - the SDK raises many; each is told apart
+                    failure = outcome_of(error)
+                    await self._drop()
+                    # one that was refused says nothing of the others; a connection that is lost is lost to all
+                    broken = None if isinstance(error, EventDataSendError) else failure
+            if failure is not None:
+                outcomes.update({one.delivery_id: failure for one in group if one.delivery_id not in outcomes})
+        return [outcomes[message.delivery_id] for message in messages]
+
+    async def _send_group(self, group: Sequence[Message], outcomes: dict[str, Outcome]) -> None:
+        """The changes of one event: as few batches as they fit in."""
+        client = self._open()
+        key = group[0].event_key
+        batch, inside = await client.create_batch(partition_key=key), list[Message]()
+        for message in group:
+            if not self._add(batch, message):
+                if inside:
+                    await self._send_batch(client, batch, inside, outcomes)
+                    batch, inside = await client.create_batch(partition_key=key), []
+                if not self._add(batch, message) and not self._add_cut(batch, message):
+                    outcomes[message.delivery_id] = SendError("too large for the hub, even cut down", permanent=True)
+                    continue
+            inside.append(message)
+        if inside:
+            await self._send_batch(client, batch, inside, outcomes)
+
+    async def _send_batch(
+        self, client: EventHubProducerClient, batch: Any, inside: list[Message], outcomes: dict[str, Outcome]
+    ) -> None:
+        await client.send_batch(batch)
+        outcomes.update({message.delivery_id: Receipt() for message in inside})
+
+    def _add(self, batch: Any, message: Message, record: dict[str, Any] | None = None) -> bool:
+        try:
+            batch.add(event_data(message, record or message.record, self._settings.format))
+        except ValueError:  # it is full
+            return False
+        return True
+
+    def _add_cut(self, batch: Any, message: Message) -> bool:
+        """Without the description, then with a few of the resources; what was cut is said."""
+        return any(self._add(batch, message, record) for record in cut(message.record))
+
+    def _open(self) -> EventHubProducerClient:
+        if self._client is None:
+            self._client, self._credential = make_client(self._settings)
+        return self._client
+
+    async def _drop(self) -> None:
+        for closing in (self._client, self._credential):
+            if closing is not None:
+                with suppress(Exception):  # it is broken: that is why
+                    await asyncio.wait_for(closing.close(), CLOSE_SECONDS)
+        self._client = self._credential = None
+
+
+def _by_event(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    groups: dict[str, list[Message]] = {}
+    for message in messages:
+        groups.setdefault(message.event_key, []).append(message)
+    yield from groups.values()
+
+
+def cut(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The record made smaller, step by step, with a mark that says so."""
+    prefix = "azure.scheduled_event."
+    less = {name: value for name, value in record.items() if name != prefix + "description"}
+    yield less | {TRUNCATED: ["description"]}
+    resources = record.get(prefix + "resources", [])[:MAX_RESOURCES_CUT]
+    yield less | {prefix + "resources": resources, TRUNCATED: ["description", "resources"]}
+
+
+def event_data(message: Message, record: dict[str, Any], form: str) -> EventData:
+    """The change as a CloudEvent: the envelope in the body, or in the application's properties."""
+    values = record | {"notbefore.delivery.id": message.delivery_id}
+    envelope = cloud_event(record, values)
+    if form == "structured":
+        data = EventData(json_line(envelope))
+        data.content_type = STRUCTURED
+    else:
+        data = EventData(json_line(envelope.pop("data")))
+        data.content_type = envelope.pop("datacontenttype")
+        data.properties = {f"cloudEvents:{name}": value for name, value in envelope.items()}
+    data.message_id = message.delivery_id
+    return data
+
+
+def make_client(settings: EventHub) -> tuple[EventHubProducerClient, Any]:
+    """A client that does not retry, and its credential where it is a token's."""
+    options: dict[str, Any] = {
+        "retry_total": 0,
+        "retry_backoff_factor": 0,
+        "auth_timeout": settings.timeout.seconds,
+        "user_agent": "notbefore",
+        "transport_type": TransportType.AmqpOverWebsocket if settings.transport == "websockets" else TransportType.Amqp,
+    }
+    if settings.proxy_host:
+        options["http_proxy"] = {"proxy_hostname": settings.proxy_host, "proxy_port": settings.proxy_port}
+    if settings.ca_file:
+        options["connection_verify"] = settings.ca_file
+    if settings.endpoint:
+        options["custom_endpoint_address"] = settings.endpoint
+    if settings.connection_string is not None:
+        text = settings.connection_string.reveal()
+        return EventHubProducerClient.from_connection_string(text, eventhub_name=settings.hub, **options), None
+    credential = _credential(settings)
+    if settings.audience:
+        credential = _Audience(credential, settings.audience)
+    namespace = settings.namespace or ""
+    return EventHubProducerClient(namespace, settings.hub or "", credential, **options), credential
+
+
+def _credential(settings: EventHub) -> Any:
+    from azure.identity.aio import (  # noqa: PLC0415 - 14 MB that a connection string does not need
+        DefaultAzureCredential,
+        ManagedIdentityCredential,
+    )
+
+    if settings.auth == "managed_identity":
+        return ManagedIdentityCredential(client_id=settings.client_id)
+    options: dict[str, Any] = {"authority": settings.authority} if settings.authority else {}
+    if settings.client_id:
+        options["managed_identity_client_id"] = settings.client_id
+    return DefaultAzureCredential(**options)
+
+
+class _Audience:
+    """A credential for another cloud's audience than the SDK would ask for."""
+
+    def __init__(self, credential: Any, audience: str) -> None:
+        self._credential = credential
+        self._scope = audience.rstrip("/") + "/.default"
+
+    async def get_token(self, *_scopes: str, **options: Any) -> Any:
+        return await self._credential.get_token(self._scope, **options)
+
+    async def close(self) -> None:
+        await self._credential.close()
+
+
+# ---- what the SDK raises, told apart
+
+
+def outcome_of(error: Exception) -> SendError:
+    """Each failure in words, and whether it is for good."""
+    cause = " ".join(str(error).split())[:MAX_CAUSE]
+    if isinstance(error, TimeoutError | OperationTimeoutError):
+        return SendError("the hub did not answer in time")
+    if isinstance(error, AuthenticationError):
+        missing = any(word in cause for word in ("404", "could not be found", "not-found"))
+        why = "there is no such hub" if missing else "the hub refuses the key or the identity"
+        return SendError(f"{why}: {cause}", permanent=True)
+    if isinstance(error, EventDataSendError | ConnectError | ConnectionLostError):
+        return _by_condition(error, cause)
+    if type(error).__name__ in _NO_TOKEN or (isinstance(error, EventHubError) and "token" in cause.casefold()):
+        return SendError(f"no token was to be had: {cause}")
+    return SendError(f"{type(error).__name__}: {cause}", permanent=isinstance(error, ValueError))
+
+
+_NO_TOKEN: Final = ("ClientAuthenticationError", "CredentialUnavailableError")  # of azure-identity
+
+
+def _by_condition(error: Exception, cause: str) -> SendError:
+    told = f"{cause} {error.__cause__ or ''} {error.__context__ or ''}"
+    if _names(told, "com.microsoft:server-busy"):
+        return SendError(f"the hub is busy: {cause}", retry_after=BUSY_SECONDS)
+    if _names(told, "amqp:resource-limit-exceeded"):
+        return SendError(f"the hub's quota is used up: {cause}", retry_after=BUSY_SECONDS)
+    if "certificate verify failed" in told:
+        return SendError(f"the server's certificate is not to be trusted: {cause}")
+    for condition in PERMANENT:
+        if _names(told, condition):
+            return SendError(f"{condition}: {cause}", permanent=True)
+    words = "refused" if isinstance(error, EventDataSendError) else "the hub cannot be reached"
+    return SendError(f"{words}: {cause}")
+
+
+def _names(told: str, condition: str) -> bool:
+    """The SDK writes some conditions as the wire does, others as ``ErrorCondition.NotFound``."""
+    camel = "".join(word.capitalize() for word in condition.rpartition(":")[2].split("-"))
+    return condition in told or f"ErrorCondition.{camel}" in told

@@ -1,0 +1,266 @@
+"""The Event Hub sink against an AMQP peer: every change, keyed and in order; every failure in its own words."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
+
+from notbefore.delivery.message import BatchSink, ConnectableSink, Message, Receipt
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import EventHub, SinkConfig
+from notbefore.errors import SendError
+from notbefore.events.duration import Duration
+from notbefore.simulator.server import Simulator
+from support.azure import ID, ME
+from support.hub import KEY, Hub, Stored
+from support.messages import STARTED, message, sink_of
+
+# an attempt that is cut off in the middle leaves the SDK's socket to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path) as found:
+        yield found
+
+
+def config(hub: Hub, text: str = "", **fields: Any) -> SinkConfig:
+    secret = Secret(text or hub.connection_string())
+    return SinkConfig(event_hub=EventHub(connection_string=secret, **{"timeout": Duration("8s"), **fields}))
+
+
+def sent(settings: SinkConfig, *messages: Message) -> list[Receipt | SendError]:
+    sink = sink_of(settings)
+    assert isinstance(sink, BatchSink)
+    try:
+        return sink.send_many(messages or (message(),))
+    finally:
+        sink.close()
+
+
+def failure(settings: SinkConfig) -> SendError:
+    (outcome,) = sent(settings)
+    assert isinstance(outcome, SendError)
+    return outcome
+
+
+def read(stored: Stored) -> Any:
+    """As the official SDK reads it."""
+    attributes = {"content-type": stored.content_type}
+    return from_amqp_event(AMQPMessage(attributes, dict(stored.properties), stored.body))
+
+
+def test_changes_arrive_as_cloud_events_keyed_by_their_event(hub: Hub) -> None:
+    one, two, other = message(), message({}, STARTED), message({"EventId": "X-1"})
+    assert sent(config(hub), one, other, two) == [Receipt()] * 3
+    first, second, stranger = hub.stored
+    assert [first.key, second.key, stranger.key] == [ID.casefold(), ID.casefold(), "x-1"]
+    assert first.partition == second.partition
+    event = read(first)
+    assert event.get_id() == one.record["azure.scheduled_event.change_id"]
+    assert event.get_type() == "notbefore.scheduled_event.announced.v1"
+    assert event.get_subject() == ID
+    assert event.get_source() == one.record["cloud.resource_id"]
+    assert event.get_data().items() >= one.record.items()
+    assert read(second).get_type() == "notbefore.scheduled_event.started.v1"
+
+
+def test_in_binary_mode_the_envelope_stands_in_the_properties(hub: Hub) -> None:
+    sent(config(hub, format="binary"))
+    (stored,) = hub.stored
+    assert stored.content_type == "application/json"
+    event = read(stored)
+    assert event.get_subject() == ID
+    assert event.get_data()["host.name"] == ME
+
+
+def test_the_connection_is_kept_and_made_anew_after_it_was_lost(hub: Hub) -> None:
+    sink = sink_of(config(hub))
+    sink.send(message())
+    hub.order("drop")
+    outcomes: list[str] = []
+    for _ in range(3):
+        try:
+            sink.send(message({"EventId": f"after-{len(outcomes)}"}))
+            outcomes.append("accepted")
+        except SendError as error:
+            assert not error.permanent
+            outcomes.append(str(error))
+    sink.close()
+    assert outcomes[-1] == "accepted"
+
+
+def test_a_hub_that_was_killed_has_everything_that_was_accepted(hub: Hub) -> None:
+    sink = sink_of(config(hub))
+    sink.send(message())
+    hub.kill()
+    with pytest.raises(SendError) as raised:
+        sink.send(message({"EventId": "b"}))
+    assert not raised.value.permanent
+    hub.start()
+    sink.send(message({"EventId": "b"}))
+    sink.close()
+    assert [one.key for one in hub.stored] == [ID.casefold(), "b"]
+
+
+def test_what_is_too_large_is_cut_and_says_so(tmp_path: Path) -> None:
+    with Hub(tmp_path, "--max-message", "9000") as small:
+        long, wide = message({"Description": "d" * 2_000}), message({"Resources": [f"vm-{n:0100}" for n in range(90)]})
+        huge = message({"EventId": "h"})
+        huge.record["body"] = "x" * 9_000
+        later = message({"EventId": "later"})
+        long.record["azure.scheduled_event.description"] = "d" * 9_000
+        outcomes = sent(config(small), long, wide, huge, later)
+        assert [isinstance(one, Receipt) for one in outcomes] == [True, True, False, True]
+        assert isinstance(outcomes[2], SendError)
+        assert outcomes[2].permanent
+        cut_long, cut_wide, kept = (one.envelope["data"] for one in small.stored)
+    assert cut_long["notbefore.truncated"] == ["description"]
+    assert cut_wide["notbefore.truncated"] == ["description", "resources"]
+    assert len(cut_wide["azure.scheduled_event.resources"]) == 20
+    assert "notbefore.truncated" not in kept
+
+
+def test_more_than_fits_goes_in_several_batches(tmp_path: Path) -> None:
+    with Hub(tmp_path, "--max-message", "9000") as small:
+        looks: list[dict[str, Any]] = [{"Description": f"{'d' * 500} {number}"} for number in range(12)]
+        many = [message(*looks[: number + 1]) for number in range(12)]
+        assert sent(config(small), *many) == [Receipt()] * 12
+        described = [one.envelope["data"]["azure.scheduled_event.description"].split()[1] for one in small.stored]
+    assert described == [str(number) for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("order", "said", "permanent"),
+    [
+        ("reject:com.microsoft:server-busy", "the hub is busy", False),
+        ("reject:amqp:resource-limit-exceeded", "the hub's quota is used up", False),
+        ("reject:com.microsoft:entity-disabled", "entity-disabled", True),
+        ("reject:amqp:not-found", "not-found", True),
+        ("reject:amqp:internal-error", "refused", False),
+        ("noack", "did not answer in time", False),
+        ("freeze", "did not answer in time", False),
+    ],
+)
+def test_each_refusal_has_its_own_words(hub: Hub, order: str, said: str, *, permanent: bool) -> None:
+    hub.order(order)
+    error = failure(config(hub, timeout=Duration("6s")))
+    assert said in str(error)
+    assert error.permanent == permanent
+    if "busy" in said:
+        assert error.retry_after
+
+
+def test_one_that_is_refused_holds_no_other_back(hub: Hub) -> None:
+    sink = sink_of(config(hub))
+    hub.order("reject:com.microsoft:entity-disabled")
+    assert isinstance(sink, BatchSink)
+    assert all(isinstance(one, SendError) for one in sink.send_many([message(), message({"EventId": "b"})]))
+    hub.order("calm")
+    assert sink.send_many([message(), message({"EventId": "b"})]) == [Receipt()] * 2
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"key": "d3Jvbmcta2V5LXdyb25n"}, "refuses the key or the identity"),
+        ({"name": "nobody"}, "refuses the key or the identity"),
+        ({"hub": "nope"}, "there is no such hub"),
+    ],
+)
+def test_a_wrong_key_and_a_missing_hub_are_for_good_and_told_apart(hub: Hub, fields: Any, said: str) -> None:
+    text = hub.connection_string(**fields)
+    error = failure(config(hub, text))
+    assert said in str(error)
+    assert error.permanent
+    assert KEY not in str(error)
+    assert fields.get("key", KEY) not in str(error)
+
+
+def test_a_hub_that_is_not_there_is_waited_for(hub: Hub) -> None:
+    hub.kill()
+    error = failure(config(hub))
+    assert "cannot be reached" in str(error)
+    assert not error.permanent
+
+
+def test_a_clock_that_is_behind_is_told(tmp_path: Path) -> None:
+    with Hub(tmp_path, "--clock-ahead", "7200") as ahead:
+        error = failure(config(ahead))
+    assert "expired" in str(error).casefold()
+    assert error.permanent
+
+
+def test_tls_is_checked(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    names = {"127.0.0.1": "", "wrong.example.org": "certificate"}
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name, said in names.items():
+        certificate = tmp_path / "server.pem"
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(certificate)
+        with Hub(tmp_path, "--cert", str(certificate)) as secured:
+            text = secured.connection_string().replace(f"127.0.0.1:{secured.port}", "right.servicebus.windows.net")
+            text = text.removesuffix(";UseDevelopmentEmulator=true")
+            options = {"endpoint": f"sb://127.0.0.1:{secured.port}", "ca_file": str(tmp_path / "ca.pem")}
+            (outcome,) = sent(config(secured, text, **options))
+            if said:
+                assert isinstance(outcome, SendError)
+                assert said in str(outcome)
+                assert not outcome.permanent
+            else:
+                assert outcome == Receipt()
+
+
+def test_the_vm_s_identity_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "s.pem")
+    words = ("--cert", str(tmp_path / "s.pem"), "--any-jwt")
+    with Simulator((ME,)) as imds, Hub(tmp_path, *words) as hub:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.endpoint)
+        settings = EventHub(
+            namespace="fleet.servicebus.windows.net",
+            hub="changes",
+            endpoint=f"sb://127.0.0.1:{hub.port}",
+            ca_file=str(tmp_path / "ca.pem"),
+        )
+        assert sent(SinkConfig(event_hub=settings)) == [Receipt()]
+        assert len(hub.stored) == 1
+
+
+def test_without_an_identity_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Hub(tmp_path) as hub:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:9")
+        settings = EventHub(namespace="x.servicebus.windows.net", hub="changes", endpoint=f"sb://127.0.0.1:{hub.port}")
+        error = failure(SinkConfig(event_hub=settings))
+    assert not error.permanent
+    assert str(error)
+
+
+def test_whether_it_would_take_a_message_can_be_asked(hub: Hub) -> None:
+    sink = sink_of(config(hub))
+    assert isinstance(sink, ConnectableSink)
+    sink.connect()
+    sink.close()
+    assert hub.stored == []
+    wrong = sink_of(config(hub, hub.connection_string(name="nobody")))
+    assert isinstance(wrong, ConnectableSink)
+    with pytest.raises(SendError, match="refuses the key"):
+        wrong.connect()
+    wrong.close()
+
+
+def test_no_key_is_logged_at_any_level(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    redact = Redactor([hub.connection_string()])
+    with caplog.at_level(logging.DEBUG):
+        sent(config(hub))
+        failure(config(hub, hub.connection_string(name="nobody")))
+    assert KEY not in redact(caplog.text)
+    assert "changes" in redact("the hub changes")  # what is no secret is left

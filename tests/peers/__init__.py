@@ -1,0 +1,1 @@
+"""Far sides that are programs of their own."""

@@ -1,0 +1,604 @@
+"""A small Event Hub on loopback, for tests: ``python -m tests.peers.eventhub --hub changes:4 --key root=SECRET``.
+
+AMQP 1.0 by the Qpid Proton engine; asyncio moves the octets. It speaks what the unmodified Azure SDK asks for with
+``UseDevelopmentEmulator=true``: SASL, ``$cbs`` with a real check of the SAS signature, ``$management`` READ, senders
+with partition keys, batches taken apart, receivers from an offset, epochs. Each partition is an append-only log, on
+disk with ``--store``, so that it survives a kill. It is not Azure: what it says when it refuses is modelled.
+
+Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze`` until ``calm``;
+``drop`` and ``close`` end the connections of the moment.
+"""
+
+import argparse
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import ssl
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from proton import (
+    UNDESCRIBED,
+    Array,
+    Collector,
+    Condition,
+    Connection,
+    Data,
+    Delivery,
+    Event,
+    Message,
+    Transport,
+    TransportException,
+    int32,
+    symbol,
+    timestamp,
+)
+
+from . import amqp
+
+CREDIT = 300
+SELECTORS = {"offset", "sequence-number", "enqueued-time"}
+
+
+def condition(name: str, text: str) -> Condition:
+    """An error; with an info map, which the SDK reads without asking whether it is there."""
+    return Condition(name, text, {symbol("com.microsoft:tracking-id"): "peer"})
+
+
+def text_of(value: Any) -> str:
+    """A text, whether Proton gives it as text, octets or a view of them."""
+    value = value.tobytes() if isinstance(value, memoryview) else value
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class Entry:
+    """One event in a partition."""
+
+    __slots__ = ("enqueued", "key", "message", "offset")
+
+    def __init__(self, offset: int, enqueued: int, key: str | None, message: bytes) -> None:
+        self.offset, self.enqueued, self.key, self.message = offset, enqueued, key, message
+
+
+class Hub:
+    """Partitions, each an append-only log."""
+
+    def __init__(self, name: str, partitions: int, store: Path | None) -> None:
+        self.name = name
+        self.created = int(time.time() * 1000)
+        self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
+        self._next = 0  # partition for events without a key
+        if store is not None and store.exists():
+            for line in store.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):  # a torn last line was never acknowledged
+                    row = json.loads(line)
+                    self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
+        self._file = store.open("ab") if store is not None else None
+
+    def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
+        log = self.logs[partition]
+        offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
+        log.append(Entry(offset, enqueued, key, message))
+
+    def partition_of(self, key: str | None) -> int:
+        """Azure's hash is another, and as stable."""
+        if key is None:
+            self._next = (self._next + 1) % len(self.logs)
+            return self._next
+        return zlib.crc32(key.encode()) % len(self.logs)
+
+    def append(self, partition: int, key: str | None, messages: list[bytes]) -> None:
+        now = int(time.time() * 1000)
+        for message in messages:
+            if self._file is not None:
+                row = {"p": partition, "t": now, "k": key, "m": base64.b64encode(message).decode()}
+                self._file.write(json.dumps(row).encode() + b"\n")
+            self._put(partition, now, key, message)
+        if self._file is not None:
+            self._file.flush()
+
+    def first(self, partition: int, selector: str | None) -> int:
+        """The index of the first event that a receiver's selector lets through."""
+        log = self.logs[partition]
+        words = (selector or "").replace("amqp.annotation.x-opt-", "").split(" ")
+        if len(words) != 3 or words[0] not in SELECTORS or words[2] == "'@latest'":
+            return len(log)
+        bound, inclusive = int(words[2].strip("'")), words[1] == ">="
+        values: dict[str, Callable[[int], int]] = {
+            "offset": lambda index: log[index].offset,
+            "sequence-number": lambda index: index,
+            "enqueued-time": lambda index: log[index].enqueued,
+        }
+        value = values[words[0]]
+        return next(
+            (index for index in range(len(log)) if value(index) > bound or (inclusive and value(index) == bound)),
+            len(log),
+        )
+
+
+class Reader:
+    """A receiver of one partition."""
+
+    def __init__(self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, talk: "Talk") -> None:
+        self.link, self.next, self.epoch, self.talk = link, start, epoch, talk
+        self.hub, self.partition = place
+
+
+class Peer:
+    """The server: hubs, keys, faults, and who is connected."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.hubs: dict[str, Hub] = {}
+        for text in options.hub:
+            name, _, partitions = text.partition(":")
+            store = Path(f"{options.store}.{name}") if options.store else None
+            self.hubs[name.casefold()] = Hub(name, int(partitions or 2), store)
+        self.keys = dict(text.split("=", 1) for text in options.key)
+        self.talks: set[Talk] = set()
+        self.readers: dict[tuple[str, str, int], list[Reader]] = {}
+        self.fault = ""
+        self._tags = 0
+
+    def tag(self) -> str:
+        self._tags += 1
+        return f"{self._tags:x}"
+
+    @staticmethod
+    def path(address: str) -> tuple[str, list[str]]:
+        """The hub and the rest of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``."""
+        parts = [part for part in (urlsplit(address).path if "://" in address else address).split("/") if part]
+        return (parts[0].casefold() if parts else ""), parts[1:]
+
+    def judge(  # noqa: PLR0911 - each refusal has its own words
+        self, kind: str, token: str, audience: str, hub: str
+    ) -> tuple[int, str, float]:
+        """Status, text and end of a token: of a SAS the signature, the time and the audience are checked."""
+        if hub not in self.hubs:
+            return 404, f"The messaging entity '{audience}' could not be found.", 0.0
+        if kind == "jwt":
+            known = token in self.options.jwt or (self.options.any_jwt and bool(token))
+            return (202, "Accepted", time.time() + 3600) if known else (401, "InvalidToken: it is not known here", 0.0)
+        fields = dict(part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part)
+        key = self.keys.get(unquote(fields.get("skn", "")))
+        if key is None:
+            return 401, "InvalidSignature: the name of the key is not known", 0.0
+        digest = hmac.new(key.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256).digest()
+        if not hmac.compare_digest(base64.b64encode(digest).decode(), unquote(fields["sig"])):
+            return 401, "InvalidSignature: The token has an invalid signature.", 0.0
+        end = float(fields["se"])
+        if end < time.time() + self.options.clock_ahead:
+            return 401, "ExpiredToken: The token is expired.", 0.0
+        if self.path(unquote(fields["sr"]))[0] not in ("", hub):
+            return 401, "InvalidAudience", 0.0
+        return 202, "Accepted", end
+
+    def pump(self, reader: Reader) -> None:
+        """Send a receiver what it has credit for."""
+        log = reader.hub.logs[reader.partition]
+        while reader.link.credit > 0 and reader.next < len(log):
+            entry = log[reader.next]
+            values: dict[str, str | int] = {
+                "x-opt-sequence-number": reader.next,
+                "x-opt-offset": str(entry.offset),
+                **({"x-opt-partition-key": entry.key} if entry.key is not None else {}),
+            }
+            delivery = reader.link.delivery(self.tag())
+            reader.link.send(amqp.annotations(values, {"x-opt-enqueued-time": entry.enqueued}) + entry.message)
+            reader.link.advance()
+            delivery.settle()
+            reader.next += 1
+
+    def pump_all(self, hub: str, partition: int) -> None:
+        for (name, _, number), readers in self.readers.items():
+            if (name, number) == (hub, partition):
+                for reader in readers:
+                    self.pump(reader)
+                    reader.talk.flush()
+
+    def order(self, word: str) -> None:
+        """A fault from now on, or one at once."""
+        if word in ("drop", "close"):
+            for talk in list(self.talks):
+                talk.end(abruptly=word == "drop")
+            return
+        self.fault = "" if word == "calm" else word
+
+    async def serve(self) -> None:
+        context = None
+        if self.options.cert:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.options.cert)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Talk(self), "127.0.0.1", self.options.port, ssl=context)
+        sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
+        sys.stdout.flush()
+        over = asyncio.Event()
+        loop.add_reader(sys.stdin, self._hear, over)
+        while not over.is_set():
+            await asyncio.sleep(0.25)
+            for talk in list(self.talks):
+                talk.tick()
+
+    def _hear(self, over: asyncio.Event) -> None:
+        line = sys.stdin.readline()
+        if not line:  # whoever started it is gone
+            over.set()
+            return
+        self.order(line.strip())
+        sys.stdout.write(f"{line.strip()}: done\n")
+        sys.stdout.flush()
+
+
+class Talk(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.until: dict[str, float] = {}  # hub -> end of the token that was put for it
+        self.replies: dict[str, Any] = {}  # $cbs, $management -> the link on which answers go
+        self.formats: dict[tuple[int, int], int] = {}
+        self.message_format = 0
+        self.received, self.to_send = bytearray(), bytearray()
+        self.lost = False
+        self.engine, self.connection, self.events = Transport(Transport.SERVER), Connection(), Collector()
+        self.engine.idle_timeout = 240
+        self.engine.max_frame_size = 65_536
+        self.engine.sasl().allowed_mechs("ANONYMOUS")
+        self.connection.collect(self.events)
+        self.engine.bind(self.connection)
+
+    # ---- octets
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.peer.talks.add(self)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer.fault == "freeze":
+            return
+        self.received += data
+        for frame in amqp.frames(self.received):
+            self._note_format(frame)
+            try:
+                self._feed(frame)
+            except TransportException:  # the SDK detaches links of a session that it has ended
+                self.flush()
+                self.transport.close()
+                return
+        self.flush()
+
+    def _note_format(self, frame: bytes) -> None:
+        transfer = amqp.transfer_of(frame)
+        if transfer is not None:
+            if transfer.first:
+                self.formats[transfer.link] = transfer.message_format
+            self.message_format = self.formats.get(transfer.link, 0)
+
+    def _feed(self, frame: bytes) -> None:
+        at = 0
+        while at < len(frame) and self.engine.capacity() > 0:
+            count = min(self.engine.capacity(), len(frame) - at)
+            self.engine.push(frame[at : at + count])
+            self._dispatch()
+            at += count
+
+    def flush(self) -> None:
+        if self.lost or self.transport.is_closing():
+            return
+        while (pending := self.engine.pending()) > 0:
+            octets = self.engine.peek(pending) or b""
+            self.engine.pop(len(octets))
+            self.to_send += octets
+        for frame in amqp.frames(self.to_send):
+            self.transport.write(amqp.padded(frame))
+        if pending < 0 or self.engine.closed:
+            self.transport.close()
+
+    def tick(self) -> None:
+        self.engine.tick(time.time())
+        self._dispatch()
+        self.flush()
+
+    def end(self, *, abruptly: bool) -> None:
+        if abruptly:
+            self.transport.abort()
+            return
+        self.connection.condition = condition("amqp:connection:forced", "The connection was closed by the service.")
+        self.connection.close()
+        self.flush()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.lost = True
+        self.peer.talks.discard(self)
+        for readers in self.peer.readers.values():
+            readers[:] = [reader for reader in readers if reader.talk is not self]
+
+    # ---- what the engine makes of them
+
+    def _dispatch(self) -> None:
+        while (event := self.events.peek()) is not None:
+            handler = self.HANDLERS.get(event.type)
+            if handler is not None:
+                handler(self, event)
+            self.events.pop()
+
+    def _opened(self, event: Any) -> None:
+        event.connection.container = "peer"
+        event.connection.properties = {symbol("product"): "peer"}
+        event.connection.open()
+
+    def _begun(self, event: Any) -> None:
+        event.session.incoming_capacity = 1 << 22
+        event.session.open()
+
+    def _attached(self, event: Any) -> None:
+        link = event.link
+        link.source.copy(link.remote_source)
+        link.target.copy(link.remote_target)
+        link.max_message_size = self.peer.options.max_message
+        link.properties = {symbol("com.microsoft:tracking-id"): "peer"}
+        if link.is_receiver:  # the client sends
+            address = link.remote_target.address
+            why = None if address.startswith("$") else self._denied(*self.peer.path(address))
+            if why is not None:
+                self._refuse(link, *why)
+                return
+            link.open()
+            link.flow(CREDIT)
+            return
+        address = link.remote_source.address
+        if address.startswith("$"):
+            self.replies[address] = link
+            link.open()
+            return
+        self._read_from(link, address)
+
+    def _read_from(self, link: Any, address: str) -> None:
+        hub, rest = self.peer.path(address)
+        why = self._denied(hub, rest)
+        if why is None and (len(rest) != 4 or rest[0].casefold() != "consumergroups"):
+            why = ("amqp:not-found", f"{address} is no receiver's address")
+        if why is not None:
+            self._refuse(link, *why)
+            return
+        properties = {str(name): value for name, value in (link.remote_properties or {}).items()}
+        epoch = properties.get("com.microsoft:epoch")
+        partition = int(rest[3])
+        readers = self.peer.readers.setdefault((hub, rest[1].casefold(), partition), [])
+        highest = max((reader.epoch for reader in readers if reader.epoch is not None), default=None)
+        if highest is not None and (epoch is None or epoch < highest):
+            self._refuse(link, "amqp:link:stolen", f"Receiver with a higher epoch '{highest}' exists")
+            return
+        if epoch is not None:
+            for reader in readers:
+                reader.link.condition = condition("amqp:link:stolen", f"New receiver with epoch '{epoch}' is created")
+                reader.link.close()
+                reader.talk.flush()
+            readers.clear()
+        link.open()
+        start = self.peer.hubs[hub].first(partition, _selector(link.remote_source))
+        readers.append(Reader(link, (self.peer.hubs[hub], partition), start, epoch, self))
+
+    def _denied(self, hub: str, rest: list[str]) -> tuple[str, str] | None:
+        if hub not in self.peer.hubs:
+            return "amqp:not-found", f"The messaging entity '{hub}' could not be found."
+        if self.until.get(hub, 0.0) < time.time():
+            return "amqp:unauthorized-access", f"Unauthorized access. There is no valid token for {hub}."
+        named = rest[-1] if len(rest) > 1 and rest[-2].casefold() == "partitions" else "0"
+        if not named.isdigit() or int(named) >= len(self.peer.hubs[hub].logs):
+            return "com.microsoft:argument-out-of-range", f"The specified partition is invalid: {named}"
+        return None
+
+    def _refuse(self, link: Any, name: str, text: str) -> None:
+        link.open()
+        link.condition = condition(name, text)
+        link.close()
+
+    def _detached(self, event: Any) -> None:
+        for readers in self.peer.readers.values():
+            readers[:] = [reader for reader in readers if reader.link != event.link]
+        event.link.close()
+
+    def _flowed(self, event: Any) -> None:
+        for readers in self.peer.readers.values() if event.link.is_sender else ():
+            for reader in readers:
+                if reader.link == event.link:
+                    self.peer.pump(reader)
+
+    def _delivered(self, event: Any) -> None:
+        delivery, link = event.delivery, event.link
+        if link.is_sender or not delivery.readable or delivery.partial:
+            return
+        payload = link.recv(delivery.pending)
+        link.advance()
+        if link.credit < CREDIT // 2:
+            link.flow(CREDIT - link.credit)
+        address = link.remote_target.address
+        if address == "$cbs":
+            _accept(delivery)
+            self._put_token(payload)
+        elif address == "$management":
+            _accept(delivery)
+            self._manage(payload)
+        else:
+            self._take(delivery, address, payload)
+
+    def _take(self, delivery: Any, address: str, payload: bytes) -> None:
+        """Events from a sender."""
+        peer = self.peer
+        hub, rest = peer.path(address)
+        if peer.fault.startswith("reject:"):
+            _reject(delivery, peer.fault.removeprefix("reject:"), "a fault was ordered")
+            return
+        if len(payload) > peer.options.max_message:
+            _reject(delivery, "amqp:link:message-size-exceeded", f"The message of {len(payload)} bytes is too large.")
+            return
+        if self.until.get(hub, 0.0) < time.time():
+            _reject(delivery, "amqp:unauthorized-access", "ExpiredToken: The token is expired.")
+            return
+        try:
+            key, messages = events_of(payload, self.message_format)
+        except (ValueError, IndexError, struct.error) as error:
+            _reject(delivery, "amqp:decode-error", str(error))
+            return
+        partition = int(rest[-1]) if rest else peer.hubs[hub].partition_of(key)
+        peer.hubs[hub].append(partition, key, messages)
+        if peer.fault != "noack":
+            _accept(delivery)
+        peer.pump_all(hub, partition)
+
+    # ---- $cbs and $management
+
+    def _reply(self, node: str, request: Message, status: int, text: str, body: Any = None) -> None:
+        link = self.replies.get(node)
+        if link is None:
+            return
+        answer: Any = Message(body=body)
+        answer.correlation_id = request.id
+        answer.properties = {"status-code": int32(status), "status-description": text}
+        delivery = link.delivery(self.peer.tag())
+        link.send(answer.encode())
+        link.advance()
+        delivery.settle()
+
+    def _put_token(self, payload: bytes) -> None:
+        request, properties = _decoded(payload)
+        name = properties["name"]
+        hub, _ = self.peer.path(name)
+        kind = "jwt" if properties["type"] == "jwt" else "sas"
+        status, text, end = self.peer.judge(kind, text_of(request.body), name, hub)
+        if status == 202:
+            self.until[hub] = end
+        self._reply("$cbs", request, status, text)
+
+    def _manage(self, payload: bytes) -> None:
+        request, properties = _decoded(payload)
+        name, token = properties.get("name", "").casefold(), properties.get("security_token", "")
+        kind = "sas" if token.startswith("SharedAccessSignature") else "jwt"
+        status, text, _ = self.peer.judge(kind, token, name, name)
+        if properties.get("operation") != "READ":
+            status, text = 400, "only READ is known here"
+        if status != 202:
+            self._reply("$management", request, status, text)
+            return
+        found = _described(self.peer.hubs[name], properties)
+        if found is None:
+            self._reply("$management", request, 404, "there is nothing of that name")
+        else:
+            self._reply("$management", request, 200, "OK", found)
+
+    HANDLERS: ClassVar[dict[Any, Callable[..., None]]] = {
+        Event.CONNECTION_REMOTE_OPEN: _opened,
+        Event.CONNECTION_REMOTE_CLOSE: lambda _self, event: event.connection.close(),
+        Event.SESSION_REMOTE_OPEN: _begun,
+        Event.SESSION_REMOTE_CLOSE: lambda _self, event: event.session.close(),
+        Event.LINK_REMOTE_OPEN: _attached,
+        Event.LINK_REMOTE_CLOSE: _detached,
+        Event.LINK_REMOTE_DETACH: _detached,
+        Event.LINK_FLOW: _flowed,
+        Event.DELIVERY: _delivered,
+    }
+
+
+def _accept(delivery: Any) -> None:
+    delivery.update(Delivery.ACCEPTED)
+    delivery.settle()
+
+
+def _reject(delivery: Any, name: str, text: str) -> None:
+    delivery.local.condition = condition(name, text)
+    delivery.update(Delivery.REJECTED)
+    delivery.settle()
+
+
+def _decoded(payload: bytes) -> tuple[Message, dict[str, str]]:
+    request: Any = Message()
+    request.decode(payload)
+    return request, {text_of(name): text_of(value) for name, value in request.properties.items()}
+
+
+def _described(hub: Hub, properties: dict[str, str]) -> dict[str, Any] | None:
+    kind = properties.get("type")
+    if kind == "com.microsoft:eventhub":
+        ids = [str(number) for number in range(len(hub.logs))]
+        return {
+            "name": hub.name,
+            "type": kind,
+            "created_at": timestamp(hub.created),
+            "partition_count": int32(len(ids)),
+            "partition_ids": Array(UNDESCRIBED, Data.STRING, *ids),  # type: ignore[arg-type] # its stubs know less
+        }
+    number = int(properties.get("partition", "-1"))
+    if kind != "com.microsoft:partition" or not 0 <= number < len(hub.logs):
+        return None
+    log = hub.logs[number]
+    return {
+        "name": hub.name,
+        "type": kind,
+        "partition": str(number),
+        "begin_sequence_number": 0,
+        "last_enqueued_sequence_number": len(log) - 1,
+        "last_enqueued_offset": str(log[-1].offset if log else -1),
+        "last_enqueued_time_utc": timestamp(log[-1].enqueued if log else 0),
+        "is_partition_empty": not log,
+    }
+
+
+def _selector(source: Any) -> str | None:
+    source.filter.rewind()
+    if not source.filter.next():
+        return None
+    found = source.filter.get_object() or {}
+    for name, value in found.items():
+        if "selector-filter" in str(name):
+            return text_of(getattr(value, "value", value))
+    return None
+
+
+def _key_of(parts: list[amqp.Section]) -> str | None:
+    for part in parts:
+        if part.code == amqp.MESSAGE_ANNOTATIONS:
+            message: Any = Message()
+            message.decode(part.octets + b"\x00\x53\x75\xa0\x00")  # an empty body makes it a message
+            key = (message.annotations or {}).get("x-opt-partition-key")
+            return None if key is None else text_of(key)
+    return None
+
+
+def events_of(payload: bytes, message_format: int) -> tuple[str | None, list[bytes]]:
+    """The partition key and the events of one transfer; a batch is taken apart."""
+    parts = amqp.sections(payload)
+    key = _key_of(parts)
+    if message_format != amqp.BATCH_FORMAT:
+        return key, [amqp.bare(parts)]
+    inner = [amqp.sections(amqp.data_of(part)) for part in parts if part.code == amqp.DATA]
+    return key or (_key_of(inner[0]) if inner else None), [amqp.bare(event) for event in inner]
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=5672, help="0: any (it is printed)")
+    parser.add_argument("--hub", action="append", default=[], metavar="NAME:PARTITIONS")
+    parser.add_argument("--key", action="append", default=[], metavar="NAME=SECRET", help="of shared access signatures")
+    parser.add_argument("--jwt", action="append", default=[], help="a token that is taken")
+    parser.add_argument("--any-jwt", action="store_true", help="any token is taken")
+    parser.add_argument("--store", help="keep the logs in files that begin so")
+    parser.add_argument("--cert", help="a PEM file with key and certificate: TLS")
+    parser.add_argument("--max-message", type=int, default=1024 * 1024, help="bytes")
+    parser.add_argument("--clock-ahead", type=float, default=0.0, help="seconds by which its clock is ahead")
+    asyncio.run(Peer(parser.parse_args(words)).serve())
+
+
+if __name__ == "__main__":
+    main()

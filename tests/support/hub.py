@@ -1,0 +1,104 @@
+"""The Event Hub look-alike as a process: started, killed, ordered to fail, and read."""
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from proton import Message
+
+from support.agent import PATIENCE, free_port
+
+ROOT = Path(__file__).parents[2]
+KEY = "c2VjcmV0LWtleS1vZi10aGUtaHVi"
+
+
+class Stored(NamedTuple):
+    """One event in the log."""
+
+    partition: int
+    key: str | None
+    content_type: str
+    properties: dict[str, Any]
+    body: bytes
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+
+class Hub:
+    """``python -m tests.peers.eventhub`` with a hub ``changes`` of four partitions, kept on disk."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.port = free_port()
+        self._store = directory / "hub"
+        self._command = [
+            sys.executable, "-m", "tests.peers.eventhub", "--port", str(self.port), "--hub", "changes:4",
+            "--key", f"root={KEY}", "--store", str(self._store), *words,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout
+        assert self._process.stdout.readline().startswith("listening")
+        return self
+
+    def order(self, word: str) -> None:
+        """See ``tests/peers/eventhub.py``."""
+        assert self._process
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == f"{word}: done\n"
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE)
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe
+                pipe.close()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def connection_string(self, hub: str = "changes", key: str = KEY, name: str = "root") -> str:
+        return (
+            f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName={name};SharedAccessKey={key};"
+            f"EntityPath={hub};UseDevelopmentEmulator=true"
+        )
+
+    @property
+    def stored(self) -> Sequence[Stored]:
+        path = self._store.with_name("hub.changes")
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [_read(json.loads(line)) for line in lines if line.endswith(b"\n")]
+
+
+def _read(row: dict[str, Any]) -> Stored:
+    message: Any = Message()
+    message.decode(base64.b64decode(row["m"]))
+    body = message.body
+    properties = {_text(name): _text(value) for name, value in (message.properties or {}).items()}
+    return Stored(row["p"], row["k"], str(message.content_type or ""), properties, bytes(body))
+
+
+def _text(value: Any) -> str:
+    value = bytes(value) if isinstance(value, memoryview) else value
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,72 @@
+"""The JSON Schema that the package ships holds for every record, and says what is in it."""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.record import DATA_SCHEMA, Vm, cloud_event, heartbeat, json_line, record
+from support.azure import ME, PEER, T0, document, item, now
+from support.messages import VM
+
+SCHEMA = json.loads(files("notbefore.events").joinpath("record.v1.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA, format_checker=jsonschema.FormatChecker())
+
+listed = st.fixed_dictionaries(
+    {
+        "EventId": st.sampled_from(["a", "b"]),
+        "EventStatus": st.sampled_from(["Scheduled", "Started", "Pondered"]),
+        "EventType": st.text(min_size=1, max_size=9),
+        "Resources": st.lists(st.sampled_from([ME, PEER, "\u202e"]), max_size=3, unique=True),
+        "NotBefore": st.sampled_from(["Sun, 01 Mar 2026 12:00:30 GMT", "Sun, 01 Mar 2026 13:00:30 GMT", "", None]),
+        "Description": st.one_of(st.none(), st.text(max_size=20)),
+        "DurationInSeconds": st.sampled_from([-1, 0, 9]),
+        "EventSource": st.sampled_from([None, "User"]),
+    }
+)
+
+
+@given(st.lists(st.lists(listed, max_size=3), max_size=6), st.sampled_from([None, VM, Vm(name=ME)]))
+def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]], vm: Vm | None) -> None:
+    tracked = Tracked()
+    for second, items in enumerate(documents):
+        step = diff(tracked, document(*(item(**fields) for fields in items), incarnation=second), now(second))
+        tracked = step.tracked
+        for change in step.changes:
+            VALIDATOR.validate(json.loads(json_line(record(change, vm))))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"azure.scheduled_event.change": "exploded"},
+        {"azure.scheduled_event.resources": "WestNO_0"},
+        {"azure.scheduled_event.notice_seconds": "900"},
+        {"colour": "red"},
+        {"time": None},
+    ],
+)
+def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
+    change = diff(Tracked(), document(item()), now(0)).changes[0]
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(record(change, VM) | damage)
+
+
+def test_the_schema_is_named_in_the_envelope() -> None:
+    assert SCHEMA["$id"] == DATA_SCHEMA
+    values = record(diff(Tracked(), document(item()), now(0)).changes[0], VM)
+    assert cloud_event(values, values)["dataschema"] == DATA_SCHEMA
+
+
+def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
+    values = heartbeat(VM, 3, "1.2.3", T0)
+    envelope = cloud_event(values, {**values, "notbefore.delivery.id": "d"})
+    assert (envelope["type"], envelope["id"], envelope["source"]) == ("notbefore.heartbeat.v1", "d", VM.resource_id)
+    assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
+    assert "dataschema" not in envelope
+    assert "host.name" not in heartbeat(None, 0, "1", T0)
