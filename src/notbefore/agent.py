@@ -223,8 +223,8 @@ class Agent:
             self._watcher.stop()
             self._watcher = watcher
             self._watcher.start()
+        self._dispatcher.reconfigure(self._orders(config))  # first: a courier with the old orders knows no new sinks
         self._watch.routing = config.routing
-        self._dispatcher.reconfigure(self._orders(config))
         self._config = config
         self._figures.config_reloads["success"] += 1
         self._figures.config_loaded = time.time()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
@@ -224,8 +225,8 @@ def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[st
             raise ConfigError(f"{place}: sinks.{name}: expected a name of letters, digits, - and _")
         try:
             check_installed(sink)
-            for secret in sink.secrets.values():
-                secret.reveal(environment)
+            for key, secret in sink.secrets.items():
+                _check_secret(sink, key, secret.reveal(environment))
         except ConfigError as error:
             raise ConfigError(f"{place}: {dotted}: {error}") from None
     for number, route in enumerate(config.routes):
@@ -234,6 +235,21 @@ def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[st
                 place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
                 known = ", ".join(config.sinks) or "none"
                 raise ConfigError(f"{place}: routes[{number}].sinks: there is no sink {name!r} (known: {known})")
+
+
+def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
+    """What can be said of a secret without telling it."""
+    if key != "url":
+        return
+    try:
+        url = urlsplit(value)
+        _ = url.port
+    except ValueError:
+        raise ConfigError("url: this is no address: what is special in a password is written as %XX") from None
+    if sink.kind in ("webhook", "slack") and (url.scheme not in ("http", "https") or not url.hostname):
+        raise ConfigError("url: expected http://HOST or https://HOST")
+    if sink.kind == "webhook" and url.username is not None:
+        raise ConfigError("url: user and password do not belong in the address: give them as `headers`")
 
 
 def _convert(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:

@@ -81,5 +81,8 @@ if __name__ == "__main__":
     except (StoreError, sqlite3.Error, OSError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"notbefore courier: {error}\n")
         code = LOST_STATE
+    except Exception as error:  # noqa: BLE001 - a bug; its text may hold what must not be told
+        sys.stderr.write(f"notbefore courier: {type(error).__name__}: this should not have happened\n")
+        code = LOST_STATE
     sys.stderr.flush()
     os._exit(code)  # threads that hang in a sink are not waited for

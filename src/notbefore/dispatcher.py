@@ -39,7 +39,7 @@ class Child:
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "notbefore.courier"],
+                [sys.executable, "-P", "-m", "notbefore.courier"],  # -P: what lies in the working directory is not run
                 _environment(orders),
                 file_actions=[(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)],
             )
@@ -220,6 +220,6 @@ class Dispatcher:
 
     def _pause(self) -> None:
         """The first that dies is replaced at once; later ones after pauses that grow."""
-        pause = 0.0 if self._failures == 0 else min(2.0 ** (self._failures - 1), LONGEST_PAUSE)
+        pause = 0.0 if self._failures == 0 else min(2.0 ** min(self._failures - 1, 10), LONGEST_PAUSE)
         self._failures += 1
         self._not_before = time.monotonic() + pause

@@ -59,4 +59,5 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    handler.setLevel(level.upper())  # a library's own logger may be set lower, to be heard by somebody else
     logging.raiseExceptions = False  # a stderr that is gone is no reason to print to it

@@ -198,6 +198,14 @@ def test_an_outbox_that_stays_out_of_reach_ends_the_courier(outbox: Outbox, monk
         assert found.run() == LOST_STATE
 
 
+def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbox) -> None:
+    put(outbox, "a", sink="new")
+    with courier(outbox, orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
+        found.stop()
+        found.run()
+    assert [row.state for row in outbox.rows()] == ["pending"]
+
+
 def test_it_leaves_when_its_agent_is_gone(outbox: Outbox) -> None:
     reader, writer = os.pipe()
     os.close(writer)

@@ -51,6 +51,13 @@ def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path, fig
     assert not figures.courier_running
 
 
+def test_couriers_may_die_as_often_as_they_like(tmp_path: Path, figures: Figures) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, figures, due=None)
+    for _ in range(2_000):
+        hand._pause()
+    assert hand._not_before
+
+
 def test_nothing_due_starts_nothing(tmp_path: Path, figures: Figures) -> None:
     hand = dispatcher(tmp_path / FILE_NAME, figures, due=None)
     hand.tick()

@@ -52,10 +52,13 @@ class Box:
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
         with self.outbox._transaction() as db:
             module.put(db, deliveries, now)
+            for one in deliveries:  # the event is listed, as the agent would have it
+                db.execute("INSERT OR REPLACE INTO tracked VALUES (?, '{}')", (one.event_key,))
 
     def ended(self, event_key: str, now: float = 0.0) -> None:
         with self.outbox._transaction() as db:
             module.event_ended(db, event_key, now)
+            db.execute("DELETE FROM tracked WHERE event_key = ?", (event_key,))
 
     def started(self, event_key: str, now: float = 0.0) -> None:
         with self.outbox._transaction() as db:
@@ -216,6 +219,39 @@ def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
     assert [row.kind for row in box.outbox.rows()] == ["started"]
 
 
+def test_a_reminder_that_waits_does_not_end_the_repetition(box: Box) -> None:
+    announced = delivery()
+    box.put(announced, delivery(kind="reminder", due=500.0))
+    box.lease(1)
+    box.lease(2, delivered(announced, 2, repeat=30.0))
+    assert ids(box.outbox.rows("held")) == [announced.delivery_id]
+
+
+def test_what_is_repeated_lasts_as_long_as_its_event(box: Box) -> None:
+    box.put(delivery(expires=100.0))
+    (one,) = box.lease(1)
+    box.lease(2, delivered(one, 2, repeat=30.0))
+    assert len(box.lease(200)) == 1
+
+
+def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> None:
+    started = delivery(kind="started", fades=False)
+    box.put(started)
+    box.ended("e")
+    box.lease(1)
+    box.lease(2, delivered(started, 2, repeat=30.0))
+    assert box.outbox.rows() == []
+
+
+def test_a_sink_that_takes_several_gets_all_that_is_due_of_an_event_in_order(box: Box) -> None:
+    first, second, later, last = delivery(), delivery(kind="started"), delivery(due=50.0), delivery()
+    box.put(first, delivery("f"), second, later, last)
+    taken = box.outbox.exchange([], {"chat": 10}, 1, 60, {"chat"})
+    assert [one.event_key for one in taken] == ["e", "e", "f"]
+    assert ids(taken)[:2] == [first.delivery_id, second.delivery_id]
+    assert box.outbox.exchange([], {"chat": 10}, 2, 60, {"chat"}) == []
+
+
 def test_one_event_is_repeated_once_at_a_time(box: Box) -> None:
     announced, reminder = delivery(), delivery(kind="reminder", due=50.0)
     box.put(announced, reminder)
@@ -255,6 +291,7 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     box.lease(2, Settled(one.delivery_id, "dead", 2, error="404"))
     assert box.lease(500) == []
     assert box.outbox.retry([one.delivery_id], 1000, 60) == 1
+    assert box.outbox.rows()[0].expires == 1060
     assert ids(box.lease(1001)) == [one.delivery_id]
 
 

@@ -298,6 +298,24 @@ def test_who_has_the_mail_does_not_get_it_again(tmp_path: Path) -> None:
     assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"], ["late@example.org"]]
 
 
+def test_what_the_server_says_to_quit_says_nothing_of_the_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def grumpy(_self: object, *_: object) -> str:
+        return "421 go away"
+
+    monkeypatch.setattr(MailPeer, "handle_QUIT", grumpy, raising=False)
+    with MailPeer(tmp_path) as peer:
+        sent(mailto(peer))
+        assert len(peer.mails) == 1
+
+
+def test_copies_are_sent_and_hidden_ones_stay_hidden(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        sent(mailto(peer, "mode=insecure&to=a@example.org&cc=b@example.org&bcc=c@example.org", to=()))
+        ((recipients, content),) = peer.mails
+    assert sorted(recipients) == ["a@example.org", "b@example.org", "c@example.org"]
+    assert "c@example.org" not in mail(content)["To"]
+
+
 def test_recipients_that_are_all_unknown_are_for_good_and_some_are_not(tmp_path: Path) -> None:
     with MailPeer(tmp_path) as peer:
         peer.refuse["ops@example.org"] = "550 unknown"
@@ -331,7 +349,9 @@ def test_an_address_that_apprise_does_not_know_is_a_mistake() -> None:
         sink_of(SinkConfig(apprise=Apprise(url=Secret("nonsense://x"))))
 
 
-def test_the_cause_that_apprise_logs_is_kept() -> None:
+@pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
+def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(level: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(level)
     with HttpPeer() as peer:
         peer.default = Say(404)
         with pytest.raises(SendError, match="404"):
@@ -429,8 +449,9 @@ def test_what_azure_says_is_no_command(tmp_path: Path) -> None:
 def test_a_command_s_last_words_are_the_cause() -> None:
     with pytest.raises(SendError, match=r"exit code 3: x+ no such node"):
         sent(python("import sys; print('x' * 10**6); sys.exit(print('no such node') or 3)"))
-    with pytest.raises(SendError, match="signal 9"):
+    with pytest.raises(SendError, match="signal 9") as raised:
         sent(python("import os; os.kill(os.getpid(), 9)"))
+    assert not raised.value.permanent  # somebody or something else ended it
 
 
 def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
@@ -459,6 +480,10 @@ def test_a_command_that_is_not_there_is_refused_for_good() -> None:
     with pytest.raises(SendError, match="No such file") as raised:
         sent(SinkConfig(command=Command(command=("/no/such/command",))))
     assert raised.value.permanent
+
+
+def test_a_command_takes_an_event_of_any_size() -> None:
+    sent(python("import sys; sys.stdin.read()"), message({"Resources": [f"vm-{n:0200}" for n in range(1_500)]}))
 
 
 def test_a_command_that_does_not_read_is_no_trouble() -> None:

@@ -100,6 +100,19 @@ def test_the_outbox_holds_a_delivery_for_each_change_the_earliest_first(tmp_path
     assert len({one.delivery_id for one in found}) == 3
 
 
+def test_what_waited_in_a_damaged_file_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Writer(tmp_path).sees(item("a"), item("b")).store.close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        db.execute("UPDATE tracked SET body = 'nonsense'")
+        db.commit()
+    store = Store(tmp_path)
+    store.load()
+    store.close()
+    assert store.damaged_files == 1
+    assert len(waiting(tmp_path)) == 2
+    assert "deliveries saved from it: 2" in caplog.text
+
+
 def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a"))
     (one,) = diff(Tracked(), document(item("a"), incarnation=1), now(1)).changes

@@ -34,7 +34,7 @@ routes:
     sinks: []
 links: {dashboard: "https://grafana.example.org/d/x"}
 """
-ENVIRONMENT = {"BOT": "bot-secret", "PAGER_URL": "json://localhost"}
+ENVIRONMENT = {"BOT": "bot-secret", "PAGER_URL": "json://localhost", "HOOK": "https://example.org/h"}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
 
 
 def test_what_is_shown_can_be_read_again(place: Path) -> None:
-    config = read(place, FULL.replace('url: "https://example.org/hook"', "url_env: PAGER_URL"))
+    config = read(place, FULL.replace('url: "https://example.org/hook"', "url_env: HOOK"))
     assert read(place, dump(config)) == config
 
 
@@ -101,6 +101,10 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks:\n  a:\n    webhook:\n      url: x\n      colour: red", ":5: sinks.a.webhook.colour"),
         ("sinks: {a: {webhook: {url: ''}}}", "sinks.a.webhook.url: expected text that is not empty"),
         ("sinks: {a: {webhook: {url: {safe: x}}}}", "expected text that is not empty, or one of file, env"),
+        ("sinks: {a: {webhook: {url: 'ftp://x'}}}", "sinks.a.webhook: url: expected http://HOST"),
+        ("sinks: {a: {slack: {url: 'hooks.slack.com/x'}}}", "url: expected http://HOST"),
+        ("sinks: {a: {webhook: {url: 'https://u:p@example.org'}}}", "give them as `headers`"),
+        ("sinks: {a: {email: {url: 'mailtos://me:pa[ss@example.org'}}}", "what is special in a password is written as"),
         ("sinks: {a: {webhook: {url: x, timeout: 0s}}}", "timeout: expected 100ms to 5m"),
         ("sinks: {a: {webhook: {url: x, format: xml}}}", "expected one of json, cloudevents"),
         ("sinks: {a: {webhook: {url: x, key_file: k}}}", "expected `cert_file`"),
@@ -170,7 +174,12 @@ def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
 
 def test_orders_that_no_pipe_holds_are_refused() -> None:
     config = load(
-        None, {"NOTBEFORE_SINKS__A__SLACK__URL": "x", "NOTBEFORE_SINKS__A__SLACK__BODY": "y" * MAX_ORDERS}, {}
+        None,
+        {
+            "NOTBEFORE_SINKS__A__SLACK__URL": "https://x.example.org",
+            "NOTBEFORE_SINKS__A__SLACK__BODY": "y" * MAX_ORDERS,
+        },
+        {},
     )
     with pytest.raises(ConfigError, match="shorten the templates"):
         seal(Orders("x.db", config.sinks), {})
@@ -205,6 +214,11 @@ def test_a_secret_never_prints() -> None:
         ("mailtos://me:pass%20word@mail.example.org", "password: 'pass word'"),
         ("tgram://123456:topsecret/chatid", "https://api.telegram.org/bot123456:topsecret/x"),
         ("pagerduty://integrationkey@apikey99/", "key integrationkey, apikey99"),
+        ("mailtos://me:topsecret[@host", "failed: mailtos://me:topsecret[@host, topsecret["),
+        (
+            "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=root;SharedAccessKey=topsecret=;EntityPath=h",
+            "SharedAccessKey=topsecret=",
+        ),
         ("https://x.example.org/h?sig=a%2Fb%2Bcd%3D%3D", "sig was a/b+cd=="),
         ('quo"te\\secret', '{"token":"quo\\"te\\\\secret"}'),
         ("caf\u00e9-secret", "caf\\u00e9-secret and caf%C3%A9-secret"),

@@ -86,6 +86,7 @@ class Courier:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         os.set_blocking(self._reader, False)
+        self._under_way: dict[str, Delivery] = {}  # given to a worker, and not yet answered for here
         self._workers: dict[str, Worker] = {}
         self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
         self._abandoned: list[Worker] = []
@@ -104,7 +105,8 @@ class Courier:
     def run(self) -> int:
         """Work until there has been nothing to do for a while, or until told to stop; returns the exit code."""
         self._outbox.void_leases()
-        self._look_for_homeless()
+        if self._stop_at is None:
+            self._look_for_homeless()
         while True:
             self._beat()
             self._give_up_what_hangs()
@@ -159,6 +161,7 @@ class Courier:
         batch = self._orders.sinks[name].settings.BATCH
         if name not in self._workers:
             self._workers[name] = Worker(name, lambda: self._make(name), self._report, batch)
+        self._under_way[delivery.delivery_id] = delivery
         self._workers[name].give(delivery)
 
     def _report(self, attempt: Attempt) -> None:
@@ -173,6 +176,7 @@ class Courier:
 
     def _settle(self, attempt: Attempt) -> Settled:
         delivery, receipt, error = attempt.delivery, attempt.receipt, attempt.error
+        self._under_way.pop(delivery.delivery_id, None)
         now = datetime.now(UTC)
         outcome = Outcome(
             accepted=receipt is not None,
@@ -242,7 +246,7 @@ class Courier:
     def _leave(self, *, worked: bool) -> int | None:
         """The exit code, if it is time to go."""
         now = time.monotonic()
-        busy = worked or bool(self._reports or self._unsaid) or any(one.busy for one in self._workers.values())
+        busy = worked or bool(self._reports or self._unsaid or self._under_way)
         if self._trouble_since is not None and now - self._trouble_since > STATE_PATIENCE:
             return LOST_STATE
         if self._stop_at is not None and (now >= self._stop_at or not busy):
@@ -267,6 +271,8 @@ class Courier:
                 self.stop()
         if time.monotonic() - self._last_look > 5 * BEAT:
             self._look_for_homeless()
+        if self._stop_at is not None:  # these orders are old: what they do not know, the next courier may
+            self._homeless = set()
 
     def _poke(self) -> None:
         with suppress(OSError):  # full: it is poked already; closed: a thread that hung is done at last

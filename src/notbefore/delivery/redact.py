@@ -57,7 +57,11 @@ def _parts(secret: str) -> Iterator[str]:
 
 
 def _parts_of_url(secret: str) -> Iterator[str]:
-    url = urlsplit(secret)
+    try:
+        url = urlsplit(secret)
+    except ValueError:  # it is no address after all, whatever it looks like
+        yield from (piece for piece in re.split("[/:@?&=#]", secret) if len(piece) >= SHORTEST_PART)
+        return
     user, _, password = url.netloc.rpartition("@")[0].partition(":")
     yield password
     segments = [*url.path.split("/"), url.fragment]

@@ -172,8 +172,8 @@ class Renderer:
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
             log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
             return Text(text.title, text.meaning, text.facts, text.time, fallback=True)
-        title = one_line(title or text.title)
-        return Text(title, text.meaning, text.facts, text.time, body=body)
+        title = one_line(title or "") or text.title
+        return Text(title, text.meaning, text.facts, text.time, body=body or None)
 
     def _render(self, name: str, values: dict[str, Any]) -> str | None:
         source = self._sources[name]

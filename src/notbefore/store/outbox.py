@@ -9,7 +9,7 @@ import sqlite3
 import threading
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from notbefore.events.totals import LATENCY_BOUNDS, Histogram
 
 MAX_ROWS: Final = 10_000
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
+HELD_SECONDS: Final = 400 * 86_400.0
 THREAD_SECONDS: Final = 30 * 86_400.0  # how long the first message of an event is remembered
 BUSY_SECONDS: Final = 5.0  # how long to wait for another's transaction
 
@@ -106,6 +107,19 @@ def _count(db: sqlite3.Connection, sink: str, result: str) -> None:
     db.execute(
         "INSERT INTO delivery_counts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (sink, result)
     )
+
+
+def salvage(damaged: Path, db: sqlite3.Connection) -> int:
+    """Bring over what can be read of the outbox of a damaged file; returns how many deliveries. Never raises."""
+    saved = 0
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=rw", uri=True)) as old:
+        for table in ("delivery_counts", "delivery_latency", "threads", "outbox"):
+            with suppress(sqlite3.Error):  # each row is tried for itself, up to one that cannot be read
+                for row in old.execute(f"SELECT * FROM {table}"):  # noqa: S608 - one of ours
+                    marks = ", ".join("?" * len(row))
+                    saved += db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount  # noqa: S608
+                    saved -= table != "outbox"
+    return saved
 
 
 # ---- what the courier and the commands do, each with a connection of its own
@@ -200,9 +214,10 @@ class Outbox:
         with self._transaction() as db:
             return sum(
                 db.execute(
-                    "UPDATE outbox SET state = 'pending', due = ?, attempts = 0, expires = max(expires, ?)"
-                    " WHERE delivery_id = ? AND state <> 'held' AND leased_until <= ?",
-                    (now, now + expire_after, one, now),
+                    "UPDATE outbox SET state = 'pending', due = ?1, attempts = 0,"
+                    " expires = CASE state WHEN 'dead' THEN ?2 ELSE max(expires, ?2) END"
+                    " WHERE delivery_id = ?3 AND state <> 'held' AND leased_until <= ?1",
+                    (now, now + expire_after, one),
                 ).rowcount
                 for one in ids
             )
@@ -319,8 +334,12 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
             " ON CONFLICT DO UPDATE SET count = count + 1, sum = sum + excluded.sum",
             (sink, bisect_left(LATENCY_BOUNDS, latency), latency),
         )
-    newer = "SELECT 1 FROM outbox WHERE sink = ? AND event_key = ? AND state = 'pending' AND delivery_id <> ? LIMIT 1"
-    if one.repeat is None or db.execute(newer, (sink, event_key, one.delivery_id)).fetchone():
+    newer = (
+        "SELECT 1 FROM outbox WHERE sink = ? AND event_key = ? AND state = 'pending' AND kind <> 'reminder'"
+        " AND delivery_id <> ? LIMIT 1"
+    )
+    listed = db.execute("SELECT 1 FROM tracked WHERE event_key = ?", (event_key,)).fetchone()
+    if one.repeat is None or not listed or db.execute(newer, (sink, event_key, one.delivery_id)).fetchone():
         db.execute("DELETE FROM outbox WHERE delivery_id = ?", (one.delivery_id,))
         return
     db.execute(
@@ -328,8 +347,9 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
         (sink, event_key, one.delivery_id),
     )
     db.execute(
-        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, error = '' WHERE delivery_id = ?",
-        (one.time + one.repeat, one.delivery_id),
+        # it lasts as long as its event does: `event_ended` and what is newer remove it
+        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, expires = ?, error = '' WHERE delivery_id = ?",
+        (one.time + one.repeat, one.time + HELD_SECONDS, one.delivery_id),
     )
 
 

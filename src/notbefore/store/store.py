@@ -308,6 +308,8 @@ class Store:
             return False
         self.damaged_files += 1
         log.error("the state was damaged (%s): it is set aside as %s, and begun anew", error, self.path.with_name(name))
+        saved = outbox.salvage(self.path.with_name(name), self._connection())
+        log.error("deliveries saved from it: %d; what else waited to be delivered can only be looked for there", saved)
         return True
 
     def _degrade(self, error: Exception) -> None:

@@ -39,6 +39,9 @@ def _listening() -> Iterator[list[str]]:
     """What apprise says meanwhile in this thread."""
     ear, logger = _Ear(), logging.getLogger("apprise")
     logger.addHandler(ear)
+    # what is not to be logged is to be heard all the same; the handlers' own levels see to the log
+    if logger.getEffectiveLevel() > logging.WARNING:
+        logger.setLevel(logging.WARNING)
     try:
         yield ear.heard
     finally:

@@ -1,8 +1,9 @@
 """An executable of the user's: the record as JSON on standard input and in ``NOTBEFORE_*`` variables; no shell.
 
-Exit codes: 0 accepted, 75 (``EX_TEMPFAIL``) try again, anything else refused for good.
+Exit codes: 0 accepted, 75 (``EX_TEMPFAIL``) try again, anything else refused for good; ended by a signal: try again.
 """
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from notbefore.delivery.settings import Command, Links
 from notbefore.errors import SendError
 
 EX_TEMPFAIL: Final = 75
+NOT_RUNNABLE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR)
+MAX_VARIABLE: Final = 10_000  # characters; the kernel takes 128 KiB of one
 MAX_OUTPUT: Final = 200  # characters of what it said last
 PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
 _PREFIX: Final = "azure.scheduled_event."
@@ -40,7 +43,9 @@ class Sink:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise SendError(f"{self._command[0]}: {error.strerror}", permanent=True) from None
+                raise SendError(
+                    f"{self._command[0]}: {error.strerror}", permanent=error.errno in NOT_RUNNABLE
+                ) from None
             try:
                 process.communicate(message.line + b"\n", self._timeout)
             except subprocess.TimeoutExpired:
@@ -65,7 +70,8 @@ def _check(code: int, said: str) -> None:
     if code == 0:
         return
     what = f"signal {-code}" if code < 0 else f"exit code {code}"
-    raise SendError(f"{what}: {said}" if said else what, permanent=code != EX_TEMPFAIL)
+    # a signal comes from outside: the machine goes down, or is out of memory
+    raise SendError(f"{what}: {said}" if said else what, permanent=code > 0 and code != EX_TEMPFAIL)
 
 
 def _last_words(descriptor: int) -> str:
@@ -87,5 +93,5 @@ def variables(message: Message) -> dict[str, str]:
         if name.startswith(_PREFIX):
             key = name.removeprefix(_PREFIX).upper()
             found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, list) else str(value))
-    # a NUL cannot be in a variable, and is in no name that means something
-    return passed | {f"NOTBEFORE_{name}": value.replace("\0", "") for name, value in found.items()}
+    # a NUL cannot be in a variable, and is in no name that means something; the whole record is on standard input
+    return passed | {f"NOTBEFORE_{name}": value.replace("\0", "")[:MAX_VARIABLE] for name, value in found.items()}

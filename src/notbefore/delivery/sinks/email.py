@@ -35,7 +35,9 @@ class Sink:
         self._links = links
         self._timeout = settings.timeout.seconds
         self._account = _account(settings.url.reveal())
-        self._recipients = list(settings.to) or [address for _, address in self._account.targets]
+        hidden = [*sorted(self._account.cc), *sorted(self._account.bcc)]
+        self._recipients = list(settings.to) or [*(address for _, address in self._account.targets), *hidden]
+        self._shown = [address for address in self._recipients if address not in self._account.bcc]
         if not self._recipients:
             raise ConfigError("there is no recipient: give `to`, or ?to= in the address")
         self._sender = settings.sender or self._account.from_addr[1]
@@ -48,10 +50,16 @@ class Sink:
     def send(self, message: Message) -> Receipt:
         """Hand it to the server; accepted is when it has taken it for every recipient."""
         text = self._render(message)
-        mail = compose(message, text, (self._sender, self._recipients), self._links)
+        mail = compose(message, text, (self._sender, self._shown), self._links)
         try:
-            with self._connected() as server:
+            server = self._connected()
+            try:
                 self._hand_over(server, mail, message.delivery_id)
+            finally:
+                # not `with server`: what it says to QUIT says nothing of the mail
+                with suppress(OSError, smtplib.SMTPException):
+                    server.quit()
+                server.close()
         except smtplib.SMTPRecipientsRefused as error:
             raise _refused(error.recipients) from None
         except smtplib.SMTPResponseException as error:

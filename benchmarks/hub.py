@@ -1,0 +1,161 @@
+"""Event Hubs under fire: ``python benchmarks/hub.py [--changes 100000] [--kills 20]``.
+
+The changes of 200 VMs go through four couriers into the tests' AMQP peer, which is killed and restarted meanwhile. At
+the end every change must be in its log, each event in one partition and in order; repetitions only under the same id.
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from notbefore.delivery.orders import WAKE, Orders, seal
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import EventHub, SinkConfig
+from notbefore.events.delivery import Delivery
+from notbefore.store import outbox as outbox_module
+from notbefore.store.outbox import Outbox
+from notbefore.store.store import FILE_NAME, Store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.hub import Hub
+
+VMS, COURIERS, KINDS = 200, 4, ("announced", "started", "finished")
+ROOM = 8_000  # rows that wait in an outbox at most
+
+
+class Lane:
+    """One courier with its outbox, and what is still to be put into it."""
+
+    def __init__(self, number: int, directory: Path, hub: Hub, rows: list[Delivery]) -> None:
+        place = directory / str(number)
+        Store(place).close()
+        self.outbox = Outbox(place / FILE_NAME)
+        self._rows = iter(rows)
+        self.done = False
+        config = SinkConfig(event_hub=EventHub(connection_string=Secret(hub.connection_string())))
+        orders = Orders(str(place / FILE_NAME), {"hub": config}, log_level="error", linger=600.0)
+        self._orders = seal(orders, {})
+        self._start()
+
+    def _start(self) -> None:
+        self.courier = subprocess.Popen(
+            [sys.executable, "-m", "notbefore.courier"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        self._say(self._orders)
+
+    def _say(self, what: bytes) -> None:
+        if self.courier.stdin is not None:
+            self.courier.stdin.write(what)
+            self.courier.stdin.flush()
+
+    def feed(self) -> None:
+        """Fill the outbox up; start the courier anew where it has left, as the agent would."""
+        if self.courier.poll() is not None:
+            self._start()
+        waiting = len(self.outbox.rows())
+        new = list(itertools.islice(self._rows, max(0, ROOM - waiting)))
+        if new:
+            with self.outbox._transaction() as db:  # noqa: SLF001 - what the agent does inside its own
+                outbox_module.put(db, new, time.time())
+            self._say(WAKE)
+        self.done = not new and not waiting
+
+    def close(self) -> None:
+        if self.courier.stdin is not None:
+            self.courier.stdin.close()
+        self.courier.wait(30)
+        self.outbox.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=20)
+    options = parser.parse_args()
+    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    with tempfile.TemporaryDirectory() as name, Hub(Path(name)) as hub:
+        rows = changes(options.changes)
+        lanes = [Lane(number, Path(name), hub, share(rows, number)) for number in range(COURIERS)]
+        begun, killed, largest = time.monotonic(), 0, 0.0
+        while not all(lane.done for lane in lanes):
+            for lane in lanes:
+                lane.feed()
+                largest = max(largest, resident(lane.courier.pid))
+            time.sleep(1.0)
+            left = sum(len(lane.outbox.rows()) for lane in lanes)
+            if killed < options.kills and left:
+                hub.kill()
+                time.sleep(0.3)
+                hub.start()
+                killed += 1
+                time.sleep(2.0)
+        seconds = time.monotonic() - begun
+        for lane in lanes:
+            lane.close()
+        report(hub, rows, killed)
+        print(f"{len(rows) / seconds:.0f} changes a second over {seconds:.0f} s")
+        print(f"courier's resident size with a hub: {largest:.1f} MiB at most (bar: 60)")
+
+
+def changes(count: int) -> list[Delivery]:
+    """Three changes an event; the events of all VMs, one after the other."""
+    now, found = time.time(), list[Delivery]()
+    for number in range(count // len(KINDS) + 1):
+        vm, event = number % VMS, f"event-{number}"
+        for kind in KINDS:
+            record = {
+                "time": "2026-01-01T00:00:00.000Z",
+                "azure.scheduled_event.id": event,
+                "azure.scheduled_event.change": kind,
+                "azure.scheduled_event.change_id": f"{event}-{kind}",
+                "host.name": f"vm-{vm}",
+                "body": "x" * 400,
+            }
+            line = json.dumps(record).encode()
+            made = Delivery(f"{event}-{kind}", event, "hub", kind, "info", now, now, now + 86_400, False, line)  # type: ignore[arg-type] # noqa: FBT003
+            found.append(made)
+    return found
+
+
+def share(rows: list[Delivery], lane: int) -> list[Delivery]:
+    """A lane has all of an event."""
+    return [row for at, row in enumerate(rows) if at // len(KINDS) % COURIERS == lane]
+
+
+def resident(pid: int) -> float:
+    """MiB; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+    except (OSError, StopIteration):
+        return 0.0
+
+
+def report(hub: Hub, rows: list[Delivery], killed: int) -> None:
+    stored = hub.stored
+    times = collections.Counter(one.envelope["id"] for one in stored)
+    partitions: dict[str, set[int]] = {}
+    order: dict[str, list[str]] = {}
+    for one in stored:
+        envelope = one.envelope
+        partitions.setdefault(envelope["subject"], set()).add(one.partition)
+        kind = envelope["type"].split(".")[2]
+        if kind not in order.setdefault(envelope["subject"], []):
+            order[envelope["subject"]].append(kind)
+    lost = sum(row.delivery_id not in times for row in rows)
+    swapped = sum(kinds != list(KINDS)[: len(kinds)] for kinds in order.values())
+    split = sum(len(found) > 1 for found in partitions.values())
+    print(f"{len(rows)} changes of {VMS} VMs, the hub killed {killed} times")
+    print(f"LOST {lost} (bar: 0); events out of order {swapped}; in more than one partition {split}")
+    print(f"repeated under the same id: {len(stored) - len(times)}")
+
+
+if __name__ == "__main__":
+    main()
