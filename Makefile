@@ -23,7 +23,7 @@ $(VENV)/base: pyproject.toml
 
 $(VENV)/dev: $(VENV)/base
 	@echo 'adding what the tests need ...'
-	@$(PIP) $(PINS) --editable '.[dev]'
+	@$(PIP) $(PINS) --editable '.[dev,peers]'
 	@touch $@
 
 demo: $(VENV)/base

@@ -17,6 +17,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import ME, body, item
+from support.hub import Hub
 from support.peers import HttpPeer, MailPeer, Say
 
 CANARY = "cAnArY"
@@ -78,6 +79,11 @@ class Zoo:
         address = f"{scheme}://me:{self.secret()}@localhost:{port}?from=vm@example.org&mode={mode}"
         self.add(f"mail-{way}", "email", {**self.found("url", address), "to": ["ops@example.org"]})
 
+    def hub(self, way: str, *words: str) -> None:
+        key = f"SharedAccessKeyName=root;SharedAccessKey={self.secret()};EntityPath=changes"
+        found = self.found("connection_string", ";".join((words[0], key, *words[1:])))
+        self.add(f"hub-{way}", "event_hub", {**found, "timeout": "5s"})
+
 
 @pytest.fixture
 def silent() -> Iterator[int]:
@@ -122,6 +128,11 @@ def zoo_of(directory: Path, stack: ExitStack, silent: int) -> Zoo:
     zoo.mail("no-tls", "mailtos", plain.port, "ssl")
     zoo.mail("refused", "mailto", 9, "insecure")
     zoo.mail("nonsense", "mailto", silent, "insecure")
+    hub = stack.enter_context(Hub(directory))
+    zoo.hub("wrong-key", f"Endpoint=sb://127.0.0.1:{hub.port}", "UseDevelopmentEmulator=true")
+    zoo.hub("refused", "Endpoint=sb://127.0.0.1:9", "UseDevelopmentEmulator=true")
+    zoo.hub("nonsense", f"Endpoint=sb://127.0.0.1:{silent}", "UseDevelopmentEmulator=true")
+    zoo.hub("no-tls", f"Endpoint=sb://127.0.0.1:{hub.port}")
     environ = directory / "environ"
     script = f"import os, sys; open({str(environ)!r}, 'w').write(repr(os.environ)); sys.exit(repr(os.environ))"
     zoo.add("command", "command", {"command": [sys.executable, "-c", script]})

@@ -1,0 +1,86 @@
+"""The agent with an Event Hub: its changes in the stream, its signs of life, and what the commands say of it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, notbefore
+from support.azure import ME, body, item
+from support.hub import KEY, Hub
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path) as found:
+        yield found
+
+
+def configured(directory: Path, hub: Hub, **settings: Any) -> str:
+    path = directory / "notbefore.yaml"
+    (directory / "hub-key").write_text(settings.pop("text", hub.connection_string()), encoding="utf-8")
+    sink = {"event_hub": {"connection_string_file": "hub-key", **settings}}
+    path.write_text(yaml.safe_dump({"sinks": {"hub": sink}}), encoding="utf-8")
+    return str(path)
+
+
+def types(hub: Hub) -> list[str]:
+    return [one.envelope["type"].removeprefix("notbefore.").removesuffix(".v1") for one in hub.stored]
+
+
+def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub, tmp_path: Path) -> None:
+    config = configured(tmp_path, hub, heartbeat="5m")
+    with Simulator((ME,)) as imds:
+        imds.set_document(body())
+        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+            agent.ready()
+            eventually(lambda: types(hub) == ["heartbeat"])
+            assert hub.stored[0].envelope["data"]["host.name"] == ME
+            imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
+            eventually(lambda: len(hub.stored) == 2)
+            hub.kill()
+            imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=3))
+            agent.told("announced", "started")
+            children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+            os.kill(int(eventually(lambda: children.read_text(encoding="ascii").split())[0]), signal.SIGKILL)
+            hub.start()
+            imds.set_document(body(incarnation=4))
+            eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4, patience=60)
+    found = [kind for kind in types(hub) if kind != "heartbeat"]
+    assert list(dict.fromkeys(found)) == [f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")]
+    assert {one.key for one in hub.stored if one.envelope.get("subject")} == {"e"}
+
+
+def test_whether_the_hub_would_take_a_message_can_be_asked(hub: Hub, tmp_path: Path) -> None:
+    done = notbefore("check-config", configured(tmp_path, hub), "--connect")
+    assert (done.returncode, "yes" in done.stdout, done.stderr) == (0, True, "")
+    done = notbefore("check-config", configured(tmp_path, hub, text=hub.connection_string(name="nobody")), "--connect")
+    assert done.returncode == 1
+    assert "refuses the key or the identity" in done.stdout
+    assert KEY not in done.stdout + done.stderr
+    assert hub.stored == []
+
+
+def test_a_sink_that_cannot_be_asked_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "notbefore.yaml"
+    path.write_text("sinks: {x: {command: {command: [/bin/true]}}}", encoding="utf-8")
+    done = notbefore("check-config", str(path), "--connect")
+    assert (done.returncode, "notbefore drill" in done.stdout) == (0, True)
+    path.write_text("", encoding="utf-8")
+    assert "There is no sink" in notbefore("check-config", str(path), "--connect").stdout
+
+
+def test_a_drill_reaches_the_hub(hub: Hub, tmp_path: Path) -> None:
+    done = notbefore("drill", configured(tmp_path, hub))
+    assert done.returncode == 0, done.stdout
+    assert len(hub.stored) == 3
+    assert all(one.envelope["data"]["azure.scheduled_event.exercise"] for one in hub.stored)
+    done = notbefore("drill", configured(tmp_path, hub, text=hub.connection_string(hub="nope")))
+    assert (done.returncode, "there is no such hub" in done.stdout) == (1, True)
