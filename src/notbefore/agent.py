@@ -153,16 +153,18 @@ class Agent:
     def _supervise(self) -> None:
         """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
         mended, damaged = time.monotonic(), self._store.damaged_files
-        while not self._told_to_stop(self._patience()):
+        while True:
             self._watch.keep()
             self._heartbeats()
-            self._dispatcher.tick()
+            self._dispatcher.tick()  # the first one sends what was left by the boot before
             if self._store.degraded and time.monotonic() - mended >= MEND_INTERVAL:
                 mended = time.monotonic()
                 self._watch.mend()
             if self._store.damaged_files != damaged:
                 damaged = self._store.damaged_files
                 self._dispatcher.restart()
+            if self._told_to_stop(self._patience()):
+                return
 
     def _heartbeats(self) -> None:
         """Where a sink asks for signs of life: the first soon after the start, then one each interval."""

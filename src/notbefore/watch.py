@@ -116,13 +116,14 @@ class Watch:
         self.figures.polls["changed" if poll.body is not None else "unchanged"] += 1
         now = now_utc()
         moment, first = self._moment(now, poll.lag), self.last_good is None
-        self.last_good, self.figures.last_successful_poll = time.monotonic(), now.timestamp()
         tracked = self._memory.tracked
         if self._document is not None and (poll.body is not None or tracked.interrupting):
             self._step(diff(tracked, self._document, moment), moment)
         self._memory.seen, self._memory.boot_id, self._memory.clean = now, self._boot_id, False
         if first:  # this boot, and that the last stop is over, are to be known after a crash as well
             self._commit([])
+        # last: who is told that the agent is ready may count on it that what was seen is written down
+        self.last_good, self.figures.last_successful_poll = time.monotonic(), now.timestamp()
 
     def _moment(self, now: datetime, lag: float) -> Moment:
         memory = self._memory

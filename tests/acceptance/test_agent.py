@@ -1,5 +1,6 @@
 """The installed command: watched, stopped, killed, frozen and started again, against a simulated IMDS."""
 
+import os
 import re
 import signal
 import sqlite3
@@ -198,11 +199,12 @@ def test_a_slow_imds_is_not_taken_for_a_freeze(imds: Simulator, tmp_path: Path) 
 
 def test_idle_it_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
+        agent.ready().metric("up")  # a scrape: all that is opened is open now
         polls = imds.requests
         eventually(lambda: imds.requests > polls + 5)
+        os.sync()
         before = written(agent.process.pid)
-        eventually(lambda: imds.requests > polls + 30)
+        eventually(lambda: imds.requests > polls + 35)
         assert written(agent.process.pid) == before
 
 
