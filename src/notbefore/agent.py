@@ -1,8 +1,8 @@
 """``Agent``: the always-on process. Joins poller, watch, store and exposition; its main thread waits for signals.
 
 Threads: main (signals, the beat written down, the state mended), poll, who (asks IMDS who this VM is, once an hour),
-pulse (only while something is expected), tell (records to standard output), and those of the HTTP server. None waits
-for another's network, nor for whoever reads.
+pulse (only while something is expected), tell (records to standard output), approve and control (only with
+``--allow-approval``), and those of the HTTP server. None waits for another's network, nor for whoever reads.
 """
 
 import logging
@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from notbefore import __version__
+from notbefore.approver import Approver
 from notbefore.config import Config
+from notbefore.control import ControlSocket
 from notbefore.delivery.orders import Orders
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
@@ -31,6 +33,7 @@ from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poller
 from notbefore.logs import set_up
+from notbefore.start_request import Switches
 from notbefore.store.outbox import OutboxReader
 from notbefore.store.store import Store
 from notbefore.tell import Teller
@@ -111,8 +114,9 @@ class Agent:
     Raises ``StoreError`` or ``ListenError`` where it cannot start, and nothing after it.
     """
 
-    def __init__(self, config: Config, reload: Callable[[], Config]) -> None:
+    def __init__(self, config: Config, reload: Callable[[], Config], *, allow_approval: bool = False) -> None:
         self._config = config
+        self._allow_approval = allow_approval
         self._reload = reload
         self._figures = Figures(version=__version__, python=platform.python_version(), config_loaded=time.time())
         self._store = Store(Path(config.state.dir))
@@ -127,6 +131,8 @@ class Agent:
         self._watch.outbox = lambda: self._outbox.look()[0]
         self._watch.wake = self._dispatcher.wake
         self._watcher = Watcher(config, self._watch)
+        self._approver = Approver(self._watch, self._switches(config))
+        self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
         self._server = HttpServer(config.server.listen, make_app(self))
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
@@ -140,6 +146,9 @@ class Agent:
             log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
             self._teller.start()
             self._watcher.start()
+            self._approver.start()
+            if self._control is not None:
+                self._control.start()
             self._supervise()
         finally:
             self._stop()
@@ -204,6 +213,9 @@ class Agent:
             log_level=config.log.level,
         )
 
+    def _switches(self, config: Config) -> Switches:
+        return Switches(config.approval, config.imds.endpoint, config.imds.api_version, self._allow_approval)
+
     def _patience(self) -> float:
         # idle, nothing here needs attention but signals; a new event is noticed within this time, and Azure's notice
         # is longer: only a start without notice has its first beats written down a moment late
@@ -227,6 +239,8 @@ class Agent:
             self._watcher.start()
         self._dispatcher.reconfigure(self._orders(config))  # first: a courier with the old orders knows no new sinks
         self._watch.routing = config.routing
+        self._approver.configure(self._switches(config))
+        self._approver.start()
         self._config = config
         self._figures.config_reloads["success"] += 1
         self._figures.config_loaded = time.time()
@@ -234,6 +248,9 @@ class Agent:
 
     def _stop(self) -> None:
         self._watcher.stop()
+        if self._control is not None:
+            self._control.stop()
+        self._approver.stop()
         self._watch.stop()
         if self._watch.last_good is not None:  # it was at work: what was seen last is to be told
             self._dispatcher.tick()

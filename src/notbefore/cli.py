@@ -27,6 +27,7 @@ LATE: Final = {
     "demo": "notbefore.demo",
     "drill": "notbefore.drill",
     "outbox": "notbefore.outbox_command",
+    "approve": "notbefore.approve_command",
 }
 DEFAULT_URL: Final = "http://127.0.0.1:10169"
 
@@ -71,7 +72,11 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    _with_configuration(add("run", _run, "watch the events of this VM and serve what is known of them"))
+    run = add("run", _run, "watch the events of this VM and serve what is known of them")
+    _with_configuration(run)
+    run.add_argument(
+        "--allow-approval", action="store_true", help="events may be approved, where approval.enabled says so as well"
+    )
     check = add("check-config", _check_config, "read a configuration: what is wrong with it, or what it amounts to")
     _with_configuration(check)
     check.add_argument(
@@ -88,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_late(
         add("drill", _late, "send an exercise through the real routes and sinks, and say who was reached"), "drill"
     )
+    _add_late(add("approve", _late, "let Azure start an event now, for all VMs that it affects"), "approve")
     _add_late(add("outbox", _late, "what waits to be delivered: list, show, retry, drop"), "outbox")
     _add_late(add("simulate", _late, "play IMDS, to try everything against"), "simulate")
     _add_late(add("demo", _late, "see events arrive, start and finish: a simulator and an agent, in fast time"), "demo")
@@ -123,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     set_up(config.log.format, config.log.level)
     for text in warnings(config, options.config):
         logging.getLogger("notbefore.config").warning(text)
-    return Agent(config, lambda: _load(options)).run()
+    return Agent(config, lambda: _load(options), allow_approval=options.allow_approval).run()
 
 
 def _check_config(options: argparse.Namespace) -> int:

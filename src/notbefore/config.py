@@ -23,6 +23,7 @@ from notbefore.delivery.secret import SOURCES, Secret
 from notbefore.delivery.settings import KINDS, Links, SinkConfig
 from notbefore.delivery.sinks import check_installed
 from notbefore.errors import ConfigError
+from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
 from notbefore.events.routing import Route
@@ -96,6 +97,7 @@ class Config(_Section, frozen=True):
     sinks: dict[str, SinkConfig] = {}
     routes: tuple[Route, ...] = ()  # without any, changes of events of this VM go to every sink
     links: Links = Links()
+    approval: Policy = Policy()
 
     @property
     def routing(self) -> Routing:
@@ -174,6 +176,9 @@ def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
         values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
     if isinstance(values.get("routes"), list):
         values["routes"] = [_prepared_route(route) for route in values["routes"]]
+    approval = values.get("approval")
+    if isinstance(approval, dict) and isinstance(approval.get("rules"), list):
+        values["approval"] = {**approval, "rules": [_prepared_route(rule) for rule in approval["rules"]]}
     return values
 
 
@@ -270,8 +275,15 @@ def _convert_part(values: Any, kind: type[Part], above: str, places: dict[str, s
         key = ".".join(filter(None, (path, unknown[1] if unknown else "")))
         if message.startswith("Invalid enum value"):
             message += f", expected one of {', '.join(map(str, _choices(key)))}"
-        place = places.get(key) or places.get(path) or places.get(above) or places.get("", "the configuration")
+        place = _nearest(places, key)
         raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
+
+
+def _nearest(places: dict[str, str], dotted: str) -> str:
+    """The place of a key, or of what it stands in."""
+    while dotted and dotted not in places:
+        dotted = dotted[: max(dotted.rfind("."), dotted.rfind("["), 0)]
+    return places.get(dotted, "the configuration")
 
 
 def _choices(dotted: str) -> tuple[Any, ...]:
@@ -286,7 +298,8 @@ def _choices(dotted: str) -> tuple[Any, ...]:
             kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
         if get_origin(kind) is tuple:
             kind = get_args(kind)[0]
-    return tuple(item for item in get_args(kind) if item is not NoneType)
+    # `Literal[...] | None`: the values of the one, without the other
+    return tuple(value for item in get_args(kind) if item is not NoneType for value in get_args(item) or (item,))
 
 
 def _decode(kind: type, value: object) -> object:

@@ -66,6 +66,21 @@ def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
     rows = [_event_row(event) for event in events]
     head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
     table(head, rows, out)
+    approvals = [(event["event_id"], approval_words(event["approval"])) for event in events if event.get("approval")]
+    if approvals:
+        out.write("\n")
+        table(("EVENT ID", "APPROVAL"), approvals, out)
+
+
+def approval_words(approval: dict[str, Any]) -> str:
+    """What the rules would do with an event, and why."""
+    by = f" by {approval['rule']}" if approval["rule"] else ""
+    what = f"{approval['action']}{by}: {approval['reason']}"
+    if approval["at"]:
+        what += f", from {approval['at']} on"
+    if approval["mode"] != "on" and approval["action"] == "approve":
+        what += f"; but nothing is sent: {approval['off'] or 'approval.dry_run is true'}"
+    return what + (f" [{approval['state']}]" if approval["state"] else "")
 
 
 def _event_row(event: dict[str, Any]) -> tuple[str, ...]:

@@ -15,11 +15,12 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.errors import DocumentError
+from notbefore.events.approval import Attempt, Where
 from notbefore.events.change import Change, Gap
 from notbefore.events.delivery import OutboxView, Routing, deliveries, heartbeat_delivery
 from notbefore.events.document import Document, Flaw, parse
 from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Life, Moment, Step, diff
+from notbefore.events.lifecycle import WATCHED, Life, Moment, Step, diff
 from notbefore.events.record import Vm, heartbeat, json_line, record
 from notbefore.events.samples import Family, View, samples
 from notbefore.imds.poller import Poll
@@ -51,6 +52,9 @@ class Watch:
         self.routing = Routing()
         self.outbox: Callable[[], OutboxView] = OutboxView
         self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
+        self.moved: Callable[[], None] = lambda: None  # called when what is listed has changed; must not wait
+        self.rules: tuple[str, ...] = ()  # of approval, those that may approve
+        self.preview: Callable[[Life, str | None], PendingApproval | None] = lambda _life, _vm: None
         self.pulse = Pulse()
         self._api_version = ""
         self.last_good: float | None = None  # monotonic seconds
@@ -149,6 +153,11 @@ class Watch:
         if step.tracked == memory.tracked and not step.changes:
             return
         memory.tracked = step.tracked
+        memory.approvals = {
+            key: attempt
+            for key, attempt in memory.approvals.items()
+            if key in step.tracked.events or attempt.state != "done"
+        }
         memory.seen, memory.boot_id, memory.clean = moment.time, self._boot_id, False
         told = [self._told(change) for change in step.changes]
         for change in step.changes:
@@ -157,6 +166,7 @@ class Watch:
         for one in told:
             self._tell(one.record + b"\n")
         self._feel()
+        self.moved()
 
     def _told(self, change: Change) -> Told:
         line = json_line(record(change, self.vm))
@@ -223,6 +233,38 @@ class Watch:
         self._store.put([heartbeat_delivery(sink, name, json_line(values), now.timestamp(), interval)])
         self.wake()
 
+    # ---- what the approver calls
+
+    def listed(self) -> "Listed":
+        """What is known now, and how far its approvals are."""
+        with self._lock:
+            memory = self._memory
+            age = None if self.last_good is None else time.monotonic() - self.last_good
+            return Listed(
+                lives=memory.tracked.events,
+                attempts=dict(memory.approvals),
+                where=Where(now_utc(), self._vm_name, memory.tracked.incarnation or 0),
+                fresh=age is not None and age <= WATCHED,
+            )
+
+    def note(self, attempt: Attempt, change: Change | None = None) -> bool:
+        """Write down how far an approval is, and the record of it; returns whether it is on the disk.
+
+        An attempt that is over is forgotten with its event.
+        """
+        with self._lock:
+            memory, key = self._memory, attempt.life.event.key
+            memory.approvals = {**memory.approvals, key: attempt}
+            if attempt.state == "done" and key not in memory.tracked.events:
+                del memory.approvals[key]
+            told = [self._told(change)] if change is not None else []
+            if change is not None:
+                memory.totals.add(change)
+            self._commit(told)
+            for one in told:
+                self._tell(one.record + b"\n")
+            return self._store.degraded is None
+
     def mend(self) -> None:
         """Try to write what could not be written."""
         self._store.retry()
@@ -261,6 +303,7 @@ class Watch:
                 now=now_utc(),
                 outbox=self.outbox(),
                 sinks=tuple(self.routing.sinks),
+                rules=self.rules,
             )
             return list(samples(view))
 
@@ -272,9 +315,33 @@ class Watch:
                 incarnation=memory.tracked.incarnation,
                 last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
                 vm=self.vm,
-                events=[PendingEvent.of(life, now) for life in memory.tracked.events.values()],
+                events=[
+                    PendingEvent.of(life, now, self.preview(life, self._vm_name))
+                    for life in memory.tracked.events.values()
+                ],
             )
         return json_line(view)
+
+
+class Listed(Struct, frozen=True):
+    """What the approver decides on."""
+
+    lives: dict[str, Life]
+    attempts: dict[str, Attempt]
+    where: Where
+    fresh: bool  # IMDS has just said so: nothing is approved on old knowledge
+
+
+class PendingApproval(Struct, frozen=True):
+    """What would become of an event by the rules of approval, and why."""
+
+    action: str  # approve, leave
+    rule: str  # the first that matches; empty without one
+    reason: str
+    at: datetime | None  # not before
+    mode: str  # on, dry_run, off
+    off: str  # which key is missing, in words
+    state: str  # how far it is: checking, sending, done; empty where nothing was begun
 
 
 class PendingEvent(Struct, frozen=True):
@@ -293,9 +360,10 @@ class PendingEvent(Struct, frozen=True):
     first_seen: datetime
     notice_seconds: float | None
     started: datetime | None
+    approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
 
     @classmethod
-    def of(cls, life: Life, now: datetime) -> "PendingEvent":
+    def of(cls, life: Life, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
         """The event as it stands at ``now``."""
         event = life.event
         waiting = life.started is None and event.not_before is not None
@@ -315,6 +383,7 @@ class PendingEvent(Struct, frozen=True):
             first_seen=life.first_seen,
             notice_seconds=life.notice,
             started=life.started,
+            approval=approval,
         )
 
 

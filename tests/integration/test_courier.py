@@ -20,6 +20,7 @@ from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import SinkConfig, Slack
+from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.delivery import Delivery, Settled
 from notbefore.events.duration import Duration
@@ -160,6 +161,46 @@ def test_what_was_given_up_and_arrives_after_all_is_not_sent_again(outbox: Outbo
     with courier(outbox, orders(outbox, linger=0.5), make) as found:
         found.run()
     assert outbox.rows() == []
+
+
+class Broken:
+    """A sink that takes two at once, and fails the first time."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def send(self, message: Message) -> Receipt:
+        raise NotImplementedError
+
+    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
+        self.calls.append([message.delivery_id for message in messages])
+        return [SendError("the link is lost") if len(self.calls) == 1 else Receipt() for _ in messages]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_follows_a_failure_of_its_event_is_held_back_and_other_events_are_not() -> None:
+    sink, done = Broken(), list[Attempt]()
+    ended = threading.Event()
+
+    def report(attempt: Attempt) -> None:
+        done.append(attempt)
+        if len(done) == len(rows):
+            ended.set()
+
+    names = (("e-1", "announced"), ("e-1", "started"), ("e-1", "finished"), ("e-2", "announced"))
+    rows = [
+        Delivery(f"{event}-{kind}", event, "hub", kind, "info", 0.0, 0.0, 1e12, fades=False, record=RECORD)  # type: ignore[arg-type]  # the kinds are as they should be
+        for event, kind in names
+    ]
+    worker = Worker("hub", lambda: sink, report, batch=2)
+    worker.give(rows)
+    assert ended.wait(20)
+    worker.leave()
+    assert sink.calls == [["e-1-announced", "e-1-started"], ["e-2-announced"]]
+    taken = {attempt.delivery.delivery_id: attempt.receipt is not None for attempt in done}
+    assert taken == {"e-1-announced": False, "e-1-started": False, "e-1-finished": False, "e-2-announced": True}
 
 
 class Flaky:

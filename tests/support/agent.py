@@ -61,6 +61,7 @@ class RunningAgent:
 
     def __init__(self, imds: str, state: Path, *words: str, interval: str = "200ms", reading: bool = True) -> None:
         self.port = free_port()
+        self.state = state
         self.records: list[dict[str, Any]] = []
         self.log = ""
         command = [sys.executable, "-m", "notbefore", "run", *words, "--imds", imds, "--state-dir", str(state)]

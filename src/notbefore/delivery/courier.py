@@ -139,8 +139,7 @@ class Courier:
             self._in_trouble(error)
             return False
         self._unsaid, self._trouble_since = [], None
-        for delivery in leased:
-            self._hand_over(delivery)
+        self._hand_over(leased)
         if leased or said:
             self._last_work = time.monotonic()
         return bool(leased)
@@ -151,18 +150,22 @@ class Courier:
             return batch
         return (BATCH if worker.quick and batch == 1 else batch) - worker.busy
 
-    def _hand_over(self, delivery: Delivery) -> None:
-        name = delivery.sink
-        if name not in self._orders.sinks:
-            error = SendError("no sink of this name is configured", permanent=True)
-            self._reports.append(Attempt(delivery, None, error))
-            self._poke()
-            return
-        batch = self._orders.sinks[name].settings.BATCH
+    def _hand_over(self, leased: Sequence[Delivery]) -> None:
+        for name in dict.fromkeys(delivery.sink for delivery in leased):
+            given = [delivery for delivery in leased if delivery.sink == name]
+            if name not in self._orders.sinks:
+                error = SendError("no sink of this name is configured", permanent=True)
+                self._reports.extend(Attempt(delivery, None, error) for delivery in given)
+                self._poke()
+                continue
+            self._under_way.update({delivery.delivery_id: delivery for delivery in given})
+            self._worker(name).give(given)
+
+    def _worker(self, name: str) -> Worker:
         if name not in self._workers:
+            batch = self._orders.sinks[name].settings.BATCH
             self._workers[name] = Worker(name, lambda: self._make(name), self._report, batch)
-        self._under_way[delivery.delivery_id] = delivery
-        self._workers[name].give(delivery)
+        return self._workers[name]
 
     def _report(self, attempt: Attempt) -> None:
         self._reports.append(attempt)
@@ -226,9 +229,10 @@ class Courier:
             self._abandoned.append(worker)
             del self._workers[name]
             error = SendError(f"no end after {self._deadline(name):g} s: given up")
-            self._reports.extend(Attempt(one, None, error) for one in hanging)
-            for one in left:
-                self._hand_over(one)
+            events = {one.event_key for one in hanging}
+            held_back = [one for one in left if one.event_key in events]  # they must not come before what hangs
+            self._reports.extend(Attempt(one, None, error) for one in [*hanging, *held_back])
+            self._hand_over([one for one in left if one.event_key not in events])
 
     def _in_trouble(self, error: sqlite3.Error) -> None:
         """What was accepted is remembered here until it can be written: it is not sent again meanwhile."""

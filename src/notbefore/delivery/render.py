@@ -34,6 +34,9 @@ _VERBS: Final = {
     "finished": "finished",
     "ended": "ended, how is not known",
     "reminder": "is near",
+    "approved": "approved: it may start at once",
+    "approval_failed": "not approved, though it was to be",
+    "approval_skipped": "left alone, though a rule would approve it",
 }
 
 
@@ -111,10 +114,20 @@ def _facts(message: Message, time: datetime | None, now: datetime) -> list[tuple
         ("Place", ", ".join(f"{name} {value}" for name, value in place if value)),
         ("Affected", _names(get("resources", []))),
         ("Why", str(get("description") or "")),
+        ("Approval", _approval(message)),
         ("Source", str(get("source") or "")),
         ("Severity", message.severity),
         ("Event", str(get("id"))),
     ]
+
+
+def _approval(message: Message) -> str:
+    rule = message.get("approval.rule")
+    if rule is None:
+        return ""
+    words = [str(message.get("reason")).replace("_", " "), f"rule {rule}", f"by {message.get('approval.by')}"]
+    detail = message.get("approval.detail")
+    return ", ".join(words) + (f": {detail}" if detail else "")
 
 
 def _names(names: list[str]) -> str:

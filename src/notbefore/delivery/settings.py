@@ -20,6 +20,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What all kinds have in common."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
+    APPROVALS: ClassVar[bool] = True  # it is told of approvals as well
     BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
 
     timeout: Duration = Duration("10s")  # for one attempt
@@ -35,7 +36,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def terms(self) -> Terms:
         """How long its deliveries are worth sending."""
-        return Terms(self.expire_after.seconds, self.expire_on_end)
+        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS)
 
 
 def _http(url: str, what: str) -> str:
@@ -118,6 +119,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     """Every member of a cluster; one that accepts is enough."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password", "token")
+    APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
 
     urls: tuple[str, ...]
     username: str | None = None

@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -44,10 +44,11 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
 
-    def give(self, delivery: Delivery) -> None:
-        """Have it sent after what was given before."""
-        self._waiting[delivery.delivery_id] = delivery
-        self._jobs.put(delivery)
+    def give(self, deliveries: Sequence[Delivery]) -> None:
+        """Have them sent after what was given before. All of an event come at once: see ``_held_back``."""
+        self._waiting.update({one.delivery_id: one for one in deliveries})
+        for one in deliveries:
+            self._jobs.put(one)
 
     def leave(self) -> None:
         """End the thread after what was given."""
@@ -78,7 +79,7 @@ class Worker:
     def _run(self) -> None:
         while (first := self._jobs.get()) is not None:
             # what was abandoned meanwhile, another has
-            given = [one for one in (first, *self._more()) if one.delivery_id in self._waiting]
+            given = [one for one in (first, *self._more()) if self._waiting.get(one.delivery_id) is one]
             if not given:
                 continue
             self._current, self._since = given, time.monotonic()
@@ -89,12 +90,23 @@ class Worker:
                 attempts = [Attempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
             self.quick = time.monotonic() - self._since < 0.25  # noqa: PLR2004 - a quarter of a second
             self._since, self._current = None, []
-            for attempt in attempts:
+            for attempt in [*attempts, *self._held_back(attempts)]:
                 expected = self._waiting.pop(attempt.delivery.delivery_id, None) is not None
                 if expected or attempt.receipt is not None:  # given up and failed late: it is tried again already
                     self._report(attempt)
         if self._sink is not None:
             self._sink.close()
+
+    def _held_back(self, attempts: list[Attempt]) -> list[Attempt]:
+        """What was given after one that is to be tried again, of the same event: it must not come before that one."""
+        done = {attempt.delivery.delivery_id for attempt in attempts}
+        failed = {attempt.delivery.event_key for attempt in attempts if attempt.error and not attempt.error.permanent}
+        error = SendError("an earlier one of the same event is to be sent first")
+        return [
+            Attempt(one, None, error)
+            for one in list(self._waiting.values())
+            if one.event_key in failed and one.delivery_id not in done
+        ]
 
     def _more(self) -> Iterator[Delivery]:
         """What can go along at once."""

@@ -8,8 +8,14 @@ from msgspec import Struct
 
 from notbefore.events.document import Event
 
-Kind = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Step = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
+STEPS: tuple[Step, ...] = get_args(Step)
+
+ApprovalKind = Literal["approved", "approval_failed", "approval_skipped"]
+APPROVAL_KINDS: tuple[ApprovalKind, ...] = get_args(ApprovalKind)
+
+Kind = Literal[Step, ApprovalKind]
+"""A step in the event's life, as Azure's document shows it; or what this VM did, or did not do, about it."""
 
 Scope = Literal["self", "peer", "unknown"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -31,6 +37,19 @@ Reason = Literal[
     "not_watched",  # gone, and the agent had not been looking long enough to know how
     "not_readable",  # gone, and what was listed of it before could not be read
     "machine_rebooted",  # gone, and this machine was booted since the last look
+    # of approvals; see events.approval
+    "accepted",  # IMDS answered 200
+    "refused",  # IMDS answered 400: it will not take this request
+    "no_answer",  # IMDS gave no usable answer in the time that was left
+    "dry_run",  # nothing is sent: it would have been approved
+    "several_resources",  # it stands for other VMs as well, and the rule does not say `for_all_resources`
+    "not_ready",  # the command of `approve_when` did not exit with 0
+    "interrupted",  # the agent ended while the command ran, and it runs once
+    "changed",  # the event is not any more what was to be approved
+    "no_longer_scheduled",  # it began, or was gone, before it was approved
+    "too_late",  # NotBefore came first
+    "state_not_written",  # what is not on disk is not sent
+    "switched_off",  # the configuration was changed meanwhile
 ]
 
 
@@ -72,6 +91,16 @@ class Change(Struct, frozen=True):
     scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end
     interruption: Gap | None = None  # as this VM felt it; for events of ``self`` that were started
+    approval: "Approval | None" = None  # for the kinds of approval
+
+
+class Approval(Struct, frozen=True):
+    """Who approved, or would have, and what was said to it."""
+
+    rule: str  # its name in the configuration; ``operator`` for ``notbefore approve``
+    by: str  # the name of the VM's user where somebody did it by hand, ``rule`` otherwise
+    detail: str = ""  # what the command or IMDS said, or why not; in words
+    requests: int = 0  # start requests sent for it
 
 
 def change_id(event_key: str, kind: Kind, digest: str, nth: int) -> str:

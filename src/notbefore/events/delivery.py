@@ -72,6 +72,7 @@ class Terms(Struct, frozen=True):
 
     expire_after: float = 86_400.0  # seconds
     expire_on_end: bool = True
+    approvals: bool = True  # it is told of approvals as well
 
 
 class Routing(Struct, frozen=True):
@@ -91,6 +92,8 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) 
     found: list[Delivery] = []
     for ticket in tickets(change, routing.routes, vm, tuple(routing.sinks)):
         terms = routing.sinks.get(ticket.sink, Terms())
+        if change.approval is not None and not terms.approvals:
+            continue
         created = change.time.timestamp()
         message = Delivery(
             delivery_id=delivery_id(change.id, ticket.sink),

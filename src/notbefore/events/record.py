@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.events.change import Change
+from notbefore.events.change import Approval, Change, Kind
 
 Value = str | int | float | bool | list[str]
 Record = dict[str, Value]
@@ -62,8 +62,20 @@ def record(change: Change, vm: Vm | None) -> Record:
         "azure.scheduled_event.not_before": rfc3339(change.not_before) if change.not_before else None,
         "azure.scheduled_event.previous_not_before": _previous_not_before(change),
         **_durations(change),
+        **_approval(change.approval),
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _approval(approval: Approval | None) -> dict[str, Value | None]:
+    if approval is None:
+        return {}
+    return {
+        "azure.scheduled_event.approval.rule": approval.rule,
+        "azure.scheduled_event.approval.by": approval.by,
+        "azure.scheduled_event.approval.detail": approval.detail or None,
+        "azure.scheduled_event.approval.requests": approval.requests,
+    }
 
 
 def _previous_not_before(change: Change) -> str | None:
@@ -104,6 +116,13 @@ def identity(vm: Vm) -> dict[str, Value | None]:
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
 
 
+_APPROVALS: Final[dict[Kind, str]] = {
+    "approved": "approved: Azure may start it now, for all its resources",
+    "approval_failed": "not approved, though it was to be",
+    "approval_skipped": "not approved",
+}
+
+
 def sentence(change: Change) -> str:
     """The change in words, for people: what happens to whom, and when."""
     event = change.event
@@ -114,6 +133,8 @@ def sentence(change: Change) -> str:
         return f"{what} announced: {when}"
     if change.kind == "updated":
         return f"{what} changed"
+    if change.approval is not None:
+        return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.rule})"
     if change.kind == "started":
         return f"{what} started" + (" without notice" if change.notice_seconds == 0 else "")
     return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"

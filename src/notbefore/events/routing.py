@@ -41,12 +41,10 @@ class Span(Struct, frozen=True, forbid_unknown_fields=True):
         return (self.min is None or duration >= self.min) and (self.max is None or duration <= self.max)
 
 
-class Match(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a route asks of a change; what is left empty does not matter."""
+class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked of an event; what is left empty does not matter."""
 
-    change: tuple[Kind, ...] = ()
     event_type: tuple[str, ...] = ()
-    event_status: tuple[str, ...] = ()
     event_source: tuple[str, ...] = ()
     scope: tuple[Scope, ...] = ()
     duration: Span | None = None
@@ -60,27 +58,31 @@ class Match(Struct, frozen=True, forbid_unknown_fields=True):
             except re.error as error:
                 raise ValueError(f"resource: expected a regular expression, got {self.resource!r} ({error})") from None
 
-    def accepts(self, change: Change) -> bool:
-        """Every matcher that is set agrees."""
-        event = change.event
+    def holds(self, event: Event, notice: float | None) -> bool:
+        """Every matcher that is set agrees; ``scope`` is for whoever asks, who knows what an unknown one means."""
         return (
-            _one_of(change.kind, self.change)
-            and _one_of(event.event_type, self.event_type)
-            and _one_of(event.event_status, self.event_status)
+            _one_of(event.event_type, self.event_type)
             and _one_of(event.event_source or "", self.event_source)
-            and _in_scope(change.scope, self.scope)
             and (self.duration is None or self.duration.holds(event.duration))
-            and self._notice(change)
-            and self._resource(event)
+            and (self.notice_below is None or (notice is not None and notice < self.notice_below.seconds))
+            and (self.resource is None or any(re.fullmatch(self.resource, name) for name in event.resources))
         )
 
-    def _notice(self, change: Change) -> bool:
-        if self.notice_below is None:
-            return True
-        return change.notice_seconds is not None and change.notice_seconds < self.notice_below.seconds
 
-    def _resource(self, event: Event) -> bool:
-        return self.resource is None or any(re.fullmatch(self.resource, name) for name in event.resources)
+class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
+    """What a route asks of a change."""
+
+    change: tuple[Kind, ...] = ()
+    event_status: tuple[str, ...] = ()
+
+    def accepts(self, change: Change) -> bool:
+        """Every matcher that is set agrees."""
+        return (
+            _one_of(change.kind, self.change)
+            and _one_of(change.event.event_status, self.event_status)
+            and _in_scope(change.scope, self.scope)
+            and self.holds(change.event, change.notice_seconds)
+        )
 
 
 class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
@@ -165,6 +167,8 @@ def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | No
     because the event has begun, the next ones after a delay by their rank, so that somebody speaks.
     """
     names = [name.casefold() for name in change.event.resources]
+    if change.approval is not None:  # only the VM that did it knows of it
+        return 0.0
     if announce_by == "all" or vm is None or not names:
         return 0.0
     if announce_by == "affected":

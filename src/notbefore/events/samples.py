@@ -16,6 +16,7 @@ from notbefore.events.document import STARTED
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Tracked
 from notbefore.events.totals import (
+    APPROVAL_RESULTS,
     KNOWN_CHANGES,
     LATENCY_BOUNDS,
     MAX_SERIES,
@@ -57,6 +58,7 @@ class View(Struct, frozen=True):
     now: datetime
     outbox: OutboxView = OutboxView()
     sinks: tuple[str, ...] = ()  # those that are configured: their series are always there
+    rules: tuple[str, ...] = ()  # of approval, those that may approve: likewise
 
 
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
@@ -132,6 +134,12 @@ INTERRUPTION: Final = Metric(
     "histogram",
     "Interruption of this VM as it felt it: the longest time without a beat while an event of its own was started.",
     ("event_type",),
+)
+APPROVALS: Final = Metric(
+    "azure_scheduled_event_approvals",
+    "counter",
+    "What became of events that a rule would approve, or that were approved by hand (rule `operator`).",
+    ("rule", "result"),
 )
 POLLS: Final = Metric(
     "notbefore_polls", "counter", "Polls of IMDS by result; all but changed and unchanged are errors.", ("result",)
@@ -230,7 +238,7 @@ VM: Final = Metric(
 
 def samples(view: View) -> Iterator[Family]:
     """Every family with its samples at ``view.now``; a family without a sample is left out."""
-    for family in (*_listed(view), *_counted(view.totals), *_outbox(view), *_agent(view.figures)):
+    for family in (*_listed(view), *_counted(view.totals), _approvals(view), *_outbox(view), *_agent(view.figures)):
         if family.samples:
             yield family
 
@@ -326,6 +334,11 @@ def _counted(totals: Totals) -> Iterator[Family]:
     ):
         yield Family(metric, {(event_type,): histogram for event_type, histogram in by_type.items()})
     yield Family(FOLDED, _by_one(totals.folded))
+
+
+def _approvals(view: View) -> Family:
+    zeros: dict[Labels, float | Histogram] = dict.fromkeys(product(view.rules, APPROVAL_RESULTS), 0.0)
+    return Family(APPROVALS, zeros | {labels: float(count) for labels, count in view.totals.approvals.items()})
 
 
 def _outbox(view: View) -> Iterator[Family]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from notbefore.events.change import KINDS, Change
+from notbefore.events.change import STEPS, Change, Kind
 
 TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 STATUSES: Final = ("Scheduled", "Started")
@@ -18,9 +18,16 @@ UNKNOWN: Final = "unknown"  # Azure did not say
 MAX_SERIES: Final = 200  # of a metric family; the texts in its labels come from outside
 _MAX_FREE: Final = 120  # series of changes beyond KNOWN_CHANGES; what is left is for those of `other`
 
+APPROVAL_RESULTS: Final = ("approved", "failed", "skipped", "dry_run")
+RESULT_OF: Final[dict[Kind, str]] = {
+    "approved": "approved",
+    "approval_failed": "failed",
+    "approval_skipped": "skipped",
+}
+
 Labels = tuple[str, ...]
 
-KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(KINDS, TYPES, SOURCES, ("self",)))
+KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(STEPS, TYPES, SOURCES, ("self",)))
 """The series that are always there, at 0 before the first: increase() does not see a counter that begins at 1."""
 
 
@@ -79,10 +86,14 @@ class Totals(Struct):
     scheduled: dict[str, Histogram] = field(default_factory=dict)
     started: dict[str, Histogram] = field(default_factory=dict)
     interruption: dict[str, Histogram] = field(default_factory=dict)
+    approvals: dict[Labels, int] = field(default_factory=dict)  # (rule, result)
     folded: dict[str, int] = field(default_factory=dict)  # family -> how often a label was replaced by `other`
 
     def add(self, change: Change) -> None:
         """Count one change, and observe the durations that it completes."""
+        if change.approval is not None:
+            self._add_approval(change.approval.rule, change)
+            return
         event = change.event
         labels: Labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
         labels = self._fold(labels)
@@ -96,6 +107,13 @@ class Totals(Struct):
             self._observe("started", event.event_type, STARTED_BOUNDS, change.started_seconds)
         felt = change.interruption.seconds if change.interruption is not None else None
         self._observe("interruption", event.event_type, INTERRUPTION_BOUNDS, felt)
+
+    def _add_approval(self, rule: str, change: Change) -> None:
+        result = "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
+        if (rule, result) not in self.approvals and len(self.approvals) >= MAX_SERIES - len(APPROVAL_RESULTS):
+            self._count_folded("azure_scheduled_event_approvals")
+            rule = OTHER
+        self.approvals[rule, result] = self.approvals.get((rule, result), 0) + 1
 
     def _observe(self, name: str, event_type: str, bounds: tuple[float, ...], value: float | None) -> None:
         if value is None:

@@ -240,8 +240,15 @@ class Handler(BaseHTTPRequestHandler):
             return
         if api_version == PREVIEW and requests.DocumentIncarnation is None:
             self._refuse(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
+            return
+        fault = self._state.take_fault(start_request=True)
+        if fault is not None and fault.kind == "start-status":
+            self._refuse(HTTPStatus(int(fault.value)), fault.kind)
         elif not self._state.approve([request.EventId for request in requests.StartRequests]):
             self._refuse(HTTPStatus.BAD_REQUEST, "no such event")
+        elif fault is not None:
+            self._state.hold(fault.value)
+            self.close_connection = True
         else:
             self._send(HTTPStatus.OK, b"", {})
 

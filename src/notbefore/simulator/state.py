@@ -29,8 +29,19 @@ FAULTS: Final = {
     "disconnect": "the connection is reset without an answer",
     "reset": "DocumentIncarnation begins anew at 1",
     "flap": "every other answer lists nothing",
+    "start-status": "a start request is answered with HTTP status VALUE, and not taken",
+    "start-freeze": "a start request is taken, and not answered for VALUE seconds",
 }
-_DEFAULT_VALUES: Final = {"slow": 2.0, "throttled": 2.0, "freeze": 30.0, "drip": 0.5, "status": 503.0}
+OF_START_REQUESTS: Final = frozenset({"start-status", "start-freeze"})
+_DEFAULT_VALUES: Final = {
+    "slow": 2.0,
+    "throttled": 2.0,
+    "freeze": 30.0,
+    "drip": 0.5,
+    "status": 503.0,
+    "start-status": 503.0,
+    "start-freeze": 30.0,
+}
 
 
 MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
@@ -41,7 +52,10 @@ _STATUSES: Final = range(300, 600)
 
 
 class Fault(Struct):
-    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``, until ``until`` (``time.monotonic``)."""
+    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``, until ``until`` (``time.monotonic``).
+
+    Those of ``OF_START_REQUESTS`` are for a POST, the others for a GET.
+    """
 
     kind: str
     value: float
@@ -114,7 +128,7 @@ class State:
         if kind not in FAULTS:
             raise SimulatorError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
         value = _DEFAULT_VALUES.get(kind, 0.0) if value is None else value
-        if not 0 <= value <= MAX_VALUE or (kind == "status" and int(value) not in _STATUSES):
+        if not 0 <= value <= MAX_VALUE or (kind.endswith("status") and int(value) not in _STATUSES):
             raise SimulatorError(
                 f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599, not {value:g}"
             )
@@ -169,18 +183,19 @@ class State:
         with self.mutex:
             return all(play.over(time.time()) for play in self._plays)
 
-    def take_fault(self) -> Fault | None:
+    def take_fault(self, *, start_request: bool = False) -> Fault | None:
         """The fault for the answer that is due now, if any."""
         with self.mutex:
-            self.requests += 1
+            self.requests += not start_request
             now = time.monotonic()
             self._faults = [fault for fault in self._faults if fault.until > now]
-            if not self._faults:
+            due = [fault for fault in self._faults if (fault.kind in OF_START_REQUESTS) == start_request]
+            if not due:
                 return None
-            fault = self._faults[0]
+            fault = due[0]
             fault.times -= 1
             if fault.times <= 0:
-                self._faults.pop(0)
+                self._faults.remove(fault)
             if fault.kind == "reset":
                 self._incarnation = 1
             return fault

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.errors import StoreError
+from notbefore.events.change import APPROVAL_KINDS
 from notbefore.events.delivery import FALLBACK, Delivery, OutboxView, Settled
 from notbefore.events.routing import SEVERITIES
 from notbefore.events.totals import LATENCY_BOUNDS, Histogram
@@ -48,7 +49,7 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
             "DELETE FROM outbox WHERE sink = ? AND event_key = ? AND state = 'held'",
             (one.sink, one.event_key),
         )
-        if one.kind != "reminder":
+        if one.kind not in ("reminder", *APPROVAL_KINDS):
             _withdraw(db, "sink = ? AND event_key = ? AND kind = 'reminder'", (one.sink, one.event_key), now)
         row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
         taken = db.execute(

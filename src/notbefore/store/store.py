@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct, field
 
 from notbefore.errors import StoreError
+from notbefore.events.approval import Attempt
 from notbefore.events.change import Change
 from notbefore.events.delivery import Delivery
 from notbefore.events.lifecycle import OUTCOMES, Life, Tracked
@@ -44,6 +45,7 @@ class Memory(Struct):
     seen: datetime | None = None  # the last good answer, as far as it was written down
     boot_id: str = ""
     clean: bool = False  # it stopped in order, at ``seen``
+    approvals: dict[str, Attempt] = field(default_factory=dict)  # by the event's key
 
 
 class Told(Struct, frozen=True):
@@ -184,6 +186,7 @@ class Store:
             seen=datetime.fromisoformat(meta["seen"]) if "seen" in meta else None,
             boot_id=meta.get("boot_id", ""),
             clean=meta.get("clean") == "yes",
+            approvals=msgspec.json.decode(meta["approvals"], type=dict[str, Attempt]) if "approvals" in meta else {},
         )
         self._written = tracked
 
@@ -245,6 +248,7 @@ class Store:
             "clean": "yes" if memory.clean else "no",
             "unreadable": "yes" if memory.tracked.unreadable else "no",
             "totals": msgspec.msgpack.encode(memory.totals),
+            "approvals": msgspec.json.encode(memory.approvals),
         }
         if memory.tracked.incarnation is not None:
             values["incarnation"] = str(memory.tracked.incarnation)

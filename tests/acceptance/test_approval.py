@@ -1,0 +1,405 @@
+"""Approval, as the installed agent does it: what reaches IMDS is counted there."""
+
+import json
+import os
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, notbefore
+from support.azure import ID, ME, PEER, body, item
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+APPROVALS = 'azure_scheduled_event_approvals_total{result="%s",rule="%s"}'
+USERS = {"match": {"event_source": "User"}, "name": "users"}
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME, PEER)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+def listed(incarnation: int = 2, **fields: Any) -> bytes:
+    return body(item(**{"NotBefore": FUTURE, "EventSource": "User", **fields}), incarnation=incarnation)
+
+
+def started(incarnation: int = 3, **fields: Any) -> bytes:
+    return listed(incarnation, EventStatus="Started", NotBefore="", **fields)
+
+
+def configuration(directory: Path, *rules: dict[str, Any], enabled: bool = True, dry_run: bool = False) -> str:
+    directory.mkdir(exist_ok=True)
+    path = directory / "notbefore.yml"
+    policy = {"enabled": enabled, "dry_run": dry_run, "rules": list(rules)}
+    path.write_text(json.dumps({"approval": policy}), encoding="utf-8")
+    return str(path)
+
+
+def agent_of(imds: Simulator, tmp_path: Path, *rules: dict[str, Any], **switches: bool) -> RunningAgent:
+    config = configuration(tmp_path, *rules, **switches)
+    return RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval")
+
+
+def waited(imds: Simulator, polls: int = 10) -> None:
+    """So many polls have passed: what was to be sent would have been."""
+    now = imds.requests
+    eventually(lambda: imds.requests > now + polls)
+
+
+def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
+    def found() -> list[dict[str, Any]]:
+        return [record for record in agent.records if record["azure.scheduled_event.change"] == kind]
+
+    eventually(found)
+    assert len(found()) == 1
+    return {
+        name.removeprefix("azure.scheduled_event.").removeprefix("approval."): value
+        for name, value in found()[0].items()
+    }
+
+
+def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        running = []
+        for number, (allowed, enabled, dry_run) in enumerate(product((False, True), repeat=3)):
+            imds = stack.enter_context(Simulator((ME, PEER)))
+            imds.set_document(listed())
+            config = configuration(tmp_path / str(number), USERS, enabled=enabled, dry_run=dry_run)
+            words = ("--allow-approval",) if allowed else ()
+            agent = RunningAgent(imds.endpoint, tmp_path / str(number) / "state", config, *words)
+            running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
+        for allowed, enabled, dry_run, imds, agent in running:
+            agent.ready()
+            waited(imds)
+            by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
+            both = allowed and enabled and not dry_run
+            assert (len(imds.start_requests) > 0) == both, (allowed, enabled, dry_run)
+            assert (by_hand.returncode == 0) == both, by_hand
+            missing = {
+                (True, False): "approval.enabled is not true",
+                (False, True): "without --allow-approval",
+                (True, True): "dry run" if dry_run else "approval is on",
+                (False, False): "",
+            }[allowed, enabled]
+            assert missing in agent.log
+            assert ("approv" in agent.log) == (allowed or enabled)
+            if allowed and enabled and dry_run:
+                assert last(agent, "approval_skipped")["reason"] == "dry_run"
+                assert agent.metric(APPROVALS % ("dry_run", "users")) == 1
+
+
+def test_an_event_that_a_rule_names_is_approved_once_and_told(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        assert agent.metric(APPROVALS % ("approved", "users")) == 0
+        event_id = imds.start("user-reboot")
+        record = last(agent, "approved")
+        assert (record["rule"], record["by"], record["reason"], record["requests"]) == ("users", "rule", "accepted", 1)
+        eventually(lambda: "started" in agent.kinds)
+        waited(imds)
+        assert imds.start_requests == [event_id]
+        assert agent.kinds == ["announced", "approved", "started"]
+        assert agent.metric(APPROVALS % ("approved", "users")) == 1
+        changes = agent.json("/api/v1/history")["changes"]
+        assert [change["azure.scheduled_event.change"] for change in changes] == agent.kinds
+
+
+def test_on_a_shared_host_it_is_asked_for_once_though_it_does_not_start(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        event_id = imds.start("user-reboot", hold=True)
+        last(agent, "approved")
+        waited(imds)
+        agent.stop(signal.SIGKILL)
+    with agent_of(imds, tmp_path, USERS) as again:
+        again.ready()
+        waited(imds)
+        assert imds.start_requests == [event_id]
+        assert again.records == []
+        (event,) = again.json("/api/v1/events")["events"]
+        assert (event["approval"]["state"], event["approval"]["mode"]) == ("done", "on")
+
+
+def test_what_no_rule_names_is_left_alone_and_shown_why(imds: Simulator, tmp_path: Path) -> None:
+    leave = {"match": {"event_type": "Redeploy"}, "action": "leave", "name": "never"}
+    with agent_of(imds, tmp_path, leave, USERS) as agent:
+        agent.ready()
+        items = [
+            item("a", EventType="Redeploy", EventSource="User", NotBefore=FUTURE),
+            item("b", NotBefore=FUTURE),
+            item("c", EventSource="User", NotBefore=FUTURE, Resources=[PEER]),
+            item("d", EventSource="User", NotBefore=FUTURE, Resources=[ME, PEER]),
+        ]
+        imds.set_document(body(*items, incarnation=2))
+        assert last(agent, "approval_skipped")["reason"] == "several_resources"
+        waited(imds)
+        assert imds.start_requests == []
+        shown = notbefore("events", "--url", f"http://127.0.0.1:{agent.port}").stdout.splitlines()
+        words = {line.split()[0]: " ".join(line.split()[1:]) for line in shown[shown.index("") + 2 :]}
+        assert words["a"] == "leave by never: the rule says so"
+        assert words["b"] == words["c"] == "leave: no rule matches"
+        assert words["d"].startswith("leave by users: it stands for 2 VMs")
+
+
+def test_it_waits_for_its_time_and_for_the_command(imds: Simulator, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    command = ["/bin/sh", "-c", f"cat > {seen}; env >> {seen}; echo drained"]
+    rule = {**USERS, "approve_after": "1s", "approve_when": {"command": command}}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        agent.told("announced")
+        assert imds.start_requests == []
+        record = last(agent, "approved")
+        assert record["detail"] == "exit code 0: drained"
+        text = seen.read_text(encoding="utf-8")
+        assert json.loads(text.splitlines()[0])["azure.scheduled_event.id"] == ID
+        assert "NOTBEFORE_RULE=users" in text
+        assert f"NOTBEFORE_EVENT_ID={ID}" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "timeout", "said"),
+    [
+        (["/bin/sh", "-c", "echo still busy; exit 3"], "5s", "exit code 3: still busy"),
+        (["/bin/sleep", "60"], "200ms", "not done after 0.2 s"),
+        (["/no/such/program"], "5s", "/no/such/program: No such file"),
+    ],
+)
+def test_a_machine_that_is_not_ready_is_asked_once(
+    imds: Simulator, tmp_path: Path, command: list[str], timeout: str, said: str
+) -> None:
+    runs = tmp_path / "runs"
+    command = ["/bin/sh", "-c", f'echo run >> {runs}; exec "$@"', "sh", *command] if "no" not in said[:4] else command
+    rule = {**USERS, "approve_when": {"command": command, "timeout": timeout}}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        record = last(agent, "approval_skipped")
+        assert (record["reason"], record["rule"]) == ("not_ready", "users")
+        assert said in record["detail"]
+        imds.set_document(listed(3, NotBefore="Sat, 02 Mar 2058 12:00:00 GMT"))
+        eventually(lambda: "updated" in agent.kinds)
+        waited(imds)
+        assert imds.start_requests == []
+        assert agent.kinds.count("approval_skipped") == 1
+        assert not runs.exists() or runs.read_text(encoding="utf-8") == "run\n"
+
+
+@pytest.mark.parametrize(
+    ("then", "words"), [(body(incarnation=4), "it is gone"), (started(4), "it is Started")], ids=["canceled", "started"]
+)
+def test_an_event_that_goes_while_the_command_runs_is_not_approved(
+    imds: Simulator, tmp_path: Path, then: bytes, words: str
+) -> None:
+    ready = tmp_path / "ready"
+    command = ["/bin/sh", "-c", f"until [ -e {ready} ]; do sleep 0.05; done"]
+    with agent_of(imds, tmp_path, {**USERS, "approve_when": {"command": command}}) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        eventually(lambda: "running /bin/sh" in agent.log)
+        imds.set_document(then)
+        eventually(lambda: len(agent.kinds) >= 2)
+        ready.touch()
+        record = last(agent, "approval_skipped")
+        assert (record["reason"], record["detail"]) == ("no_longer_scheduled", words)
+        assert imds.start_requests == []
+
+
+def test_a_refusal_is_final_and_other_failures_are_not(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        imds.fault("start-status", 400)
+        imds.set_document(listed())
+        record = last(agent, "approval_failed")
+        assert (record["reason"], record["requests"]) == ("refused", 1)
+        waited(imds)
+        assert imds.start_requests == []
+        imds.fault("start-status", 503, times=2)
+        imds.set_document(listed(3, NotBefore="Sat, 02 Mar 2058 12:00:00 GMT"))  # a new step of the event
+        record = last(agent, "approved")
+        assert (record["reason"], record["requests"]) == ("accepted", 3)
+        assert agent.metric(APPROVALS % ("failed", "users")) == 1
+
+
+def test_nothing_is_approved_on_old_knowledge_or_unrecorded(imds: Simulator, tmp_path: Path) -> None:
+    rule = {**USERS, "approve_after": "1s"}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        agent.told("announced")
+        (tmp_path / "state" / "notbefore.db").write_bytes(b"")  # not even this stops it from knowing what it sent
+        last(agent, "approved")
+        waited(imds)
+        assert len(imds.start_requests) == 1
+
+
+def test_killed_while_the_command_runs_it_does_not_run_it_again(imds: Simulator, tmp_path: Path) -> None:
+    command = ["/bin/sleep", "60"]
+    rule = {**USERS, "approve_when": {"command": command}}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        eventually(lambda: "running /bin/sleep" in agent.log)
+        agent.stop(signal.SIGKILL)
+    with agent_of(imds, tmp_path, rule) as again:
+        again.ready()
+        assert last(again, "approval_skipped")["reason"] == "interrupted"
+        waited(imds)
+        assert "running" not in again.log
+        assert imds.start_requests == []
+
+
+@pytest.mark.parametrize("meanwhile", ["scheduled", "started", "gone"])
+def test_killed_before_the_answer_it_asks_again_only_if_it_is_scheduled(
+    imds: Simulator, tmp_path: Path, meanwhile: str
+) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        imds.fault("start-freeze", 60)
+        imds.set_document(listed())
+        eventually(lambda: len(imds.start_requests) == 1)
+        agent.stop(signal.SIGKILL)
+    if meanwhile != "scheduled":
+        imds.set_document(started(4) if meanwhile == "started" else body(incarnation=4))
+    with agent_of(imds, tmp_path, USERS) as again:
+        again.ready()
+        if meanwhile == "scheduled":
+            record = last(again, "approved")
+            assert (record["requests"], imds.start_requests) == (2, [ID, ID])
+        else:
+            record = last(again, "approval_failed")
+            assert (record["reason"], record["requests"], imds.start_requests) == ("no_answer", 1, [ID])
+
+
+def test_stopping_does_not_wait_for_a_command_or_an_answer(imds: Simulator, tmp_path: Path) -> None:
+    imds.fault("start-freeze", 60)
+    rule = {**USERS, "match": {"resource": ME}, "approve_when": {"command": ["/bin/sleep", "60"]}}
+    with agent_of(imds, tmp_path, {**USERS, "match": {"event_type": "Freeze"}, "name": "a"}, rule) as agent:
+        agent.ready()
+        imds.set_document(body(item("a", NotBefore=FUTURE), item("b", EventType="Reboot", NotBefore=FUTURE)))
+        eventually(lambda: "running /bin/sleep" in agent.log and imds.start_requests == ["a"])
+        assert agent.stop() == 0
+
+
+def test_rules_that_are_taken_back_hold_at_once(imds: Simulator, tmp_path: Path) -> None:
+    rule = {**USERS, "approve_when": {"command": ["/bin/sleep", "1"]}}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        eventually(lambda: "running /bin/sleep" in agent.log)
+        configuration(tmp_path, rule, enabled=False)
+        agent.process.send_signal(signal.SIGHUP)
+        record = last(agent, "approval_skipped")
+        assert (record["reason"], record["detail"]) == ("switched_off", "approval.enabled is not true")
+        assert imds.start_requests == []
+
+
+def test_the_preview_version_is_told_the_incarnation(imds: Simulator, tmp_path: Path) -> None:
+    config = configuration(tmp_path, {"match": {"event_type": "Freeze"}, "for_all_resources": "each"})
+    old = Path(config)
+    values = json.loads(old.read_text(encoding="utf-8")) | {"imds": {"api_version": "2017-03-01"}}
+    old.write_text(json.dumps(values), encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval") as agent:
+        agent.ready()
+        event_id = imds.start("live-migration")
+        last(agent, "approved")
+        assert imds.start_requests == [event_id]
+
+
+# ---- by hand
+
+
+def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path) as agent:
+        agent.ready()
+        event_id = imds.start("live-migration", resources=(ME, PEER))
+        agent.told("announced")
+        state = ("--state-dir", str(agent.state))
+        nobody_to_ask = notbefore("approve", event_id, *state)
+        assert nobody_to_ask.returncode == 1
+        assert f"all 2 VMs: {ME}, {PEER}" in nobody_to_ask.stdout
+        assert "--yes" in nobody_to_ask.stderr
+        assert imds.start_requests == []
+        assert "no event nonsense is listed" in notbefore("approve", "nonsense", "--yes", *state).stderr
+        done = notbefore("approve", event_id.lower(), "--yes", *state)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "approved (accepted)")
+        assert imds.start_requests == [event_id]
+        record = last(agent, "approved")
+        assert (record["rule"], record["by"]) == ("operator", "root")
+
+
+def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("run as root: another user is tried")
+    with agent_of(imds, tmp_path) as agent:
+        agent.ready()
+        path = agent.state / "control.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        # even where the file's mode would let somebody in, the kernel says who it is
+        for place in (agent.state, path):
+            place.chmod(0o777)
+        for place in tmp_path.parents:
+            if place.stat().st_mode & 0o005 != 0o005:
+                place.chmod(place.stat().st_mode | 0o005)
+        tmp_path.chmod(0o755)
+        imds.set_document(listed())
+        agent.told("announced")
+        assert "only root and the agent's own user" in asked_by(65534, path, {"event_id": ID, "approve": True})
+        assert imds.start_requests == []
+
+
+def asked_by(user: int, path: Path, order: dict[str, Any]) -> str:
+    """What another user is answered; a fork, since that user cannot read this Python."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(20)
+                connection.connect(str(path))
+                connection.sendall(json.dumps(order).encode() + b"\n")
+                os.write(writer, connection.recv(9999))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as answer:
+        return answer.read()
+
+
+@pytest.mark.parametrize(
+    "order", [b"\n", b"{}\n", b'{"event_id": 5}\n', b'{"event_id": "a", "force": true}\n', b"\xff" * 100]
+)
+def test_what_is_no_order_is_answered_so(imds: Simulator, tmp_path: Path, order: bytes) -> None:
+    with agent_of(imds, tmp_path) as agent:
+        agent.ready()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(20)
+            connection.connect(str(agent.state / "control.sock"))
+            connection.sendall(order)
+            connection.shutdown(socket.SHUT_WR)
+            assert b"this is no order" in connection.recv(9999)
+        assert agent.stop() == 0
+        assert not (agent.state / "control.sock").exists()
+
+
+def test_without_the_switch_there_is_nobody_to_ask(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        asked = notbefore("approve", ID, "--yes", "--state-dir", str(tmp_path))
+        assert asked.returncode == 1
+        assert "with --allow-approval" in asked.stderr

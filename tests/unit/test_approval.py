@@ -1,0 +1,292 @@
+"""``judge``: nothing is approved that the first matching rule does not say."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.config import load
+from notbefore.errors import ConfigError
+from notbefore.events.approval import OPERATOR, Attempt, Guard, Policy, Rule, Where, Who, judge
+from notbefore.events.change import ApprovalKind, Reason
+from notbefore.events.duration import Duration
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Life, Tracked, diff, scope_of
+from notbefore.events.routing import RANK_DELAY, Route, Span, tickets
+from notbefore.events.samples import View, samples
+from notbefore.events.totals import MAX_SERIES, Totals
+from support.azure import ID, ME, PEER, at, document, item, now
+
+SAMPLE = Policy(rules=(Rule(Who(event_source=("User",))), Rule(Who(event_type=("Freeze",), duration=Span(0, 8)))))
+"""What Microsoft's own sample approves."""
+
+
+def life(**fields: Any) -> Life:
+    """An event first seen at 0, with a NotBefore at 900."""
+    tracked = diff(Tracked(), document(item(**fields)), now(0)).tracked
+    return tracked.events[ID.casefold()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({}, "rules[1]"),
+        ({"DurationInSeconds": 0}, "rules[1]"),
+        ({"DurationInSeconds": 8}, "rules[1]"),
+        ({"DurationInSeconds": 9}, ""),
+        ({"DurationInSeconds": -1}, ""),
+        ({"EventType": "Reboot"}, ""),
+        ({"EventType": "Reboot", "EventSource": "User"}, "rules[0]"),
+        ({"EventSource": "User"}, "rules[0]"),
+        ({"EventSource": None, "EventType": "Reboot"}, ""),
+        ({"EventType": "Something new"}, ""),
+    ],
+)
+def test_the_two_rules_of_microsofts_sample(fields: dict[str, Any], rule: str) -> None:
+    found = judge(SAMPLE, life(**fields), ME)
+    assert (found.action, found.rule) == ("approve" if rule else "leave", rule)
+
+
+def test_a_rule_that_says_leave_ends_the_search() -> None:
+    rules = (Rule(Who(resource="West.*"), action="leave", name="not here"), *SAMPLE.rules)
+    found = judge(Policy(rules=rules), life(), ME)
+    assert (found.action, found.rule, found.skipped) == ("leave", "not here", None)
+
+
+@pytest.mark.parametrize("status", ["Started", "Completed"])
+def test_only_what_is_scheduled_is_approved(status: str) -> None:
+    assert judge(Policy(rules=(Rule(),)), life(EventStatus=status), ME).action == "leave"
+
+
+@pytest.mark.parametrize(
+    ("resources", "vm", "scope", "action"),
+    [
+        ([ME], ME, ("self",), "approve"),
+        ([ME.upper(), ME], ME, ("self",), "approve"),
+        ([PEER], ME, ("self",), "leave"),
+        ([PEER], ME, ("self", "peer"), "approve"),
+        ([PEER, "other"], ME, ("peer",), "leave"),
+        ([], ME, ("self", "peer"), "leave"),
+        ([ME], None, ("self", "peer"), "leave"),
+    ],
+)
+def test_whose_events_are_approved(resources: list[str], vm: str | None, scope: Any, action: str) -> None:
+    one = life(Resources=resources)
+    one = msgspec.structs.replace(one, scope=scope_of(one.event, vm))
+    assert judge(Policy(rules=(Rule(Who(scope=scope)),)), one, vm).action == action
+
+
+def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> None:
+    one = life(Resources=[PEER, ME])
+    found = judge(Policy(rules=(Rule(),)), one, ME)
+    assert (found.action, found.skipped) == ("leave", "several_resources")
+    each = judge(Policy(rules=(Rule(for_all_resources="each"),)), one, ME)
+    assert (each.action, each.at) == ("approve", at(0))
+    leader = Policy(rules=(Rule(for_all_resources="leader", approve_after=Duration("1m")),))
+    assert judge(leader, one, PEER.upper()).at == at(60)
+    assert judge(leader, one, ME).at == at(60 + RANK_DELAY)
+    assert judge(leader, one, None).action == "leave"
+    peers = Policy(rules=(Rule(Who(scope=("peer",)), for_all_resources="leader"),))
+    assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
+
+
+def test_after_not_before_nothing_is_approved() -> None:
+    late = Rule(approve_after=Duration("15m"))
+    assert judge(Policy(rules=(late,)), life(), ME).skipped == "too_late"
+    second = Rule(approve_after=Duration("14m50s"), for_all_resources="leader")
+    found = judge(Policy(rules=(second,)), life(Resources=[PEER, ME]), ME)
+    assert (found.action, found.skipped) == ("leave", None)  # another VM speaks, and this one is not asked
+    assert judge(Policy(rules=(late,)), life(NotBefore=""), ME).at == at(900)
+
+
+def test_notice_that_is_not_known_does_not_match() -> None:
+    seen = diff(Tracked(), document(item()), now(0, blind=None)).tracked.events[ID.casefold()]
+    assert judge(Policy(rules=(Rule(Who(notice_below=Duration("1h"))),)), seen, ME).action == "leave"
+    assert judge(Policy(rules=(Rule(Who(notice_below=Duration("1h"))),)), life(), ME).action == "approve"
+
+
+names = st.sampled_from([ME, ME.lower(), PEER, "other"])
+rules = st.builds(
+    Rule,
+    match=st.builds(
+        Who,
+        event_type=st.lists(st.sampled_from(["Freeze", "reboot", "Preempt"]), max_size=2).map(tuple),
+        event_source=st.lists(st.sampled_from(["Platform", "User"]), max_size=1).map(tuple),
+        scope=st.sampled_from([("self",), ("peer",), ("self", "peer"), ()]),
+        duration=st.none() | st.builds(Span, st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)),
+        resource=st.none() | st.sampled_from(["West.*", "other"]),
+    ),
+    action=st.sampled_from(["approve", "leave"]),
+    for_all_resources=st.none(),
+)
+speaking = rules.map(
+    lambda rule: msgspec.structs.replace(rule, for_all_resources="each") if rule.action == "approve" else rule
+)
+events = st.fixed_dictionaries(
+    {
+        "EventType": st.sampled_from(["Freeze", "Reboot", "Preempt", "New"]),
+        "EventStatus": st.sampled_from(["Scheduled", "Started", "Other"]),
+        "EventSource": st.sampled_from(["Platform", "User", None]),
+        "DurationInSeconds": st.sampled_from([-1, 0, 5, 8, 9]),
+        "Resources": st.lists(names, max_size=3),
+    }
+)
+
+
+def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
+    """The rule's matchers, spelled out a second time."""
+    mine = vm is not None and vm.casefold() in [name.casefold() for name in one["Resources"]]
+    scope = "unknown" if vm is None or not one["Resources"] else "self" if mine else "peer"
+    span, length = rule.match.duration, one["DurationInSeconds"]
+    known = length >= 0
+    if span is not None and span.min is None and span.max is None:
+        long_enough = known
+    else:
+        long_enough = span is None or (
+            known and (span.min is None or length >= span.min) and (span.max is None or length <= span.max)
+        )
+    types = [name.casefold() for name in rule.match.event_type]
+    return (
+        scope in rule.match.scope
+        and (not types or one["EventType"].casefold() in types)
+        and (not rule.match.event_source or one["EventSource"] in rule.match.event_source)
+        and long_enough
+        and (
+            rule.match.resource is None
+            or any(
+                name.startswith("West") if rule.match.resource == "West.*" else name == "other"
+                for name in one["Resources"]
+            )
+        )
+    )
+
+
+@given(st.lists(rules | speaking, max_size=4), events, st.sampled_from([ME, PEER, None]))
+def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
+    found: list[Rule], one: dict[str, Any], vm: str | None
+) -> None:
+    seen = life(**one)
+    decision = judge(Policy(rules=tuple(found)), msgspec.structs.replace(seen, scope=scope_of(seen.event, vm)), vm)
+    first = next((number for number, rule in enumerate(found) if agrees(rule, one, vm)), None)
+    alone = len({name.casefold() for name in one["Resources"]}) == 1
+    allowed = (
+        first is not None
+        and one["EventStatus"] == "Scheduled"
+        and found[first].action == "approve"
+        and (alone or found[first].for_all_resources == "each")
+    )
+    assert (decision.action == "approve") == allowed
+    if allowed:
+        assert decision.rule == f"rules[{first}]"
+
+
+# ---- attempts, records, counts
+
+
+def test_an_attempt_settles_its_content_under_its_rule_alone() -> None:
+    one, moved = life(), life(DurationInSeconds=6)
+    done = Attempt(one, "a", "done", command="failed", said="no", told=2)
+    assert done.settles(one, "a")
+    assert not done.settles(one, "b")
+    assert not done.settles(moved, "a")
+    assert not msgspec.structs.replace(done, state="sending").settles(one, "a")
+    approved = msgspec.structs.replace(done, approved=one.event.digest())
+    assert approved.settles(one, "b")
+    again, other = done.next(moved, "a"), done.next(moved, "b")
+    assert (again.command, again.said, again.told, again.state) == ("failed", "no", 2, "checking")
+    assert (other.command, other.said) == ("", "")
+
+
+def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, told: int = 0) -> Any:
+    return Attempt(life(), rule, told=told).change(kind, reason, "why", Where(at(5), vm, 7))
+
+
+def test_the_record_of_an_approval_is_the_vms_own() -> None:
+    one = changed("approved", "accepted")
+    assert one.id != changed("approved", "accepted", vm=PEER).id
+    assert one.id != changed("approved", "accepted", told=1).id
+    assert one.id == changed("approved", "accepted").id
+    assert (one.time, one.incarnation, one.approval.rule, one.approval.detail) == (at(5), 7, "a", "why")
+    peers = msgspec.structs.replace(one, scope="peer")
+    assert [ticket.sink for ticket in tickets(peers, (), ME, ("chat",))] == []
+    (ticket,) = tickets(peers, (Route(sinks=("chat",)),), "not in it", ("chat",))
+    assert ticket.delay == 0  # only this VM knows of it, whoever is affected
+
+
+def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
+    totals = Totals()
+    for kind, reason in (
+        ("approved", "accepted"),
+        ("approval_failed", "refused"),
+        ("approval_skipped", "not_ready"),
+        ("approval_skipped", "dry_run"),
+    ):
+        totals.add(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
+    assert totals.changes == {}
+    view = View(Tracked(), totals, Figures(), at(0), rules=("a", "b"))
+    (family,) = [one for one in samples(view) if one.metric.name == "azure_scheduled_event_approvals"]
+    assert {labels[1]: value for labels, value in family.samples.items() if labels[0] == "a"} == dict.fromkeys(
+        ("approved", "failed", "skipped", "dry_run"), 1.0
+    )
+    assert {value for labels, value in family.samples.items() if labels[0] == "b"} == {0.0}
+    for number in range(MAX_SERIES):
+        totals.add(changed("approved", "accepted", rule=f"rule {number}"))
+    assert len(totals.approvals) <= MAX_SERIES
+    assert totals.folded["azure_scheduled_event_approvals"] > 0
+
+
+# ---- the configuration
+
+
+def policy(text: str, tmp_path: Any) -> Policy:
+    path = tmp_path / "c.yml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, {}, {}).approval
+
+
+def test_nothing_is_approved_unless_somebody_says_so(tmp_path: Any) -> None:
+    assert policy("", tmp_path) == Policy(enabled=False, dry_run=True, rules=())
+
+
+def test_the_rules_as_they_are_written(tmp_path: Any) -> None:
+    text = """
+approval:
+  enabled: true
+  dry_run: false
+  rules:
+    - {match: {event_source: User}, action: approve, name: users}
+    - match: {event_type: Freeze, duration: {min: 0, max: 8}}
+      approve_after: 60s
+      approve_when: {command: [/bin/true], timeout: 5s}
+      for_all_resources: leader
+    - {action: leave}
+"""
+    found = policy(text, tmp_path)
+    assert found.approving == ("users", "rules[1]")
+    assert found.rules[1].approve_when == Guard(("/bin/true",), Duration("5s"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("{action: leave, approve_after: 5s}", "action: leave has no use for"),
+        ("{action: perhaps}", "expected one of approve, leave"),
+        ("{approve_when: {command: []}}", "expected a program"),
+        ("{match: {scope: unknown}}", "expected one of self, peer"),
+        ("{match: {resource: '('}}", "expected a regular expression"),
+        ("{for_all_resources: everybody}", "expected one of leader, each"),
+        ("{approve: true}", "unknown field"),
+        (f"{{name: {OPERATOR}}}", "approved by hand"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_named(rule: str, said: str, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"c\.yml:4.*approval\.rules\[0\]") as found:
+        policy(f"approval:\n  enabled: true\n  rules:\n    - {rule}\n", tmp_path)
+    assert said in str(found.value)
+
+
+def test_two_rules_of_one_name_are_a_mistake(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="two have the same name"):
+        policy("approval:\n  rules:\n    - {name: a}\n    - {name: a}\n", tmp_path)
