@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+# several tests at a time: they wait more than they work
+PARALLEL ?= --numprocesses 4 --dist worksteal
 PINS   := $(if $(wildcard constraints.txt),--constraint constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -31,7 +33,7 @@ demo: $(VENV)/base
 
 test: $(VENV)/dev
 	@$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage run -m pytest $(PARALLEL) $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --include='src/notbefore/events/*' --fail-under=100
 	@$(BIN)/coverage report --fail-under=95

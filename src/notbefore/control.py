@@ -94,11 +94,11 @@ class ControlSocket:
                 connection.sendall(msgspec.json.encode(self._answer(connection)) + b"\n")
 
     def _answer(self, connection: socket.socket) -> Reply:
-        uid = peer_uid(connection)
+        line, uid = _line(connection), peer_uid(connection)
         if uid is not None and uid not in (0, os.geteuid()):
             return Reply(done=False, words="only root and the agent's own user may approve")
         try:
-            order = msgspec.json.decode(_line(connection), type=Order)
+            order = msgspec.json.decode(line, type=Order)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Reply(done=False, words=f"this is no order: {error}")
         try:

@@ -373,6 +373,8 @@ def asked_by(user: int, path: Path, order: dict[str, Any]) -> str:
                 connection.connect(str(path))
                 connection.sendall(json.dumps(order).encode() + b"\n")
                 os.write(writer, connection.recv(9999))
+        except OSError as error:
+            os.write(writer, str(error).encode())
         finally:
             os._exit(0)
     os.close(writer)

@@ -1,6 +1,7 @@
 """The installed command as a process, and what can be asked of it."""
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -31,11 +32,19 @@ def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
         time.sleep(0.02)
 
 
+# below the ports that the kernel gives to outgoing connections, and a range for each process that runs tests:
+# nobody else takes one between its choice and its use
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+_ports = itertools.cycle(range(15_000 + 1_500 * _WORKER, 15_000 + 1_500 * (_WORKER + 1)))
+_ports = itertools.islice(_ports, os.getpid() % 1_500, None)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
