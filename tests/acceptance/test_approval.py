@@ -5,8 +5,11 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -232,16 +235,58 @@ def test_a_refusal_is_final_and_other_failures_are_not(imds: Simulator, tmp_path
         assert agent.metric(APPROVALS % ("failed", "users")) == 1
 
 
-def test_nothing_is_approved_on_old_knowledge_or_unrecorded(imds: Simulator, tmp_path: Path) -> None:
-    rule = {**USERS, "approve_after": "1s"}
-    with agent_of(imds, tmp_path, rule) as agent:
+def test_nothing_is_approved_on_old_knowledge(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, {**USERS, "approve_after": "16s"}) as agent:
         agent.ready()
+        first_seen = time.monotonic()
         imds.set_document(listed())
         agent.told("announced")
-        (tmp_path / "state" / "notbefore.db").write_bytes(b"")  # not even this stops it from knowing what it sent
+        imds.fault("error", times=10_000)  # 15 s later what is known is old
+        while time.monotonic() - first_seen < 18:  # this is the silence itself
+            assert imds.start_requests == []
+            time.sleep(0.2)
+        imds.clear()
+        imds.set_document(listed())
         last(agent, "approved")
+
+
+def test_what_cannot_be_written_down_is_not_sent(imds: Simulator, tmp_path: Path) -> None:
+    config = configuration(tmp_path, USERS)
+    (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval") as agent:
+        agent.ready()
+        imds.set_document(listed())
+        eventually(lambda: "the state cannot be written" in agent.log and "waits" in agent.log)
         waited(imds)
-        assert len(imds.start_requests) == 1
+        assert imds.start_requests == []
+
+
+def test_a_request_without_an_answer_ends_at_not_before(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        imds.fault("start-freeze", 60, times=10)
+        imds.set_document(listed(NotBefore=format_datetime(datetime.now(UTC) + timedelta(seconds=4), usegmt=True)))
+        record = last(agent, "approval_failed")
+        assert record["reason"] == "no_answer"
+        assert record["detail"].startswith("NotBefore came first; ")
+        assert imds.start_requests
+
+
+def test_the_first_of_its_resources_speaks_for_all(imds: Simulator, tmp_path: Path) -> None:
+    rule = {**USERS, "for_all_resources": "leader"}
+    config = configuration(tmp_path, rule)
+    words = (config, "--allow-approval")
+    with (
+        RunningAgent(imds.endpoint_of(ME), tmp_path / "a", *words) as first,
+        RunningAgent(imds.endpoint_of(PEER), tmp_path / "b", *words) as second,
+    ):
+        first.ready()
+        second.ready()
+        event_id = imds.start("user-reboot", resources=(ME, PEER))
+        last(first, "approved")
+        eventually(lambda: "started" in second.kinds)
+        assert imds.start_requests == [event_id]
+        assert second.kinds == ["announced", "started"]
 
 
 def test_killed_while_the_command_runs_it_does_not_run_it_again(imds: Simulator, tmp_path: Path) -> None:

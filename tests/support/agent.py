@@ -35,8 +35,8 @@ def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
 # below the ports that the kernel gives to outgoing connections, and a range for each process that runs tests:
 # nobody else takes one between its choice and its use
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
-_ports = itertools.cycle(range(15_000 + 1_500 * _WORKER, 15_000 + 1_500 * (_WORKER + 1)))
-_ports = itertools.islice(_ports, os.getpid() % 1_500, None)
+_range = range(15_000 + 1_500 * _WORKER, 15_000 + 1_500 * (_WORKER + 1))
+_ports = itertools.islice(itertools.cycle(_range), os.getpid() % len(_range), None)
 
 
 def free_port() -> int:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from notbefore.events.change import Change
+from notbefore.events.change import Approval, Change
 from notbefore.events.delivery import Delivery, Routing, Terms, deliveries
 from notbefore.events.duration import Duration
 from notbefore.events.lifecycle import Tracked, diff
@@ -41,6 +42,12 @@ def test_an_id_is_the_same_on_every_vm_and_another_for_each_sink_and_step() -> N
     assert [one.delivery_id for one in here] == [one.delivery_id for one in there]
     started = made(change(both, both | STARTED))
     assert len({one.delivery_id for one in (*here, *started)}) == 4
+
+
+def test_a_sink_of_states_is_not_told_of_approvals() -> None:
+    approved = msgspec.structs.replace(change({}), kind="approved", approval=Approval("users", "rule"))
+    assert [one.sink for one in made(approved, approvals=False)] == ["hub"]
+    assert [one.fades for one in made(approved)] == [False, False]
 
 
 @pytest.mark.parametrize(
