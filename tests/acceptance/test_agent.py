@@ -93,6 +93,7 @@ def test_a_dead_imds_makes_the_agent_unready_but_not_unhealthy(tmp_path: Path) -
         assert b"IMDS has not answered yet" in reasons
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("hanging", [False, True])
 def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *, hanging: bool) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
@@ -304,6 +305,7 @@ def test_the_state_is_for_its_owner_alone(imds: Simulator, tmp_path: Path) -> No
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.alone
 def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
         agent.ready()

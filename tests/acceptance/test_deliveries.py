@@ -228,6 +228,7 @@ def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, peer:
     assert len(set(ids(peer))) == 20
 
 
+@pytest.mark.alone
 def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, place: Place) -> None:
     peer.default = Say(how="hang")
     config = place.write({"hook": webhook(peer.url, timeout="60s")})

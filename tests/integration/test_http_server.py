@@ -179,6 +179,7 @@ def drip(clients: list[socket.socket], stop: threading.Event) -> None:
                 client.send(b"x")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["idle", "dripping", "half-open", "mixed"])
 def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServer, kind: str) -> None:
     stop = threading.Event()
@@ -244,6 +245,7 @@ def test_at_the_limit_the_oldest_silent_client_makes_room(server: HttpServer, mo
             assert not clients[0].recv(1)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("connections", [0, 50])
 def test_it_stops_within_a_second(view: Shown, connections: int) -> None:
     server = HttpServer("127.0.0.1:0", make_app(view))

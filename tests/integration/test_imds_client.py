@@ -164,6 +164,7 @@ def say_nothing(connection: socket.socket, _: bytes) -> None:
     connection.recv(1)  # returns when the client has gone
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("talk", [drip, drip_headers, say_nothing])
 def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
     with serving(talk) as (endpoint, _):
@@ -174,6 +175,7 @@ def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
         assert time.monotonic() - begun < 3  # each read alone would have gone on for 5 s
 
 
+@pytest.mark.alone
 def test_a_request_under_way_can_be_cut_off() -> None:
     with serving(say_nothing) as (endpoint, seen):
         client = connect(endpoint)
