@@ -233,13 +233,13 @@ class Agent:
         if (config.server, config.state) != (self._config.server, self._config.state):
             log.warning("server and state are taken over at the next start")
         set_up(config.log.format, config.log.level)
+        self._approver.configure(self._switches(config))  # first of all: what is taken back is not done any more
         if (config.imds, config.vm) != (self._config.imds, self._config.vm):
             self._watcher.stop()
             self._watcher = watcher
             self._watcher.start()
         self._dispatcher.reconfigure(self._orders(config))  # first: a courier with the old orders knows no new sinks
         self._watch.routing = config.routing
-        self._approver.configure(self._switches(config))
         self._approver.start()
         self._config = config
         self._figures.config_reloads["success"] += 1

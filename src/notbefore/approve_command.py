@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
         return 1
-    reply = ask(directory, Order(options.event_id, approve=True))
+    reply = ask(directory, Order(options.event_id, shown.content))
     sys.stdout.write(reply.words + "\n")
     return 0 if reply.done else 1
 
@@ -45,15 +45,17 @@ def describe(event: dict[str, Any]) -> str:
         one_line(event["description"] or ""),
         MEANINGS.get(event["event_type"], ""),
         f"Expected interruption: {span(event['expected_duration_seconds'])}",
-        f"Approving lets Azure start it at once, for {_all_of(names)}.",
+        f"Approving lets Azure start it at once, for {_all_of(names, event['scope'])}.",
     ]
     return "\n".join(filter(None, lines)) + "\n"
 
 
-def _all_of(names: list[str]) -> str:
+def _all_of(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
-    return f"this VM: {names[0]}" if len(names) == 1 else f"all {len(names)} VMs: {', '.join(names)}"
+    if len(names) == 1:
+        return f"{'this' if scope == 'self' else 'ANOTHER'} VM: {names[0]}"
+    return f"all {len(names)} VMs: {', '.join(names)}" + ("" if scope == "self" else ", and this VM is none of them")
 
 
 def _confirmed() -> bool:

@@ -10,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.control import Order, Reply
-from notbefore.events.approval import OPERATOR, Attempt, Decision, Guard, judge
+from notbefore.events.approval import BY_RULE, OPERATOR, Attempt, Guard, Ran, content_of, judge
+from notbefore.events.change import Reason
 from notbefore.events.document import SCHEDULED
 from notbefore.events.lifecycle import Life
 from notbefore.imds.client import TIMEOUT, ImdsClient
@@ -76,99 +77,108 @@ class Approver:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._woken.clear()
             wait = LONGEST_LOOK
             try:
                 wait = self._look()
-            except Exception:  # whatever it is: the next look may fare better, and nothing was sent
+            except Exception:  # the next look may fare better
                 log.exception("approval: a look at what is listed failed")
             self._woken.wait(wait)
-            self._woken.clear()
 
     def _look(self) -> float:
         """Begin what is due; returns seconds until something else may be."""
         listed = self._watch.listed()
         left_over = [one for one in listed.attempts.values() if one.state != "done" and not self._is_busy(one)]
+        waits = [LOOK_AGAIN if left_over else LONGEST_LOOK]
         if self._watch.last_good is not None:
             for attempt in left_over:
                 self._resume(attempt, listed)
-        waits = [LOOK_AGAIN if left_over else LONGEST_LOOK]
         if not self._switches.missing:
-            listed = self._watch.listed()
             waits += [self._consider(life, listed) for life in listed.lives.values()]
         return min(waits)
 
     def _consider(self, life: Life, listed: Listed) -> float:
         """Begin what is due of one event; returns seconds until it may be more."""
-        decision = judge(self._switches.policy, life, listed.where.vm)
-        attempt = listed.attempts.get(life.event.key)
-        begun = attempt is not None and (attempt.state != "done" or attempt.settles(life, decision.rule))
+        key, dry_run = life.event.key, self._switches.mode == "dry_run"
+        decision = judge(self._switches.policy, life, listed.where.vm, flawed=key in listed.flawed)
+        step = f"{decision.step} dry run" if dry_run else decision.step
+        before = listed.attempts.get(key)
+        begun = before is not None and (before.state != "done" or before.settles(life, step))
         if begun or (decision.action == "leave" and decision.skipped is None):
             return LONGEST_LOOK
         wait = (decision.at - listed.where.now).total_seconds() if decision.at is not None else 0.0
         if wait > 0:
             return min(wait, LONGEST_LOOK)
-        if listed.fresh and life.unread_since is None:
-            self._decide(life, attempt, decision)
+        if listed.fresh and listed.life(key) is not None:
+            attempt = _next(before, life, decision.rule, step)
+            if decision.skipped is not None:
+                self._skip(attempt, before, decision.skipped, decision.why)
+            elif dry_run:
+                first = f", after {decision.guard.command[0]} had exited with 0" if decision.guard is not None else ""
+                self._skip(attempt, before, "dry_run", f"it would be approved now{first}")
+            else:
+                self._begin(attempt, before, decision.guard)
         return LOOK_AGAIN
-
-    def _decide(self, life: Life, before: Attempt | None, decision: Decision) -> None:
-        attempt = before.next(life, decision.rule) if before is not None else Attempt(life, decision.rule)
-        if decision.skipped is not None:
-            self._request(attempt).over("approval_skipped", decision.skipped, decision.why)
-        elif self._switches.mode == "dry_run":
-            first = f"after `{decision.guard.command[0]}` had exited with 0" if decision.guard is not None else ""
-            self._request(attempt).over("approval_skipped", "dry_run", f"it would be approved now {first}".rstrip())
-        else:
-            self._begin(attempt, decision.guard)
 
     def _resume(self, attempt: Attempt, listed: Listed) -> None:
         """Go on with what an agent before this one had begun, or what the disk held up."""
-        request = self._request(attempt)
         life = listed.lives.get(attempt.life.event.key)
         if life is None or life.event.event_status != SCHEDULED:
-            request.unsent(
-                "no_longer_scheduled", "the agent ended before it was approved, and now it is no longer Scheduled"
-            )
-        elif attempt.command == "running":
-            request.attempt = msgspec.structs.replace(attempt, command="failed")
-            request.unsent("interrupted", "the agent ended while the command ran, and it runs once")
+            words = "it is no longer Scheduled, and the agent ended meanwhile"
+            self._skip(attempt, attempt, "no_longer_scheduled", words)
         elif attempt.rule == OPERATOR:
-            request.unsent("interrupted", "the agent ended before IMDS had answered: ask again")
+            self._skip(attempt, attempt, "interrupted", "the agent ended meanwhile: ask again")
         else:
             decision = judge(self._switches.policy, life, listed.where.vm)
-            self._begin(attempt, decision.guard if decision.rule == attempt.rule else None)
+            guard = decision.guard if decision.step == attempt.step else None
+            ran = attempt.ran(guard) if guard is not None else None
+            if guard is not None and ran is not None and ran.state == "running":
+                words = "the agent ended while the command ran, and it runs once"
+                self._skip(attempt.having_run(guard, Ran("failed", words)), attempt, "interrupted", words)
+            else:
+                self._begin(attempt, attempt, guard)
 
-    def _request(self, attempt: Attempt) -> StartRequest:
-        return StartRequest(self._watch, lambda: self._switches, self._stop, attempt)
+    # ---- doing; ``before`` is what was known when it was decided: nothing is done where another was faster
 
     def _is_busy(self, attempt: Attempt) -> bool:
         with self._lock:
             return attempt.life.event.key in self._requests
 
-    def _begin(self, attempt: Attempt, guard: Guard | None, patience: float | None = None) -> StartRequest | None:
-        """Have it done in a thread; ``None`` where one is at it already, or there are too many."""
-        key, request = attempt.life.event.key, self._request(attempt)
-        thread = threading.Thread(
-            target=self._work, args=(request, guard, patience), name=f"approve {key[:8]}", daemon=True
-        )
+    def _is_current(self, key: str, before: Attempt | None) -> bool:
+        return key not in self._requests and self._watch.listed().attempts.get(key) is before
+
+    def _skip(self, attempt: Attempt, before: Attempt | None, reason: Reason, words: str) -> None:
         with self._lock:
-            if key in self._requests or len(self._requests) >= MAX_WORKERS or self._stop.is_set():
+            if self._is_current(attempt.life.event.key, before):
+                StartRequest(self._watch, lambda: self._switches, self._stop, attempt).unsent(reason, words)
+
+    def _begin(
+        self, attempt: Attempt, before: Attempt | None, guard: Guard | None, patience: float | None = None
+    ) -> StartRequest | None:
+        """Have it done in a thread; ``None`` where another is at it, or there are too many."""
+        key = attempt.life.event.key
+        request = StartRequest(self._watch, lambda: self._switches, self._stop, attempt, patience)
+        thread = threading.Thread(target=self._work, args=(request, guard), name=f"approve {key[:8]}", daemon=True)
+        with self._lock:
+            full = len(self._requests) >= MAX_WORKERS or self._stop.is_set()
+            if full or not self._is_current(key, before):
                 return None
-            self._requests[key] = (request, thread)
             thread.start()
+            self._requests[key] = (request, thread)
         return request
 
-    def _work(self, request: StartRequest, guard: Guard | None, patience: float | None) -> None:
+    def _work(self, request: StartRequest, guard: Guard | None) -> None:
         try:
             if guard is None or request.ask(guard):
-                request.send(patience)
+                request.send(guard)
         except Exception:  # a thread's last word; what was to be done stands in the store
             log.exception("approval of %s failed", request.event_id)
         finally:
             with self._lock:
                 del self._requests[request.attempt.life.event.key]
             request.done.set()
-            self._woken.set()
+            if request.attempt.state == "done":  # otherwise it has to wait: for the disk, say
+                self._woken.set()
 
     # ---- what people ask
 
@@ -177,8 +187,9 @@ class Approver:
         switches = self._switches
         if not (switches.policy.rules or switches.policy.enabled or switches.allowed):
             return None
-        decision = judge(switches.policy, life, vm)
-        attempt = self._watch.listed().attempts.get(life.event.key)
+        listed = self._watch.listed()
+        decision = judge(switches.policy, life, vm, flawed=life.event.key in listed.flawed)
+        attempt = listed.attempts.get(life.event.key)
         return PendingApproval(
             action=decision.action,
             rule=decision.rule,
@@ -186,35 +197,36 @@ class Approver:
             at=decision.at,
             mode=switches.mode,
             off=switches.missing,
-            state=attempt.state if attempt is not None else "",
+            state="" if attempt is None else attempt.outcome or attempt.state,
         )
 
     def carry_out(self, order: Order, user: str) -> Reply:
         """What came in through the agent's own socket."""
-        if order.approve:
-            return self._by_hand(order.event_id, user)
+        key = order.event_id.casefold()
+        life = self._watch.listed().lives.get(key)
+        if life is None:
+            return Reply(done=False, words=f"no event {order.event_id} is listed: see `notbefore events`")
+        if order.content:
+            return self._by_hand(life, order.content, user)
         events: list[dict[str, Any]] = msgspec.json.decode(self._watch.pending())["events"]
-        for event in events:
-            if event["event_id"].casefold() == order.event_id.casefold():
-                return Reply(done=True, event=event)
-        return Reply(done=False, words=f"no event {order.event_id} is listed: see `notbefore events`")
+        event = next((one for one in events if one["event_id"].casefold() == key), None)
+        return Reply(done=event is not None, event=event, content=content_of(life))
 
-    def _by_hand(self, event_id: str, user: str) -> Reply:
+    def _by_hand(self, life: Life, content: str, user: str) -> Reply:
         """Approve a listed event because somebody says so; returns when IMDS has answered."""
         switches = self._switches
         if switches.mode != "on":
             return Reply(done=False, words=f"nothing is sent: {switches.missing or 'approval.dry_run is true'}")
-        listed = self._watch.listed()
-        life = listed.lives.get(event_id.casefold())
-        if life is None:
-            return Reply(done=False, words=f"no event {event_id} is listed: see `notbefore events`")
-        before = listed.attempts.get(life.event.key)
-        attempt = before.next(life, OPERATOR, user) if before is not None else Attempt(life, OPERATOR, by=user)
-        request = self._begin(attempt, None, BY_HAND_SECONDS)
+        if content_of(life) != content:
+            return Reply(done=False, words="nothing was sent: it has changed since it was shown, look again")
+        before = self._watch.listed().attempts.get(life.event.key)
+        request = self._begin(_next(before, life, OPERATOR, by=user), before, None, BY_HAND_SECONDS)
         if request is None:
-            return Reply(done=False, words="a rule's approval of it is under way: see `notbefore events`")
-        request.done.wait(BY_HAND_SECONDS + TIMEOUT)
-        if request.outcome is None:
-            return Reply(done=False, words="it is not decided yet: see `notbefore history`")
-        kind, reason, words = request.outcome
-        return Reply(done=kind == "approved", words=f"{kind} ({reason})" + (f": {words}" if words else ""))
+            return Reply(done=False, words="an approval of it is under way, or too many are: see `notbefore events`")
+        request.done.wait(BY_HAND_SECONDS + LOOK_AGAIN + TIMEOUT)
+        outcome = request.attempt.outcome
+        return Reply(done=outcome.startswith("approved"), words=outcome or "it is not decided: see `notbefore history`")
+
+
+def _next(before: Attempt | None, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> Attempt:
+    return before.next(life, rule, step, by) if before is not None else Attempt(life, rule, step, by=by)

@@ -28,10 +28,10 @@ log = logging.getLogger("notbefore.control")
 
 
 class Order(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked for: to be shown an event, or to have it approved."""
+    """To be shown an event; with the ``content`` that was shown, to have it approved."""
 
     event_id: str
-    approve: bool = False
+    content: str = ""
 
 
 class Reply(Struct, frozen=True):
@@ -40,6 +40,7 @@ class Reply(Struct, frozen=True):
     done: bool
     words: str = ""
     event: dict[str, Any] | None = None  # as in /api/v1/events
+    content: str = ""  # what stands for it as it is shown
 
 
 class ControlSocket:
@@ -49,6 +50,7 @@ class ControlSocket:
         self.path = directory / NAME
         self._carry_out = carry_out
         self._socket: socket.socket | None = None
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +64,7 @@ class ControlSocket:
 
     def stop(self) -> None:
         """Listen no more."""
+        self._stopped.set()
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -72,7 +75,7 @@ class ControlSocket:
         self.path.unlink(
             missing_ok=True
         )  # of an agent that was killed; the directory's lock says that there is no other
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = _unix_socket()
         try:
             listener.bind(str(self.path))
             self.path.chmod(0o600)
@@ -84,11 +87,13 @@ class ControlSocket:
 
     def _serve(self) -> None:
         assert self._socket is not None  # noqa: S101 - start() made it
-        while True:
+        while not self._stopped.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._stopped.wait(1.0):  # out of descriptors, say
+                    log.warning("%s: %s", self.path, error)
+                continue
             with connection, suppress(OSError):
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(msgspec.json.encode(self._answer(connection)) + b"\n")
@@ -101,6 +106,8 @@ class ControlSocket:
             order = msgspec.json.decode(line, type=Order)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Reply(done=False, words=f"this is no order: {error}")
+        if _gone(connection):
+            return Reply(done=False, words="nobody waits for the answer any more: nothing is done")
         try:
             return self._carry_out(order, user_name(uid))
         except Exception as error:
@@ -111,12 +118,20 @@ class ControlSocket:
 def ask(directory: Path, order: Order) -> Reply:
     """Give an order to the agent of a state directory; raises ``NotBeforeError`` where none listens."""
     path = directory / NAME
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    try:
+        connection = _unix_socket()
+    except OSError as error:
+        raise NotBeforeError(str(error)) from None
+    with connection:
         connection.settimeout(ANSWER_SECONDS)
         try:
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(order) + b"\n")
             return msgspec.json.decode(_line(connection), type=Reply)
+        except TimeoutError:
+            raise NotBeforeError(
+                f"{path}: no answer after {ANSWER_SECONDS:g} s; `notbefore history` will tell whether it was approved"
+            ) from None
         except PermissionError:
             raise NotBeforeError(f"{path}: only root and the agent's own user may approve") from None
         except (OSError, msgspec.MsgspecError) as error:
@@ -124,6 +139,26 @@ def ask(directory: Path, order: Order) -> Reply:
                 f"no agent takes approvals at {path} ({error}): is it running, with --allow-approval, and is this its"
                 " state directory (--state-dir)?"
             ) from None
+
+
+def _unix_socket() -> socket.socket:
+    family = getattr(socket, "AF_UNIX", None)
+    if family is None:
+        raise OSError("there are no Unix sockets on this system, and nothing else can approve by hand")
+    return socket.socket(family, socket.SOCK_STREAM)
+
+
+def _gone(connection: socket.socket) -> bool:
+    """Whoever asked has hung up."""
+    connection.settimeout(0)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(READ_SECONDS)
 
 
 def peer_uid(connection: socket.socket) -> int | None:

@@ -2,7 +2,7 @@
 
 import http.client
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -111,15 +111,21 @@ def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: boo
         return (
             change["time"],
             str(get("change")),
-            str(get("outcome", "-")),
+            str(get("outcome") or _approval_cell(get) or "-"),
             str(get("type")),
             str(get("scope")),
             *spans,
             str(get("id")),
         )
 
+    # one kind of change in one column: how it ended, or why and by which rule
     head = ("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "EVENT ID")
     table(head, [row(change) for change in changes], out)
+
+
+def _approval_cell(get: Callable[[str], Any]) -> str:
+    rule, by = get("approval.rule"), get("approval.by")
+    return f"{get('reason')}, {rule}" + (f" {by}" if by != "rule" else "") if rule else ""
 
 
 def _json(items: Iterable[object], out: TextIO) -> None:

@@ -1,7 +1,8 @@
 """``StartRequest``: the approval of one event, from its command to the answer of IMDS, in a thread of its own.
 
-What is about to be done is on the disk before it is done. Before each request the event is looked at again: it must be
-listed as Scheduled by a fresh document, NotBefore must lie ahead, and the rules must still say so.
+What is about to be done is on the disk before it is done. Before its command, and again right before each request, the
+event is looked at: listed as Scheduled by a fresh answer, what it was when it was decided on, NotBefore ahead, and the
+switches and rules still say so.
 """
 
 import logging
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.errors import ImdsError, SendError
-from notbefore.events.approval import OPERATOR, Attempt, Guard, Policy, judge
+from notbefore.events.approval import OPERATOR, Attempt, Guard, Policy, Ran, content_of, judge
 from notbefore.events.change import ApprovalKind, Reason
 from notbefore.events.document import SCHEDULED
 from notbefore.events.lifecycle import Life
@@ -22,8 +23,17 @@ from notbefore.events.record import json_line, record
 from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.watch import Listed, Watch
 
-PAUSES: Final = (1.0, 2.0, 4.0, 8.0)  # seconds after a request that got no usable answer; then the last one
+PAUSES: Final = (
+    1.0,
+    2.0,
+    4.0,
+    8.0,
+    16.0,
+    32.0,
+    60.0,
+)  # seconds after each request without a usable answer; then the last
 LISTEN: Final = 0.5  # seconds between looks whether IMDS is heard again
+LOUD: Final = 4  # failures of which each is logged; later ones now and then
 PREVIEW_VERSION: Final = "2017-03-01"  # wants the DocumentIncarnation as well
 
 log = logging.getLogger("notbefore.approval")
@@ -60,15 +70,25 @@ class Objection(Struct, frozen=True):
 
 
 class StartRequest:
-    """``switches`` says what holds at the time of asking; ``stop`` cuts all of it off."""
+    """``switches`` says what holds at the time of asking; ``stop`` cuts all of it off.
 
-    def __init__(self, watch: Watch, switches: Callable[[], Switches], stop: threading.Event, attempt: Attempt) -> None:
+    ``patience``: seconds after which it is over whatever happens; without it, at NotBefore.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        switches: Callable[[], Switches],
+        stop: threading.Event,
+        attempt: Attempt,
+        patience: float | None = None,
+    ) -> None:
         self.attempt = attempt
         self.done = threading.Event()  # nothing more will come of it
-        self.outcome: tuple[ApprovalKind, Reason, str] | None = None  # how it ended
         self._watch = watch
         self._switches = switches
         self._stop = stop
+        self._deadline = None if patience is None else time.monotonic() + patience
         self._client: ImdsClient | None = None
 
     @property
@@ -86,22 +106,22 @@ class StartRequest:
 
     def ask(self, guard: Guard) -> bool:
         """Run the command, once an event; False where that settles it, or nothing can be written down."""
-        if self.attempt.command == "ready":
+        ran = self.attempt.ran(guard)
+        if ran is not None and ran.state == "ready":
             return True
-        if self.attempt.command == "failed":  # for this event, when its content was another: that is told already
-            self._note(state="done")
+        if ran is not None:  # for this event, when its content was another: that is told already
+            self._watch.note(self.attempt.ended(f"approval_skipped (not_ready): {ran.said}"))
             return False
-        if not self._note(command="running"):
+        if self._approvable("") is None or not self._begin(self.attempt.having_run(guard, Ran("running"))):
             return False
         log.info("approval of %s: running %s", self.event_id, guard.command[0])
         ready, words = self._run(guard)
         if self._stop.is_set():  # it was cut off: the next agent says so
             return False
-        if ready:
-            return self._note(command="ready", said=words)
-        self.attempt = msgspec.structs.replace(self.attempt, command="failed", said=words)
-        self.over("approval_skipped", "not_ready", words)
-        return False
+        self.attempt = self.attempt.having_run(guard, Ran("ready" if ready else "failed", words))
+        if not ready:
+            self.over("approval_skipped", "not_ready", words)
+        return ready and self._watch.note(self.attempt)
 
     def _run(self, guard: Guard) -> tuple[bool, str]:
         from notbefore.delivery.sinks.command import ending, run, variables  # noqa: PLC0415 - imports subprocess
@@ -112,21 +132,25 @@ class StartRequest:
         environment = variables(values, {"RULE": self.attempt.rule, "VM": where.vm or ""})
         try:
             code, said = run(guard.command, json_line(values), environment, guard.timeout.seconds, self._stop.is_set)
-        except SendError as error:
+        except (SendError, OSError) as error:
             return False, str(error)
         return code == 0, ending(code, said)
 
     # ---- the request
 
-    def send(self, patience: float | None = None) -> None:
-        """Send until IMDS has answered, or nothing helps any more, or ``patience`` (seconds) is over."""
-        error, begun = "", time.monotonic()
+    def send(self, guard: Guard | None = None) -> None:
+        """Send until IMDS has answered, or nothing helps any more."""
+        error = ""
         while (life := self._approvable(error)) is not None:
-            if patience is not None and time.monotonic() - begun >= patience:
-                self.over("approval_failed", "no_answer", error)
+            before = self.attempt
+            counted = msgspec.structs.replace(before, life=life, state="sending", requests=before.requests + 1)
+            if not self._begin(counted):
                 return
-            if not self._note(life=life, state="sending", requests=self.attempt.requests + 1):
-                return
+            listed = self._watch.listed()  # to write it down may have taken a while
+            if not listed.fresh or self._objection(listed) is not None:
+                self.attempt = before
+                self._watch.note(before)
+                continue
             try:
                 self._post(life)
             except ImdsError as refusal:
@@ -136,8 +160,9 @@ class StartRequest:
                 error = str(refusal)
                 self._pause(refusal)
                 continue
-            self.attempt = msgspec.structs.replace(self.attempt, approved=life.event.digest())
-            self.over("approved", "accepted", self.attempt.said)
+            self.attempt = msgspec.structs.replace(self.attempt, approved=content_of(life))
+            ran = self.attempt.ran(guard) if guard is not None else None
+            self.over("approved", "accepted", ran.said if ran is not None else "")
             return
 
     def _approvable(self, error: str) -> Life | None:
@@ -148,29 +173,39 @@ class StartRequest:
             if objection is not None:
                 self.unsent(objection.reason, f"{objection.words}; {error}" if error else objection.words)
                 return None
-            life = listed.lives[self.attempt.life.event.key]
-            if listed.fresh and life.unread_since is None:
+            life = listed.life(self.attempt.life.event.key)
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self.over("approval_failed", "no_answer", error or "IMDS is not heard: nothing was sent")
+                return None
+            if listed.fresh and life is not None:
                 return life
             self._stop.wait(LISTEN)
         return None
 
     def _objection(self, listed: Listed) -> Objection | None:
-        life = listed.lives.get(self.attempt.life.event.key)
-        switches = self._switches()
-        if life is None or life.event.event_status != SCHEDULED:
-            return Objection(
-                "no_longer_scheduled", "it is gone" if life is None else f"it is {life.event.event_status}"
-            )
+        life, switches = listed.lives.get(self.attempt.life.event.key), self._switches()
+        if life is None:
+            return Objection("no_longer_scheduled", "it is gone")
+        if life.event.event_status != SCHEDULED:
+            return Objection("no_longer_scheduled", f"it is {life.event.event_status}")
         if life.not_before is not None and listed.where.now >= life.not_before:
             return Objection("too_late", "NotBefore came first")
         if switches.mode != "on":
             return Objection("switched_off", switches.missing or "approval.dry_run is true")
+        words = self._changed(life, switches.policy, listed)
+        return Objection("changed", words) if words else None
+
+    def _changed(self, life: Life, policy: Policy, listed: Listed) -> str:
+        """What is not any more as it was decided on, in words."""
+        flawed = life.event.key in listed.flawed
+        if content_of(life) != content_of(self.attempt.life):
+            return "the event is another one now"
         if self.attempt.rule == OPERATOR:
-            return None
-        decision = judge(switches.policy, life, listed.where.vm)
-        if decision.action != "approve" or decision.rule != self.attempt.rule:
-            return Objection("changed", f"now {decision.action}: {decision.why}")
-        return None
+            return "a part of it could not be read" if flawed else ""
+        decision = judge(policy, life, listed.where.vm, flawed=flawed)
+        if decision.action != "approve" or decision.step != self.attempt.step:
+            return f"the rules say {decision.action} now: {decision.why}"
+        return "it is another VM's turn now" if decision.at is not None and listed.where.now < decision.at else ""
 
     def _post(self, life: Life) -> None:
         """One start request; raises ``ImdsError`` for everything but 200."""
@@ -178,38 +213,47 @@ class StartRequest:
         body: dict[str, object] = {"StartRequests": [{"EventId": life.event.event_id}]}
         if switches.api_version == PREVIEW_VERSION:
             body["DocumentIncarnation"] = where.incarnation
-        left = TIMEOUT if life.not_before is None else (life.not_before - where.now).total_seconds()
+        left = [TIMEOUT]
+        if life.not_before is not None:
+            left.append((life.not_before - where.now).total_seconds())
+        if self._deadline is not None:
+            left.append(self._deadline - time.monotonic())
         client = self._client = ImdsClient(switches.endpoint)
         try:
-            if not self._stop.is_set():  # `stop` is set before `abort` looks for the client
-                path = f"/metadata/scheduledevents?api-version={switches.api_version}"
-                client.post(path, msgspec.json.encode(body), timeout=max(1.0, min(TIMEOUT, left)))
+            if self._stop.is_set():  # it is set before `abort` looks for the client
+                raise ImdsError("reset", "the agent stops")
+            path = f"/metadata/scheduledevents?api-version={switches.api_version}"
+            client.post(path, msgspec.json.encode(body), timeout=max(1.0, min(left)))
         finally:
             self._client = None
             client.close()
 
     def _pause(self, refusal: ImdsError) -> None:
-        pause = PAUSES[min(self.attempt.requests, len(PAUSES)) - 1]
+        count = self.attempt.requests
+        pause = PAUSES[min(count, len(PAUSES)) - 1]
         if refusal.retry_after is not None:
             pause = min(max(refusal.retry_after, PAUSES[0]), PAUSES[-1])
-        if not self._stop.is_set():
+        if not self._stop.is_set() and (count <= LOUD or count % 60 == 0):
             log.warning("approval of %s: %s; again in %g s", self.event_id, refusal, pause)
+        if self._deadline is not None:
+            pause = min(pause, max(0.0, self._deadline - time.monotonic()))
         self._stop.wait(pause)
 
     # ---- what is written down
 
-    def _note(self, **facts: Any) -> bool:
-        """Write down how far it is; False, and as it was before, where it cannot be written."""
-        before, self.attempt = self.attempt, msgspec.structs.replace(self.attempt, **facts)
-        if self._watch.note(self.attempt):
+    def _begin(self, attempt: Attempt) -> bool:
+        """Write down what is about to be done; False where that cannot be: then it is not done."""
+        before, self.attempt = self.attempt, attempt
+        if self._watch.note(attempt):
             return True
-        log.error("approval of %s waits: the state cannot be written", self.event_id)
         self.attempt = before
-        self._watch.note(before)
+        self._watch.note(before)  # in memory, until the disk can take it
+        if before.rule == OPERATOR:  # somebody waits for an answer
+            self.over("approval_skipped", "state_not_written", "the state cannot be written, so nothing was sent")
         return False
 
     def unsent(self, reason: Reason, words: str) -> None:
-        """It is over without an approval: skipped, or failed where IMDS was asked and gave no usable answer."""
+        """It is over without an answer: skipped, or failed where IMDS was asked."""
         if self.attempt.requests:
             self.over("approval_failed", "no_answer", words)
         else:
@@ -218,22 +262,13 @@ class StartRequest:
     def over(self, kind: ApprovalKind, reason: Reason, words: str) -> None:
         """Record how it ended."""
         change = self.attempt.change(kind, reason, words, self._watch.listed().where)
-        self.attempt = msgspec.structs.replace(self.attempt, state="done", told=self.attempt.told + 1)
+        outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
+        self.attempt = self.attempt.ended(outcome)
         self._watch.note(self.attempt, change)
-        self.outcome = (kind, reason, words)
-        event = self.attempt.life.event
-        log.warning(
-            "%s %s: %s (%s, %s)%s",
-            event.event_type,
-            event.event_id,
-            kind,
-            reason,
-            self.attempt.rule,
-            words and f": {words}",
-        )
+        log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, self.attempt.rule, outcome)
 
 
-_UNDECIDED: Final = frozenset(
+_UNDECIDED: Final[frozenset[Any]] = frozenset(
     {
         "body",
         "event.name",

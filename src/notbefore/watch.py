@@ -58,6 +58,7 @@ class Watch:
         self.pulse = Pulse()
         self._api_version = ""
         self.last_good: float | None = None  # monotonic seconds
+        self._elsewhere = False  # what is known was said by another endpoint than the one that is asked now
         self._store = store
         self._tell = tell
         self._boot_id = boot_id()
@@ -128,6 +129,7 @@ class Watch:
             self._commit([])
         # last: who is told that the agent is ready may count on it that what was seen is written down
         self.last_good, self.figures.last_successful_poll = time.monotonic(), now.timestamp()
+        self._elsewhere = False
 
     def _moment(self, now: datetime, lag: float) -> Moment:
         memory = self._memory
@@ -193,6 +195,7 @@ class Watch:
     def use_api_version(self, api_version: str) -> None:
         """From now on documents are of this version."""
         self._api_version = self.figures.api_version = api_version
+        self._elsewhere = True
 
     def set_vm(self, vm: Vm | None, name: str | None) -> None:
         """Take in who this VM is: IMDS's word, and a name of the configuration that overrides it."""
@@ -238,14 +241,22 @@ class Watch:
     def listed(self) -> "Listed":
         """What is known now, and how far its approvals are."""
         with self._lock:
-            memory = self._memory
-            age = None if self.last_good is None else time.monotonic() - self.last_good
+            memory, now = self._memory, now_utc()
+            flaws = self._document.flaws if self._document is not None else ()
             return Listed(
                 lives=memory.tracked.events,
-                attempts=dict(memory.approvals),
-                where=Where(now_utc(), self._vm_name, memory.tracked.incarnation or 0),
-                fresh=age is not None and age <= WATCHED,
+                attempts=memory.approvals,
+                where=Where(now, self._vm_name, memory.tracked.incarnation or 0),
+                fresh=self._is_fresh(now),
+                flawed=frozenset(flaw.event_id.casefold() for flaw in flaws if flaw.event_id is not None),
             )
+
+    def _is_fresh(self, now: datetime) -> bool:
+        last = self.figures.last_successful_poll
+        if self.last_good is None or last is None or self._elsewhere or self._trouble is not None:
+            return False
+        # either clock may have stood still over a freeze: the one that moved more is right
+        return max(time.monotonic() - self.last_good, now.timestamp() - last) <= WATCHED
 
     def note(self, attempt: Attempt, change: Change | None = None) -> bool:
         """Write down how far an approval is, and the record of it; returns whether it is on the disk.
@@ -256,7 +267,7 @@ class Watch:
             memory, key = self._memory, attempt.life.event.key
             memory.approvals = {**memory.approvals, key: attempt}
             if attempt.state == "done" and key not in memory.tracked.events:
-                del memory.approvals[key]
+                memory.approvals.pop(key)
             told = [self._told(change)] if change is not None else []
             if change is not None:
                 memory.totals.add(change)
@@ -330,6 +341,12 @@ class Listed(Struct, frozen=True):
     attempts: dict[str, Attempt]
     where: Where
     fresh: bool  # IMDS has just said so: nothing is approved on old knowledge
+    flawed: frozenset[str]  # events of which a part could not be read, by their keys
+
+    def life(self, key: str) -> Life | None:
+        """A listed event that was read at the last look, if there is one."""
+        life = self.lives.get(key)
+        return life if life is not None and life.unread_since is None else None
 
 
 class PendingApproval(Struct, frozen=True):
@@ -341,7 +358,7 @@ class PendingApproval(Struct, frozen=True):
     at: datetime | None  # not before
     mode: str  # on, dry_run, off
     off: str  # which key is missing, in words
-    state: str  # how far it is: checking, sending, done; empty where nothing was begun
+    state: str  # how far it is: checking, sending, or how it ended; empty where nothing was begun
 
 
 class PendingEvent(Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from notbefore.control import Order, ask
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ID, ME, PEER, body, item
@@ -130,7 +131,7 @@ def test_on_a_shared_host_it_is_asked_for_once_though_it_does_not_start(imds: Si
         assert imds.start_requests == [event_id]
         assert again.records == []
         (event,) = again.json("/api/v1/events")["events"]
-        assert (event["approval"]["state"], event["approval"]["mode"]) == ("done", "on")
+        assert (event["approval"]["state"], event["approval"]["mode"]) == ("approved (accepted)", "on")
 
 
 def test_what_no_rule_names_is_left_alone_and_shown_why(imds: Simulator, tmp_path: Path) -> None:
@@ -256,9 +257,11 @@ def test_what_cannot_be_written_down_is_not_sent(imds: Simulator, tmp_path: Path
     with RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval") as agent:
         agent.ready()
         imds.set_document(listed())
-        eventually(lambda: "the state cannot be written" in agent.log and "waits" in agent.log)
+        agent.told("announced")
+        lines = agent.log.count("\n")
         waited(imds)
         assert imds.start_requests == []
+        assert agent.log.count("\n") - lines < 10  # waiting is quiet
 
 
 def test_a_request_without_an_answer_ends_at_not_before(imds: Simulator, tmp_path: Path) -> None:
@@ -350,6 +353,48 @@ def test_rules_that_are_taken_back_hold_at_once(imds: Simulator, tmp_path: Path)
         assert imds.start_requests == []
 
 
+def test_a_rule_that_is_another_one_now_does_not_approve_what_the_old_one_began(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    rule = {**USERS, "approve_when": {"command": ["/bin/sleep", "1"]}}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        eventually(lambda: "running /bin/sleep" in agent.log)
+        configuration(tmp_path, {**rule, "approve_after": "1h"})
+        agent.process.send_signal(signal.SIGHUP)
+        record = last(agent, "approval_skipped")
+        assert record["reason"] == "changed"
+        assert imds.start_requests == []
+
+
+def test_what_was_a_rehearsal_is_approved_once_it_is_none(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, USERS, dry_run=True) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        assert last(agent, "approval_skipped")["reason"] == "dry_run"
+        configuration(tmp_path, USERS)
+        agent.process.send_signal(signal.SIGHUP)
+        last(agent, "approved")
+        assert imds.start_requests == [ID]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"Resources": [ME, None]}, {"NotBefore": "yesterday"}, {"DurationInSeconds": "five"}], ids=str
+)
+def test_what_cannot_be_read_in_full_is_not_approved(imds: Simulator, tmp_path: Path, fields: dict[str, Any]) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        imds.set_document(listed(**fields))
+        agent.told("announced")
+        waited(imds)
+        assert imds.start_requests == []
+        (event,) = agent.json("/api/v1/events")["events"]
+        assert event["approval"]["reason"] == "a part of it could not be read"
+        by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
+        assert "could not be read" in by_hand.stdout
+
+
 def test_the_preview_version_is_told_the_incarnation(imds: Simulator, tmp_path: Path) -> None:
     config = configuration(tmp_path, {"match": {"event_type": "Freeze"}, "for_all_resources": "each"})
     old = Path(config)
@@ -400,7 +445,7 @@ def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> N
         tmp_path.chmod(0o755)
         imds.set_document(listed())
         agent.told("announced")
-        assert "only root and the agent's own user" in asked_by(65534, path, {"event_id": ID, "approve": True})
+        assert "only root and the agent's own user" in asked_by(65534, path, {"event_id": ID, "content": "x"})
         assert imds.start_requests == []
 
 
@@ -426,6 +471,36 @@ def asked_by(user: int, path: Path, order: dict[str, Any]) -> str:
     os.waitpid(child, 0)
     with os.fdopen(reader) as answer:
         return answer.read()
+
+
+def test_what_has_changed_since_it_was_shown_is_not_approved(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        agent.told("announced")
+        shown = ask(agent.state, Order(ID))
+        imds.set_document(listed(3, EventType="Redeploy", Resources=[ME, PEER]))
+        agent.told("announced", "updated")
+        assert "changed since it was shown" in ask(agent.state, Order(ID, shown.content)).words
+        assert imds.start_requests == []
+
+
+def test_the_command_of_a_rule_runs_once_whatever_is_done_by_hand_meanwhile(imds: Simulator, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    rule = {**USERS, "approve_when": {"command": ["/bin/sh", "-c", f"echo run >> {runs}; exit $(wc -l < {runs})"]}}
+    with agent_of(imds, tmp_path, rule) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        assert last(agent, "approval_skipped")["reason"] == "not_ready"
+        imds.fault("start-status", 400)
+        by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
+        assert "approval_failed (refused)" in by_hand.stdout
+        waited(imds)
+        assert runs.read_text(encoding="utf-8") == "run\n"
+        assert imds.start_requests == []
+        table = notbefore("history", "--state-dir", str(agent.state)).stdout
+        assert "not_ready, users" in table
+        assert "refused, operator root" in table
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from notbefore.config import load
 from notbefore.errors import ConfigError
-from notbefore.events.approval import OPERATOR, Attempt, Guard, Policy, Rule, Where, Who, judge
+from notbefore.events.approval import (
+    OPERATOR,
+    Attempt,
+    Guard,
+    Policy,
+    Ran,
+    Rule,
+    Where,
+    Who,
+    content_of,
+    judge,
+)
 from notbefore.events.change import ApprovalKind, Reason
 from notbefore.events.duration import Duration
 from notbefore.events.figures import Figures
@@ -155,7 +166,7 @@ def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
         and long_enough
         and (
             rule.match.resource is None
-            or any(
+            or (any if rule.action == "leave" else all)(
                 name.startswith("West") if rule.match.resource == "West.*" else name == "other"
                 for name in one["Resources"]
             )
@@ -185,18 +196,55 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 # ---- attempts, records, counts
 
 
-def test_an_attempt_settles_its_content_under_its_rule_alone() -> None:
+def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = life(), life(DurationInSeconds=6)
-    done = Attempt(one, "a", "done", command="failed", said="no", told=2)
-    assert done.settles(one, "a")
-    assert not done.settles(one, "b")
-    assert not done.settles(moved, "a")
-    assert not msgspec.structs.replace(done, state="sending").settles(one, "a")
-    approved = msgspec.structs.replace(done, approved=one.event.digest())
-    assert approved.settles(one, "b")
-    again, other = done.next(moved, "a"), done.next(moved, "b")
-    assert (again.command, again.said, again.told, again.state) == ("failed", "no", 2, "checking")
-    assert (other.command, other.said) == ("", "")
+    guard, other = Guard(("drained", "a")), Guard(("drained",))
+    done = Attempt(one, "a", "step").having_run(guard, Ran("failed", "no")).ended("approval_skipped (not_ready): no")
+    assert (done.state, done.told, done.settles(one, "step"), done.settles(one, "another")) == ("done", 1, True, False)
+    again = done.next(moved, "b", "another")
+    assert (again.state, again.told, again.rule, again.settles(one, "step")) == ("checking", 1, "b", True)
+    assert again.ran(guard) == Ran("failed", "no")  # whichever rule asks
+    assert again.ran(other) is None
+    approved = msgspec.structs.replace(done, approved=content_of(one))
+    assert approved.settles(one, "another")
+    assert not approved.settles(moved, "another")
+    back = done.next(msgspec.structs.replace(one, first_seen=at(500)), "a", "step")
+    assert (back.ran(guard), back.settled, back.told) == (None, (), 1)  # it was gone meanwhile: another event
+    assert Attempt(one, OPERATOR).ended("approved").settled == ()
+
+
+def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
+    def step(rule: Rule, one: Life) -> str:
+        return judge(Policy(rules=(rule,)), one, ME).step
+
+    known = {
+        step(Rule(), life()),
+        step(Rule(approve_after=Duration("1s")), life()),
+        step(Rule(approve_when=Guard(("drained",))), life()),
+        step(Rule(name="a"), life()),
+        step(Rule(), life(DurationInSeconds=6)),
+        step(Rule(), msgspec.structs.replace(life(), first_seen=at(1))),
+    }
+    assert len(known) == 6
+    assert step(Rule(), life(Resources=[ME.upper()])) in known
+
+
+def test_what_could_not_be_read_is_left_alone() -> None:
+    assert judge(Policy(rules=(Rule(),)), life(), ME, flawed=True).action == "leave"
+
+
+def test_a_pattern_for_approval_is_for_all_resources_and_one_to_leave_alone_is_enough() -> None:
+    both = life(Resources=[ME, PEER])
+    mine = Who(resource=ME)
+    assert judge(Policy(rules=(Rule(mine, for_all_resources="each"),)), both, ME).action == "leave"
+    assert judge(Policy(rules=(Rule(Who(resource="West.*"), for_all_resources="each"),)), both, ME).action == "approve"
+    rules = (Rule(mine, action="leave", name="not here"), Rule(for_all_resources="each"))
+    assert judge(Policy(rules=rules), both, ME).rule == "not here"
+
+
+def test_who_comes_next_leaves_the_leader_time_for_its_command() -> None:
+    guarded = Rule(for_all_resources="leader", approve_when=Guard(("drained",), Duration("40s")))
+    assert judge(Policy(rules=(guarded,)), life(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
 
 
 def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, told: int = 0) -> Any:
@@ -278,6 +326,8 @@ approval:
         ("{match: {resource: '('}}", "expected a regular expression"),
         ("{for_all_resources: everybody}", "expected one of leader, each"),
         ("{approve: true}", "unknown field"),
+        ("{approve_after: 31d}", "at most 30d"),
+        ("{approve_when: {command: [a], timeout: 0s}}", "expected 100ms to 1h"),
         (f"{{name: {OPERATOR}}}", "approved by hand"),
     ],
 )

@@ -35,7 +35,7 @@ _VERBS: Final = {
     "ended": "ended, how is not known",
     "reminder": "is near",
     "approved": "approved: it may start at once",
-    "approval_failed": "not approved, though it was to be",
+    "approval_failed": "asked to be approved, without success",
     "approval_skipped": "left alone, though a rule would approve it",
 }
 

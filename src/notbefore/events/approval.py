@@ -4,9 +4,12 @@ Approving lets Azure start an event at once, for all VMs in its ``Resources``. S
 alone, no rule means no, and what is not known (who this VM is, how long it will take) never counts as a match.
 """
 
+import hashlib
+import re
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from notbefore.events.change import Approval, ApprovalKind, Change, Reason, change_id
@@ -17,6 +20,9 @@ from notbefore.events.routing import RANK_DELAY, EventMatch
 
 OPERATOR: Final = "operator"  # stands for the rule where somebody approves by hand
 BY_RULE: Final = "rule"
+MAX_SETTLED: Final = 100  # steps of one event
+LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
+LONGEST_COMMAND: Final = 3600.0  # seconds
 
 
 class Who(EventMatch, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +40,8 @@ class Guard(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
             raise ValueError("command: expected a program and its arguments, such as [/usr/local/bin/drained]")
+        if not 0.1 <= self.timeout.seconds <= LONGEST_COMMAND:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("timeout: expected 100ms to 1h")
 
 
 class Rule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +57,8 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.action == "leave" and (self.approve_after.seconds or self.approve_when or self.for_all_resources):
             raise ValueError("action: leave has no use for approve_after, approve_when and for_all_resources")
+        if self.approve_after.seconds > LONGEST_WAIT:
+            raise ValueError("approve_after: expected at most 30d")
         if self.name == OPERATOR:
             raise ValueError(f"name: {OPERATOR!r} stands for what is approved by hand")
 
@@ -82,66 +92,113 @@ class Decision(Struct, frozen=True):
     action: Literal["approve", "leave"]
     why: str  # in words
     rule: str = ""  # the first that matched
+    step: str = ""  # what is decided once: this content of the event, under this rule as it is written
     at: datetime | None = None  # for ``approve``: not before
     guard: Guard | None = None
     skipped: Reason | None = None  # for ``leave``: the rule would approve, and this stands against it
-    leads: bool = True  # no other VM is to speak first
 
 
-def judge(policy: Policy, life: Life, vm: str | None) -> Decision:
-    """What the rules say of an event as it is known, on the VM named ``vm``; no switch and no clock is looked at."""
+def content_of(life: Life) -> str:
+    """What stands for an event as it is: all that Azure can change, and that it has been listed ever since."""
+    return f"{life.event.digest()} {life.first_seen.isoformat()}"
+
+
+def judge(policy: Policy, life: Life, vm: str | None, *, flawed: bool = False) -> Decision:
+    """What the rules say of an event as it is known, on the VM named ``vm``; no switch and no clock is looked at.
+
+    ``flawed``: a part of the event could not be read. What is not understood is not approved.
+    """
     if life.event.event_status != SCHEDULED:
         return Decision("leave", f"it is {life.event.event_status}: only what is Scheduled can be approved")
+    if flawed:
+        return Decision("leave", "a part of it could not be read")
     for name, rule in policy.named_rules:
-        if life.scope in rule.match.scope and rule.match.holds(life.event, life.notice):
+        if _matches(rule, life):
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
-            return _approve(name, rule, life, vm)
+            decision = _approve(rule, life, vm)
+            return msgspec.structs.replace(decision, rule=name, step=_step(name, rule, life))
     return Decision("leave", "no rule matches")
 
 
-def _approve(name: str, rule: Rule, life: Life, vm: str | None) -> Decision:
+def _matches(rule: Rule, life: Life) -> bool:
+    if life.scope not in rule.match.scope or not rule.match.holds(life.event, life.notice):
+        return False
+    # an approval stands for all of the resources; that one of them is to be left alone is enough to leave it alone
+    pattern = rule.match.resource if rule.action == "approve" else None
+    return pattern is None or all(re.fullmatch(pattern, name) for name in life.event.resources)
+
+
+def _step(name: str, rule: Rule, life: Life) -> str:
+    written = msgspec.json.encode(rule, enc_hook=str)
+    return f"{content_of(life)} {name} {hashlib.sha256(written).hexdigest()[:16]}"
+
+
+def _approve(rule: Rule, life: Life, vm: str | None) -> Decision:
     names = list(dict.fromkeys(resource.casefold() for resource in life.event.resources))
     rank = 0
     if len(names) > 1:
         if rule.for_all_resources is None:
             why = f"it stands for {len(names)} VMs, and the rule does not say for_all_resources"
-            return Decision("leave", why, name, skipped="several_resources")
+            return Decision("leave", why, skipped="several_resources")
         if rule.for_all_resources == "leader":
             if vm is None or vm.casefold() not in names:
-                return Decision("leave", "one of its resources speaks for all of them", name)
+                return Decision("leave", "one of its resources speaks for all of them")
             rank = names.index(vm.casefold())
-    at = life.first_seen + timedelta(seconds=rule.approve_after.seconds + rank * RANK_DELAY)
+    turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
+    at = life.first_seen + timedelta(seconds=rule.approve_after.seconds + rank * turn)
     if life.not_before is not None and at >= life.not_before:
-        return Decision("leave", "NotBefore comes first", name, skipped="too_late" if rank == 0 else None)
-    return Decision("approve", "the rule says so", name, at=at, guard=rule.approve_when, leads=rank == 0)
+        return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
+    return Decision("approve", "the rule says so", at=at, guard=rule.approve_when)
+
+
+class Ran(Struct, frozen=True):
+    """What became of a command that says whether the machine is ready."""
+
+    state: Literal["running", "ready", "failed"]
+    said: str = ""
 
 
 class Attempt(Struct, frozen=True):
     """How far the approval of one event has come; kept in the store, so that nothing is done twice."""
 
-    life: Life  # as it was when it was decided
+    life: Life  # as it was decided on
     rule: str
+    step: str = ""  # of the decision; empty where somebody decided by hand
     state: Literal["checking", "sending", "done"] = "checking"
     by: str = BY_RULE
-    command: Literal["", "running", "ready", "failed"] = ""  # of `approve_when`: it runs once an event
-    said: str = ""  # by the command at last
     requests: int = 0  # start requests, counted before they are sent
+    outcome: str = ""  # how it ended, in words
+    settled: tuple[str, ...] = ()  # the steps that are over
     approved: str = ""  # the content that was approved
+    commands: dict[str, Ran] = {}  # each runs once an event, whichever rule asks
     told: int = 0  # records made of it
 
-    def settles(self, life: Life, rule: str) -> bool:
-        """All is done that this rule asks for this content of the event."""
-        digest = life.event.digest()
-        if self.approved == digest:
-            return True
-        return self.state == "done" and self.rule == rule and self.life.event.digest() == digest
+    def settles(self, life: Life, step: str) -> bool:
+        """All is done that is to be done for this step."""
+        return step in self.settled or self.approved == content_of(life)
 
-    def next(self, life: Life, rule: str, by: str = BY_RULE) -> "Attempt":
-        """Decided anew, for other content or under another rule; what the rule's command said holds on."""
-        same = rule == self.rule
-        command, said = (self.command, self.said) if same else ("", "")
-        return Attempt(life, rule, by=by, command=command, said=said, approved=self.approved, told=self.told)
+    def next(self, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> "Attempt":
+        """A decision anew; an event that was gone and came back is another one."""
+        begun = Attempt(life, rule, step, by=by, told=self.told)
+        if life.first_seen != self.life.first_seen:
+            return begun
+        return msgspec.structs.replace(
+            begun, settled=self.settled[-MAX_SETTLED:], approved=self.approved, commands=self.commands
+        )
+
+    def ran(self, guard: Guard) -> Ran | None:
+        """What became of a command for this event; ``None`` before it was run."""
+        return self.commands.get("\n".join(guard.command))
+
+    def having_run(self, guard: Guard, ran: Ran) -> "Attempt":
+        """With that written down."""
+        return msgspec.structs.replace(self, commands={**self.commands, "\n".join(guard.command): ran})
+
+    def ended(self, outcome: str) -> "Attempt":
+        """It is over, and was told."""
+        settled = (*self.settled, self.step) if self.step else self.settled
+        return msgspec.structs.replace(self, state="done", outcome=outcome, settled=settled, told=self.told + 1)
 
     def change(self, kind: ApprovalKind, reason: Reason, detail: str, where: "Where") -> Change:
         """The record of it. Unlike a step of the event it is this VM's own, and so is its id."""

@@ -118,7 +118,7 @@ _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "
 
 _APPROVALS: Final[dict[Kind, str]] = {
     "approved": "approved: Azure may start it now, for all its resources",
-    "approval_failed": "not approved, though it was to be",
+    "approval_failed": "asked to be approved, without success",
     "approval_skipped": "not approved",
 }
 

@@ -157,6 +157,8 @@ class ImdsClient:
             raise ImdsError("reset", "the agent stops")
         if self._socket is None:
             self._socket = self._connect(deadline)
+            if self._aborted.is_set():  # while it connected there was nothing to cut off
+                raise ImdsError("reset", "the agent stops")
         self._socket.deadline = deadline
         return self._socket
 

@@ -1,0 +1,128 @@
+"""A start request whose world changes in the very moment in which it is written down."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from notbefore.approver import Approver
+from notbefore.events.approval import Attempt, Policy, Rule, Who, judge
+from notbefore.events.change import Change
+from notbefore.events.figures import Figures
+from notbefore.events.record import Vm
+from notbefore.imds.poller import Poll
+from notbefore.simulator.server import Simulator
+from notbefore.start_request import StartRequest, Switches
+from notbefore.store.store import Store
+from notbefore.watch import Watch
+from support.azure import ID, ME, PEER, body, item
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+ON = Policy(enabled=True, dry_run=False, rules=(Rule(Who(event_type=("Freeze",))),))
+
+
+def listed(**fields: Any) -> bytes:
+    return body(item(**{"NotBefore": FUTURE, **fields}))
+
+
+class World:
+    """A watch that knows of one event, an IMDS that counts, and what happens when something is written down."""
+
+    def __init__(self, imds: Simulator, store: Store) -> None:
+        self.imds = imds
+        self.told: list[dict[str, Any]] = []
+        self.watch = Watch(store, Figures(), lambda line: self.told.append(msgspec.json.decode(line)))
+        self.watch.use_api_version("2020-07-01")
+        self.watch.set_vm(Vm(name=ME), None)
+        self.policy = ON
+        self.stop = threading.Event()
+        self.at_note: Callable[[], None] = lambda: None
+        self._note = self.watch.note
+        self.watch.note = self.note  # type: ignore[method-assign]  # that is what this test is about
+        self.sees(listed())
+
+    def sees(self, document: bytes) -> None:
+        self.imds.set_document(document)
+        self.watch.handle(Poll(0.0, 0.0, document))
+
+    def note(self, attempt: Attempt, change: Change | None = None) -> bool:
+        noted = self._note(attempt, change)
+        act, self.at_note = self.at_note, lambda: None
+        act()
+        return noted
+
+    def switches(self) -> Switches:
+        return Switches(self.policy, self.imds.endpoint, "2020-07-01", allowed=True)
+
+    def send(self) -> str:
+        """Send for the one event; what was told of it, if anything."""
+        life = self.watch.listed().lives[ID.casefold()]
+        attempt = Attempt(life, "rules[0]", judge(ON, life, ME).step)
+        StartRequest(self.watch, self.switches, self.stop, attempt).send()
+        ends = [one for one in self.told if "approv" in one["azure.scheduled_event.change"]]
+        return ends[-1]["azure.scheduled_event.reason"] if ends else ""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with Simulator((ME, PEER)) as imds, closing(Store(tmp_path)) as store:
+        yield World(imds, store)
+
+
+def test_nothing_happens_meanwhile(world: World) -> None:
+    assert world.send() == "accepted"
+    assert world.imds.start_requests == [ID]
+
+
+def test_the_agent_is_stopped(world: World) -> None:
+    world.at_note = world.stop.set
+    assert world.send() == ""
+    assert world.imds.start_requests == []
+    (attempt,) = world.watch.listed().attempts.values()
+    assert (attempt.state, attempt.approved) == ("sending", "")  # the next agent goes on from there
+
+
+def test_approval_is_switched_off(world: World) -> None:
+    world.at_note = lambda: setattr(world, "policy", msgspec.structs.replace(ON, enabled=False))
+    assert world.send() == "switched_off"
+    assert world.imds.start_requests == []
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (listed(EventType="Terminate", Resources=[ME, PEER]), "changed"),
+        (listed(EventStatus="Started", NotBefore=""), "no_longer_scheduled"),
+        (body(), "no_longer_scheduled"),
+        (listed(Resources=[ME, None]), "changed"),
+    ],
+)
+def test_the_event_becomes_another(world: World, document: bytes, reason: str) -> None:
+    world.at_note = lambda: world.sees(document)
+    assert world.send() == reason
+    assert world.imds.start_requests == []
+
+
+def test_it_comes_back_under_the_same_id(world: World) -> None:
+    def flap() -> None:
+        world.sees(body())
+        world.sees(listed())
+
+    world.at_note = flap
+    assert world.send() == "changed"
+    assert world.imds.start_requests == []
+
+
+def test_somebody_else_was_faster(world: World) -> None:
+    approver = Approver(world.watch, world.switches())
+    old = world.watch.listed()
+    assert world.send() == "accepted"
+    (life,) = old.lives.values()
+    approver._consider(life, old)  # decided on what was known before
+    assert not approver._requests
+    assert world.imds.start_requests == [ID]
+    assert len({one["azure.scheduled_event.change_id"] for one in world.told}) == len(world.told)
