@@ -159,7 +159,11 @@ def _page(view: View, environ: Environ) -> Response:
 
     now = datetime.now(UTC)
     look = Look.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.condition())
-    headers = (("Content-Security-Policy", PAGE_POLICY), ("Referrer-Policy", "no-referrer"), ("Vary", "Accept-Encoding"))
+    headers = (
+        ("Content-Security-Policy", PAGE_POLICY),
+        ("Referrer-Policy", "no-referrer"),
+        ("Vary", "Accept-Encoding"),
+    )
     return _packed(environ, render(look), HTML, *headers)
 
 

@@ -5,10 +5,11 @@ import re
 from typing import Final
 
 _VOID: Final = frozenset({"br", "link", "meta"})
-# controls that HTML does not allow, and the marks that turn the direction of text around or hide in it: shown, not obeyed
-_UNSEEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
-)
+# controls that HTML does not allow, and the marks that turn the direction of text around or hide in it: these are
+# shown, not obeyed
+_CONTROLS: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+_UNSEEN: Final = re.compile(f"[{_CONTROLS}]")
+_SPECIAL: Final = re.compile(f"[&<>\"'{_CONTROLS}]")
 
 
 class Html(str):
@@ -19,9 +20,9 @@ class Html(str):
 
 def escape(text: str) -> Html:
     """Text as markup that shows it, between tags and in attributes."""
-    if not text.isprintable():
-        text = _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return Html(html.escape(text))
+    if _SPECIAL.search(text) is None:  # nearly always, and a page is a thousand texts
+        return Html(text)
+    return Html(html.escape(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)))
 
 
 def tag(name: str, /, *children: str, **attributes: str | float | bool | None) -> Html:
@@ -31,7 +32,7 @@ def tag(name: str, /, *children: str, **attributes: str | float | bool | None) -
         if value is None or value is False:
             continue
         key = key.rstrip("_").replace("_", "-")  # noqa: PLW2901 - as HTML writes it
-        start += f" {key}" if value is True else f' {key}="{escape(str(value))}"'
+        start += f" {key}" if value is True else f' {key}="{escape(value) if isinstance(value, str) else value}"'
     if name in _VOID:
         return Html(f"<{start}>")
     return Html(f"<{start}>{joined(*children)}</{name}>")

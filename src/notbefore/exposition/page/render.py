@@ -4,9 +4,9 @@ Elements with ``data-key`` are told from their siblings by it, those with ``data
 """
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
-from notbefore.events.change import Scope
 from notbefore.events.document import STARTED
 from notbefore.events.duration import span
 from notbefore.exposition.page.html import Html, joined, tag
@@ -38,7 +38,7 @@ def render(look: Look) -> bytes:
     main = tag("main", _pending(look), _timeline(look), _agent(look))
     body = tag("body", _header(look, name), main, _footer(look), data_now=f"{look.now.timestamp():.3f}")
     page = joined(Html("<!DOCTYPE html>\n"), tag("html", tag("head", *head), body, lang="en"), Html("\n"))
-    return page.encode(errors="replace")  # a lone surrogate cannot be sent
+    return page.encode(errors="replace")  # the name of a file may hold what is no text
 
 
 # ---- above and below
@@ -46,7 +46,9 @@ def render(look: Look) -> bytes:
 
 def _header(look: Look, name: str) -> Html:
     vm = look.vm
-    facts = [fact for fact in (vm.scale_set, vm.location, vm.zone and f"zone {vm.zone}", vm.vm_size) if fact] if vm else []
+    facts = (
+        [fact for fact in (vm.scale_set, vm.location, vm.zone and f"zone {vm.zone}", vm.vm_size) if fact] if vm else []
+    )
     return tag(
         "header",
         tag("h1", "Scheduled events of ", tag("bdi", name)),
@@ -55,7 +57,12 @@ def _header(look: Look, name: str) -> Html:
         tag("p", hidden=True, data_keep="", id="silence", role="alert"),
         tag(
             "noscript",
-            tag("p", "Without JavaScript this page stands still: ", tag("a", "load it again", href="?"), " for what is new."),
+            tag(
+                "p",
+                "Without JavaScript this page stands still: ",
+                tag("a", "load it again", href="?"),
+                " for what is new.",
+            ),
             data_keep="",
         ),
         _health(look),
@@ -84,7 +91,12 @@ def _health(look: Look) -> Html:
     condition, outbox = look.condition, look.condition.outbox
     waiting = sum(count for (_, state), count in outbox.rows.items() if state == "pending")
     dead = sum(count for (_, state), count in outbox.rows.items() if state == "dead")
-    sinks = "no sink" if not condition.sinks and not outbox.rows else f"{waiting} waiting" if waiting else "none waiting"
+    oldest = (
+        f", the oldest for {span(max(0.0, look.now.timestamp() - min(outbox.oldest.values())))}"
+        if outbox.oldest
+        else ""
+    )
+    sinks = f"{waiting} waiting{oldest}" if waiting else "none waiting" if condition.sinks else "no sink"
     return tag(
         "ul",
         _badge("IMDS", "ready" if look.ready.ok else "not ready", ok=look.ready.ok),
@@ -114,7 +126,7 @@ def _footer(look: Look) -> Html:
 
 
 def _pending(look: Look) -> Html:
-    heads = ("Event", "Countdown", "NotBefore", "Affects", "Expected", "Notice", "Approval")
+    heads = ("Event", "Countdown", "NotBefore", "Affects", "Expected interruption", "Notice", "Approval")
     shown = look.pending[:MAX_PENDING]
     if shown:
         what = _table("Events that Azure lists now", heads, [_pending_row(event, look.now) for event in shown])
@@ -142,10 +154,15 @@ def _pending_row(event: Pending, now: datetime) -> Html:
         _time(event.not_before) if event.not_before else "not given",
         _names(event.resources),
         _expected(event.expected_duration_seconds),
-        span(event.notice_seconds) if event.notice_seconds is not None else "not seen",
+        _notice(event.notice_seconds),
         _approval(event),
     )
-    return _row(event.event_id, ("Event", "Countdown", "NotBefore", "Affects", "Expected", "Notice", "Approval"), cells, event.scope)
+    return _row(
+        event.event_id,
+        ("Event", "Countdown", "NotBefore", "Affects", "Expected interruption", "Notice", "Approval"),
+        cells,
+        event.scope,
+    )
 
 
 def countdown(event: Pending, now: datetime) -> Html:
@@ -156,6 +173,8 @@ def countdown(event: Pending, now: datetime) -> Html:
         return joined(_counter(event.started, now, "since"), " ", tag("span", "since its start", class_="unit"))
     if event.not_before is None:
         return Html("not known")
+    if event.not_before <= now:
+        return joined(_counter(event.not_before, now, "since"), " ", tag("span", "past its NotBefore", class_="unit"))
     return joined(_counter(event.not_before, now, "until"), " ", tag("span", "to NotBefore", class_="unit"))
 
 
@@ -194,6 +213,10 @@ def _expected(seconds: int | None) -> str:
     return "not known" if seconds is None else "none" if seconds == 0 else span(seconds)
 
 
+def _notice(seconds: float | None) -> str:
+    return "not seen" if seconds is None else "none" if seconds == 0 else span(seconds)
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "… (cut; all of it is in /api/v1/events)"
 
@@ -206,8 +229,9 @@ def _timeline(look: Look) -> Html:
     if not lives:
         return _section("timeline", "Timeline", tag("p", "No event has been seen yet.", class_="nothing"))
     scale = Scale.over(lives, look.now)
-    heads = ("Event", axis(scale), "Notice", "Started for", "Felt", "Outcome")
-    rows = [_life_row(life, scale, look.now) for life in lives]
+    course = joined(tag("span", "Course", class_="unshown"), axis(scale))
+    heads = ("Event", course, "Notice", "Started for", "Interruption", "Outcome")
+    rows = [_life_row(life, scale, look.now) if life.gone is None else _ended_row(life, scale) for life in lives]
     first = len(look.pending[:MAX_PENDING]) + ENDED_OPEN
     parts = [_table("Events by the time around their NotBefore", heads, rows[:first], "lives")]
     if rows[first:]:
@@ -216,8 +240,14 @@ def _timeline(look: Look) -> Html:
     return _section("timeline", "Timeline", _legend(), *parts)
 
 
+@lru_cache(2 * MAX_ENDED)
+def _ended_row(life: Life, scale: Scale) -> Html:
+    """Of what is over nothing changes: it is put into words once."""
+    return _life_row(life, scale, life.gone or life.first_seen)
+
+
 def _life_row(life: Life, scale: Scale, now: datetime) -> Html:
-    outcome = life.outcome or ("under way" if life.started else "pending")
+    outcome = life.outcome or ("started" if life.started else "pending")
     event = joined(
         tag("strong", tag("bdi", life.event_type)),
         " ",
@@ -228,13 +258,13 @@ def _life_row(life: Life, scale: Scale, now: datetime) -> Html:
     cells = (
         event,
         line(life, scale, now),
-        span(life.notice) if life.notice is not None else "not seen",
+        _notice(life.notice),
         span(life.started_for),
         span(life.felt),
-        tag("span", outcome, class_=f"outcome {outcome.replace(' ', '-')}"),
+        tag("span", outcome, class_="outcome now" if life.started and not life.gone else "outcome"),
     )
     key = f"{life.event_id} {life.first_seen.timestamp()}"
-    return _row(key, ("Event", "", "Notice", "Started for", "Felt", "Outcome"), cells, life.scope)
+    return _row(key, ("Event", "", "Notice", "Started for", "Interruption", "Outcome"), cells, life.scope)
 
 
 def _legend() -> Html:
@@ -244,9 +274,14 @@ def _legend() -> Html:
         ("scheduled", "scheduled"),
         ("started", "started"),
         ("felt", "interruption as felt, drawn from the start"),
-        ("gone", "gone"),
+        ("gone", "finished"),
     )
-    return tag("p", *(tag("span", tag("i", class_=f"sign {name}"), text, " ") for name, text in signs), class_="legend")
+    drawn = [tag("span", tag("i", class_=f"sign {name}"), text, " ") for name, text in signs]
+    written = [
+        tag("span", tag("b", sign), f" {text} ")
+        for sign, text in (("✕", "canceled"), ("?", "gone unseen"), ("○", "now"))
+    ]
+    return tag("p", *drawn, *written, class_="legend")
 
 
 # ---- the agent itself
@@ -255,18 +290,26 @@ def _legend() -> Html:
 def _agent(look: Look) -> Html:
     condition = look.condition
     age = (look.now - look.last_good).total_seconds() if look.last_good else None
-    answered = joined(_time(look.last_good), f", {max(0.0, age):.1f} s ago") if look.last_good and age is not None else Html("never")
+    answered = (
+        joined(_time(look.last_good), f", {max(0.0, age):.1f} s ago")
+        if look.last_good and age is not None
+        else Html("never")
+    )
     imds = [("Ready", "yes" if look.ready.ok else "no"), ("Last good answer", answered)]
     imds += [("Trouble", condition.trouble or "none"), ("Asked at", tag("code", condition.endpoint))]
     state = [("Written", "yes" if not condition.degraded else f"no, kept in memory alone: {condition.degraded}")]
     state += [("Damaged files set aside", str(condition.damaged_files)), ("File", tag("code", condition.state_file))]
-    reasons = tag("ul", *(tag("li", reason) for reason in look.ready.reasons), class_="reasons") if look.ready.reasons else ""
+    reasons = (
+        tag("ul", *(tag("li", reason) for reason in look.ready.reasons), class_="reasons") if look.ready.reasons else ""
+    )
     cards = tag("div", _card("IMDS", imds), _card("State", state), class_="cards")
     return _section("agent", "Agent", reasons, cards, tag("h3", "Deliveries"), _sinks(look))
 
 
 def _card(title: str, facts: list[tuple[str, str]]) -> Html:
-    return tag("div", tag("h3", title), tag("dl", *(joined(tag("dt", name), tag("dd", value)) for name, value in facts)))
+    return tag(
+        "div", tag("h3", title), tag("dl", *(joined(tag("dt", name), tag("dd", value)) for name, value in facts))
+    )
 
 
 def _sinks(look: Look) -> Html:
@@ -284,7 +327,7 @@ def _sinks(look: Look) -> Html:
             joined(tag("strong", name), f" {kind}" if kind else " no longer configured"),
             str(outbox.rows.get((name, "pending"), 0)),
             span(max(0.0, look.now.timestamp() - oldest)) if oldest is not None else "-",
-            tag("span", str(dead), class_="outcome bad" if dead else None),
+            tag("span", str(dead), class_="bad" if dead else None),
             str(outbox.counts.get((name, "delivered"), 0)),
             str(outbox.counts.get((name, "expired"), 0)),
         )

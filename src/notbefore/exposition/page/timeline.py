@@ -6,13 +6,13 @@ logarithmic further away. Positions are percentages: nothing is distorted at any
 
 import math
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
 from notbefore.events.duration import span
-from notbefore.exposition.page.html import Html, joined, tag
+from notbefore.exposition.page.html import Html, tag
 from notbefore.exposition.page.look import Life
 
 LINEAR: Final = 20.0  # seconds around NotBefore that are told apart best
@@ -27,6 +27,7 @@ TICKS: Final = (  # seconds
     (2_592_000, "30d"),
 )
 APART: Final = 9.0  # percent between two labels
+THINNEST: Final = 1.0  # percent of an interruption
 MARGIN: Final = 2.0  # percent left free at both ends
 HEIGHT: Final = 20
 MIDDLE: Final = HEIGHT / 2
@@ -71,7 +72,7 @@ def axis(scale: Scale) -> Html:
         for seconds, text in TICKS:
             x = scale.x(sign * seconds)
             if seconds <= end and abs(x - last) >= APART and (x - last) * sign > 0:
-                parts.append(_label(x, ("−" if sign < 0 else "+") + text))
+                parts.append(_label(x, ("-" if sign < 0 else "+") + text))
                 last = x
     return tag("svg", *parts, class_="axis", width="100%", height=HEIGHT, aria_hidden="true")
 
@@ -88,14 +89,17 @@ def line(life: Life, scale: Scale, now: datetime) -> Html:
 
     end = x(life.gone or now)
     parts = [tag("title", words(life, now)), _bar("ground", 0, 100)]
-    if life.not_before is not None:
-        parts.append(_upright("not-before", scale.x(0)))
-    parts.append(_bar("scheduled" if life.notice is not None else "scheduled unseen", x(life.first_seen), _start(life, end, x)))
+    parts.append(
+        _bar("scheduled" if life.notice is not None else "scheduled unseen", x(life.first_seen), _start(life, end, x))
+    )
     if life.started is not None:
         parts.append(_bar("started", x(life.started), end))
         if life.felt:
-            felt = (life.started - life.anchor).total_seconds() + life.felt
-            parts.append(_bar("felt", x(life.started), min(scale.x(felt), end)))
+            # far from NotBefore seconds are too thin to be seen
+            felt = max(x(life.started + timedelta(seconds=life.felt)), x(life.started) + THINNEST)
+            parts.append(_bar("felt", x(life.started), round(felt, 2)))
+    if life.not_before is not None:
+        parts.append(_upright("not-before", scale.x(0)))
     if life.notice is not None:
         parts.append(tag("circle", class_="announced", cx=f"{x(life.first_seen)}%", cy=MIDDLE, r=4))
     parts.append(_end(life.outcome, end))
@@ -119,7 +123,7 @@ def _end(outcome: str | None, x: float) -> Html:
         return tag("circle", class_="now", cx=f"{x}%", cy=MIDDLE, r=3)
     if outcome == "finished":
         return _upright("gone", x)
-    return tag("text", "×" if outcome == "canceled" else "?", class_="gone", x=f"{x}%", y=15, text_anchor="middle")
+    return tag("text", "✕" if outcome == "canceled" else "?", class_="gone", x=f"{x}%", y=15, text_anchor="middle")
 
 
 def words(life: Life, now: datetime) -> str:
