@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from notbefore.events.change import Gap
 from notbefore.events.delivery import OutboxView
 from notbefore.events.lifecycle import Tracked, diff
 from notbefore.events.record import Vm, json_line, record
+from notbefore.exposition import page
 from notbefore.exposition.http import Condition, Verdict
 from notbefore.exposition.page.html import tag
 from notbefore.exposition.page.look import Look
@@ -181,20 +183,20 @@ HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
 
 @given(HOSTILE)
 def test_every_text_from_outside_stays_text(text: str) -> None:
-    words = {"EventType": text, "EventStatus": text, "EventSource": text, "Description": text, "Resources": [text, ME]}
+    given = {"EventType": text, "EventStatus": text, "EventSource": text, "Description": text, "Resources": [text, ME]}
     agent = Agent()
     agent.vm = Vm(name=text, location=text)
-    agent.sees(0).sees(1, item(text, **words), item("2", EventType=text)).sees(2, item(text, **words))
+    agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
     agent.approval = {"action": text, "rule": text, "reason": text}
     outbox = OutboxView(rows={(text, "pending"): 1})
     doubt = Verdict(ok=False, reasons=(text,))
-    page = read(
+    seen = read(
         agent.look(3, ready=doubt, trouble=text, degraded=text, endpoint=text, sinks={text: text}, outbox=outbox)
     )
-    assert page.elements <= ELEMENTS
-    assert not {name for name, _ in page.attributes if name.startswith("on") or name == "style"}
-    assert {value for name, value in page.attributes if name == "src"} == {"page/page.js"}
-    assert not any(mark in "".join(page.texts) for mark in "\u202e\u2066\x00\x1b\u200b")
+    assert seen.elements <= ELEMENTS
+    assert not {name for name, _ in seen.attributes if name.startswith("on") or name == "style"}
+    assert {value for name, value in seen.attributes if name == "src"} == {"page/page.js"}
+    assert not any(mark in "".join(seen.texts) for mark in "\u202e\u2066\x00\x1b\u200b")
 
 
 def test_markup_is_escaped_unless_it_is_made_here() -> None:
@@ -241,3 +243,26 @@ def test_the_scale_ends_at_ticks_beyond_all_that_is_drawn() -> None:
     scale = Scale.over(look.ended, at(5000))
     assert (scale.before, scale.after) == (900, 900)
     assert {scale.before, scale.after} <= {seconds for seconds, _ in TICKS}
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_what_is_drawn_stands_out_from_its_ground(scheme: int) -> None:
+    """WCAG 1.4.11: graphics 3 to 1. Of text the browser's test makes sure."""
+    css = Path(page.__path__[0], "page.css").read_text(encoding="utf-8")
+    colors = [
+        dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    ]
+    assert len(colors) == 2
+    for name in ("scheduled", "started", "felt", "text"):
+        assert contrast(colors[scheme][name], colors[scheme]["surface"]) >= 3
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
