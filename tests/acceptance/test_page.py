@@ -93,7 +93,7 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     begun = time.monotonic()
     imds.set_document(pending("appears"))
     expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
-    record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.75 s)
+    record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.5 s)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
     first = seconds(page)
     assert 800 < first < 900

@@ -1,6 +1,8 @@
 """The page without a server: what it says of which state, that it says all of it as text, and that it stays bounded."""
 
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -243,6 +245,11 @@ def test_the_scale_ends_at_ticks_beyond_all_that_is_drawn() -> None:
     scale = Scale.over(look.ended, at(5000))
     assert (scale.before, scale.after) == (900, 900)
     assert {scale.before, scale.after} <= {seconds for seconds, _ in TICKS}
+
+
+def test_an_agent_that_nobody_looks_at_does_without_it() -> None:
+    look = "import sys, notbefore.agent; print([name for name in sys.modules if 'exposition.page' in name])"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("scheme", [0, 1])

@@ -66,6 +66,9 @@ def _header(look: Look, name: str) -> Html:
             data_keep="",
         ),
         _health(look),
+        tag("ul", *(tag("li", reason) for reason in look.ready.reasons), class_="reasons")
+        if look.ready.reasons
+        else "",
     )
 
 
@@ -299,11 +302,8 @@ def _agent(look: Look) -> Html:
     imds += [("Trouble", condition.trouble or "none"), ("Asked at", tag("code", condition.endpoint))]
     state = [("Written", "yes" if not condition.degraded else f"no, kept in memory alone: {condition.degraded}")]
     state += [("Damaged files set aside", str(condition.damaged_files)), ("File", tag("code", condition.state_file))]
-    reasons = (
-        tag("ul", *(tag("li", reason) for reason in look.ready.reasons), class_="reasons") if look.ready.reasons else ""
-    )
     cards = tag("div", _card("IMDS", imds), _card("State", state), class_="cards")
-    return _section("agent", "Agent", reasons, cards, tag("h3", "Deliveries"), _sinks(look))
+    return _section("agent", "Agent", cards, tag("h3", "Deliveries"), _sinks(look))
 
 
 def _card(title: str, facts: list[tuple[str, str]]) -> Html:
