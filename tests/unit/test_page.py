@@ -120,8 +120,12 @@ def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: b
 
 def test_what_approval_would_do_stands_beside_the_event() -> None:
     agent = Agent().sees(0).sees(1, item())
-    agent.approval = {"action": "approve", "rule": "small freezes", "reason": "a Freeze of 5 s"}
-    assert "approve (rule small freezes): a Freeze of 5 s" in said(agent.look(2))
+    agent.approval = {"action": "approve", "rule": "small", "reason": "a Freeze", "at": "2026-03-01T12:05:00Z"}
+    assert "approve from 12:05:00 on rule small: a Freeze" in said(agent.look(2))
+    agent.approval |= {"mode": "dry_run", "state": "checking"}
+    assert "dry run: approve from 12:05:00 on rule small: a Freeze checking" in said(agent.look(2))
+    agent.approval = {"action": "leave", "reason": "no rule matches", "mode": "off", "off": "not enabled"}
+    assert "off (not enabled); by the rules: leave alone no rule matches" in said(agent.look(2))
 
 
 def test_an_event_that_is_over_is_on_the_timeline_with_what_was_measured() -> None:
@@ -189,7 +193,7 @@ def test_every_text_from_outside_stays_text(text: str) -> None:
     agent = Agent()
     agent.vm = Vm(name=text, location=text)
     agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
-    agent.approval = {"action": text, "rule": text, "reason": text}
+    agent.approval = dict.fromkeys(("action", "rule", "reason", "mode", "off", "state"), text)
     outbox = OutboxView(rows={(text, "pending"): 1})
     doubt = Verdict(ok=False, reasons=(text,))
     seen = read(

@@ -17,9 +17,13 @@ from notbefore.exposition.http import Condition, Verdict
 class Approval(Struct, frozen=True):
     """What approval would do with an event, and by which rule."""
 
-    action: str
-    rule: str | int | None = None
-    reason: str | None = None
+    action: str  # approve, leave
+    rule: str = ""
+    reason: str = ""
+    at: datetime | None = None  # not before
+    mode: str = "on"  # on, dry_run, off
+    off: str = ""  # why it is off
+    state: str = ""  # how far it is
 
 
 class Pending(Struct, frozen=True):

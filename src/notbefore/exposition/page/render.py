@@ -199,17 +199,27 @@ def counted(seconds: float) -> str:
 
 
 def _approval(event: Pending) -> Html:
-    if event.approval is None:
+    approval = event.approval
+    if approval is None:
         return Html("off")
-    rule = f" (rule {event.approval.rule})" if event.approval.rule is not None else ""
-    reason = f": {event.approval.reason}" if event.approval.reason else ""
-    return tag("bdi", _cut(f"{event.approval.action}{rule}{reason}"))
+    what = {"leave": "leave alone"}.get(approval.action, approval.action)
+    if approval.at is not None:
+        what += f" from {clock(approval.at)} on"
+    mode = {"on": "", "dry_run": "dry run: ", "off": f"off{approval.off and f' ({approval.off})'}; by the rules: "}
+    why = ": ".join(filter(None, (approval.rule and f"rule {approval.rule}", approval.reason)))
+    return joined(
+        tag("bdi", mode.get(approval.mode, f"{approval.mode}: ") + what),
+        tag("p", tag("bdi", _cut(why)), class_="about") if why else "",
+        tag("p", tag("bdi", approval.state), class_="about") if approval.state else "",
+    )
 
 
 def _names(names: tuple[str, ...]) -> Html:
-    shown = [joined(tag("bdi", name), " ") for name in names[:MAX_NAMES]]
-    more = len(names) - len(shown)
-    return joined(*shown, f"and {more} more" if more else "") if names else Html("not given")
+    if not names:
+        return Html("not given")
+    shown = ", ".join([tag("bdi", name) for name in names[:MAX_NAMES]])
+    more = len(names) - MAX_NAMES
+    return tag("span", Html(shown), f" and {more} more" if more > 0 else "")
 
 
 def _expected(seconds: int | None) -> str:
@@ -332,7 +342,9 @@ def _sinks(look: Look) -> Html:
             str(outbox.counts.get((name, "expired"), 0)),
         )
         rows.append(_row(name, heads, cells))
-    courier = tag("p", f"The courier {'is at work' if condition.courier_running else 'rests: nothing is due'}.")
+    courier = tag(
+        "p", "The courier is at work." if condition.courier_running else "The courier rests until one is due."
+    )
     return joined(_table("What waits for each sink, and what became of the rest", heads, rows, "sinks"), courier)
 
 
