@@ -10,6 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from notbefore.exposition.page.pending import counted
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import ME, PEER, body, item
@@ -89,7 +90,7 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     visit: Open, imds: Simulator, record_property: Callable[[str, object], None]
 ) -> None:
     page = visit()
-    expect(page.locator("#pending")).to_contain_text("Nothing is scheduled.")
+    expect(page.locator("#pending")).to_contain_text("No event is listed.")
     begun = time.monotonic()
     imds.set_document(pending("appears"))
     expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
@@ -112,6 +113,8 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     expect(page.get_by_role("alert")).to_contain_text("The agent does not answer", timeout=PATIENCE)
     first = seconds(page)
     eventually(lambda: seconds(page) <= first - 2)
+    times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
+    assert page.evaluate("times => times.map(counted)", times) == [counted(time) for time in times]
 
 
 HOSTILE = {
@@ -199,4 +202,4 @@ def test_without_javascript_it_says_all_and_how_to_see_what_is_new(
     imds.set_document(body(incarnation=10))
     eventually(lambda: not agent.json("/api/v1/events")["events"])
     page.get_by_role("link", name="load it again").click()
-    expect(page.locator("#pending")).to_contain_text("Nothing is scheduled.")
+    expect(page.locator("#pending")).to_contain_text("No event is listed.")

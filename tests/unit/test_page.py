@@ -19,8 +19,9 @@ from notbefore.events.record import Vm, json_line, record
 from notbefore.exposition import page
 from notbefore.exposition.http import Condition, Verdict
 from notbefore.exposition.page.html import tag
-from notbefore.exposition.page.look import Look
-from notbefore.exposition.page.render import MAX_ENDED, counted, render
+from notbefore.exposition.page.look import MAX_ENDED, Look
+from notbefore.exposition.page.pending import counted
+from notbefore.exposition.page.render import render
 from notbefore.exposition.page.timeline import TICKS, Scale, words
 from notbefore.watch import PendingEvent, PendingView
 from support.azure import ID, ME, PEER, at, document, item, now

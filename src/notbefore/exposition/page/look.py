@@ -5,6 +5,7 @@ An event's life is put together from its changes: the record of its end says mos
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +13,9 @@ from msgspec import Struct
 from notbefore.events.lifecycle import OUTCOMES
 from notbefore.events.record import Vm
 from notbefore.exposition.http import Condition, Verdict
+
+MAX_PENDING: Final = 100  # events; all of them are in /api/v1/events
+MAX_ENDED: Final = 50
 
 
 class Approval(Struct, frozen=True):
@@ -67,7 +71,6 @@ class Recorded(Struct, frozen=True, rename=_key):
     first_seen: datetime
     outcome: str | None = None
     not_before: datetime | None = None
-    expected_duration_seconds: int | None = None
     notice_seconds: float | None = None
     started_seconds: float | None = None
     interruption_seconds: float | None = None
@@ -88,8 +91,7 @@ class Life(Struct, frozen=True):
     started: datetime | None = None
     gone: datetime | None = None
     outcome: str | None = None
-    expected: int | None = None  # this and the next ones: seconds
-    notice: float | None = None  # None: its beginning was not seen
+    notice: float | None = None  # this and the next ones: seconds; None: its beginning was not seen
     started_for: float | None = None
     felt: float | None = None
 
@@ -121,8 +123,13 @@ class Look(Struct, frozen=True):
             vm=listed.vm,
             last_good=listed.last_successful_poll,
             pending=tuple(sorted(listed.events, key=_urgency)),
-            ended=tuple(ended(msgspec.json.decode(history, type=_History).changes)),
+            ended=tuple(ended(msgspec.json.decode(history, type=_History).changes)[:MAX_ENDED]),
         )
+
+    @property
+    def shown(self) -> tuple[Pending, ...]:
+        """The most urgent of what is pending."""
+        return self.pending[:MAX_PENDING]
 
 
 def _urgency(event: Pending) -> tuple[bool, bool, float]:
@@ -140,7 +147,6 @@ def life_of(event: Pending) -> Life:
         first_seen=event.first_seen,
         not_before=event.not_before,
         started=event.started,
-        expected=event.expected_duration_seconds,
         notice=event.notice_seconds,
     )
 
@@ -170,7 +176,6 @@ def _ended(change: Recorded, started: datetime | None) -> Life:
         started=started,
         gone=change.time,
         outcome=change.outcome or "unknown",
-        expected=change.expected_duration_seconds,
         notice=change.notice_seconds,
         started_for=change.started_seconds,
         felt=change.interruption_seconds,
