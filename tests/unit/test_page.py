@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from notbefore.events.change import Gap
 from notbefore.events.delivery import OutboxView
-from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.lifecycle import Life, Tracked, diff
 from notbefore.events.record import Vm, json_line, record
 from notbefore.exposition import page
 from notbefore.exposition.http import Condition, Verdict
@@ -23,7 +23,6 @@ from notbefore.exposition.page.look import MAX_ENDED, Look
 from notbefore.exposition.page.pending import counted
 from notbefore.exposition.page.render import render
 from notbefore.exposition.page.timeline import TICKS, Scale, words
-from notbefore.watch import PendingEvent, PendingView
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -49,16 +48,21 @@ class Agent:
         return self
 
     def look(self, seconds: float, *, polled: bool = True, **said: Any) -> Look:
-        lives = self.tracked.events.values()
-        view = PendingView(
-            1, at(seconds) if polled else None, self.vm, [PendingEvent.of(life, at(seconds)) for life in lives]
-        )
-        events = msgspec.json.decode(json_line(view))
-        for event in events["events"]:
-            event["approval"] = self.approval
+        events = {
+            "vm": self.vm,
+            "last_successful_poll": at(seconds) if polled else None,
+            "events": [listed(life) | {"approval": self.approval} for life in self.tracked.events.values()],
+        }
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
         ready = said.pop("ready", Verdict(ok=True))
-        return Look.of(at(seconds), msgspec.json.encode(events), history, ready, Condition(**said))
+        return Look.of(at(seconds), json_line(events), history, ready, Condition(**said))
+
+
+def listed(life: Life) -> dict[str, Any]:
+    """As ``/api/v1/events`` has it."""
+    event = msgspec.structs.asdict(life.event)
+    seen = {"scope": life.scope, "first_seen": life.first_seen, "started": life.started, "not_before": life.not_before}
+    return {**event, **seen, "notice_seconds": life.notice, "expected_duration_seconds": event["duration"]}
 
 
 class _Reader(HTMLParser):
@@ -122,9 +126,9 @@ def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: b
 def test_what_approval_would_do_stands_beside_the_event() -> None:
     agent = Agent().sees(0).sees(1, item())
     agent.approval = {"action": "approve", "rule": "small", "reason": "a Freeze", "at": "2026-03-01T12:05:00Z"}
-    assert "approve from 12:05:00 on rule small: a Freeze" in said(agent.look(2))
+    assert "approve from 12:05:00 on small: a Freeze" in said(agent.look(2))
     agent.approval |= {"mode": "dry_run", "state": "checking"}
-    assert "dry run: approve from 12:05:00 on rule small: a Freeze checking" in said(agent.look(2))
+    assert "dry run: approve from 12:05:00 on small: a Freeze checking" in said(agent.look(2))
     agent.approval = {"action": "leave", "reason": "no rule matches", "mode": "off", "off": "not enabled"}
     assert "off (not enabled); by the rules: leave alone no rule matches" in said(agent.look(2))
 

@@ -86,7 +86,7 @@ def _approval(event: Pending, now: datetime) -> Html:
     if approval.at is not None:
         what += f" from {clock(approval.at, now)} on"
     mode = {"on": "", "dry_run": "dry run: ", "off": f"off{approval.off and f' ({approval.off})'}; by the rules: "}
-    why = ": ".join(filter(None, (approval.rule and f"rule {approval.rule}", approval.reason)))
+    why = ": ".join(filter(None, (approval.rule, approval.reason)))
     return joined(
         tag("bdi", mode.get(approval.mode, f"{approval.mode}: ") + what),
         tag("p", tag("bdi", _cut(why)), class_="about") if why else "",
