@@ -26,7 +26,7 @@ from notbefore.delivery.orders import Orders
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
-from notbefore.exposition.http import Verdict, make_app
+from notbefore.exposition.http import Condition, Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
 from notbefore.exposition.server import HttpServer
 from notbefore.imds.client import TIMEOUT, ImdsClient
@@ -297,6 +297,20 @@ class Agent:
         """``/api/v1/history``."""
         rows = self._store.history(since.timestamp() if since else None, limit)
         return b'{"changes":[' + b",".join(rows) + b"]}"
+
+    def condition(self) -> Condition:
+        """What the page says of the agent itself."""
+        return Condition(
+            version=__version__,
+            endpoint=self._config.imds.endpoint,
+            trouble=self._watch.trouble,
+            state_file=str(self._store.path),
+            degraded=self._store.degraded,
+            damaged_files=self._store.damaged_files,
+            courier_running=self._figures.courier_running,
+            sinks={name: sink.kind for name, sink in self._config.sinks.items()},
+            outbox=self._outbox.look()[0],
+        )
 
 
 _SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows

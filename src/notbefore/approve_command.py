@@ -10,7 +10,7 @@ from notbefore.config import load
 from notbefore.control import Order, ask
 from notbefore.delivery.render import MEANINGS, one_line
 from notbefore.errors import NotBeforeError
-from notbefore.show import span
+from notbefore.events.duration import span
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

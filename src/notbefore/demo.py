@@ -122,7 +122,7 @@ class _Show:
                 time.sleep(0.05)
         self._begun = time.monotonic()
         _say(f"notbefore watches a simulated IMDS at {imds}; this VM is {VMS[0]}, its neighbour {VMS[1]}.")
-        _say(f"Look around meanwhile: {self._url}/metrics or `notbefore events --url {self._url}`")
+        _say(f"Look around meanwhile: {self._url}/ in a browser, or `notbefore events --url {self._url}`")
         _say("Events run up to 90 times as fast as in life. Below each change: the agent's metric just then.\n")
 
     def play(self, simulator: Simulator) -> None:

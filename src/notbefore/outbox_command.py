@@ -15,8 +15,9 @@ import msgspec
 from notbefore.config import load
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.events.delivery import STATES, Delivery, Terms
+from notbefore.events.duration import span
 from notbefore.events.record import json_line, rfc3339
-from notbefore.show import span, table
+from notbefore.show import table
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME
 

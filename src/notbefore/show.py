@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from notbefore.errors import ConfigError, NotBeforeError, StoreError
+from notbefore.events.duration import span
 from notbefore.events.record import json_line
 from notbefore.store.store import FILE_NAME, read_history
 
@@ -142,17 +143,6 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -
     out.writelines(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells
     )
-
-
-def span(seconds: float | None) -> str:
-    """Seconds for people: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
-    if seconds is None:
-        return "-"
-    sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
-    for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
-        if whole >= size:
-            return f"{sign}{whole // size}{unit}{whole % size // part:02d}{below}"
-    return f"{seconds:.1f}s"
 
 
 def _time(text: str) -> datetime:

@@ -298,6 +298,11 @@ class Watch:
         return self._memory.tracked.expecting
 
     @property
+    def trouble(self) -> str | None:
+        """Why the last answer of IMDS was no good; ``None`` when it was."""
+        return self._trouble
+
+    @property
     def vm(self) -> Vm | None:
         """Who this VM is, as far as it is known, with the configured name."""
         vm = self._memory.vm

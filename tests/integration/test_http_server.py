@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import re
 import selectors
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from notbefore.errors import ListenError
 from notbefore.exposition import server as module
-from notbefore.exposition.http import Verdict, make_app
+from notbefore.exposition.http import Condition, Verdict, make_app
 from notbefore.exposition.server import HttpServer
 from support.agent import eventually, free_port
 
@@ -29,6 +30,7 @@ class Shown:
         self.verdict = Verdict(ok=True)
         self.asked: list[tuple[datetime | None, int]] = []
         self.body = METRICS
+        self.broken = False
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
@@ -37,7 +39,9 @@ class Shown:
         return self.verdict
 
     def ready(self) -> Verdict:
-        raise RuntimeError("a secret that nobody is to see")
+        if self.broken:
+            raise RuntimeError("a secret that nobody is to see")
+        return self.verdict
 
     def pending(self) -> bytes:
         return b'{"events":[]}'
@@ -45,6 +49,9 @@ class Shown:
     def history(self, since: datetime | None, limit: int) -> bytes:
         self.asked.append((since, limit))
         return b'{"changes":[]}'
+
+    def condition(self) -> Condition:
+        return Condition()
 
 
 @pytest.fixture
@@ -107,8 +114,9 @@ def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) 
 
 
 def test_a_page_that_breaks_says_nothing_and_takes_no_other_with_it(
-    server: HttpServer, caplog: pytest.LogCaptureFixture
+    server: HttpServer, view: Shown, caplog: pytest.LogCaptureFixture
 ) -> None:
+    view.broken = True
     status, _, body = ask(server, "/readyz")
     assert status == 500
     assert b"secret" not in body
@@ -120,7 +128,23 @@ def test_an_unknown_page_names_the_known_ones(server: HttpServer) -> None:
     status, _, body = ask(server, "/metric")
     assert status == 404
     assert "/metrics" in json.loads(body)["error"]
-    assert b"/api/v1/history" in ask(server, "/")[2]
+
+
+def test_the_page_allows_nothing_but_what_comes_with_it(server: HttpServer) -> None:
+    _, headers, body = ask(server, "/", accept_encoding="gzip")
+    (policy,) = headers.get_all("Content-Security-Policy", [])
+    directives = {one.split()[0]: one.split()[1:] for one in policy.split(";")}
+    assert directives.pop("default-src") == directives.pop("frame-ancestors") == ["'none'"]
+    assert {source for sources in directives.values() for source in sources} == {"'self'", "'none'"}
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    page = gzip.decompress(body).decode()
+    assert "/api/v1/history" in page
+    files = re.findall(r'(?:src|href)="(page/[^"]+)"', page)
+    assert len(files) == 3
+    for file in files:
+        status, headers, body = ask(server, f"/{file}")
+        assert (status, bool(body), headers["X-Content-Type-Options"]) == (200, True, "nosniff")
+    assert ask(server, "/page/../http.py")[0] == 404
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
+from notbefore.events.duration import span
 from notbefore.logs import JsonFormatter, set_up
-from notbefore.show import show_events, show_history, span
+from notbefore.show import show_events, show_history
 
 
 @pytest.mark.parametrize(

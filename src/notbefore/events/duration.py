@@ -29,3 +29,14 @@ class Duration:
 
     def __str__(self) -> str:
         return self.text
+
+
+def span(seconds: float | None) -> str:
+    """Seconds for people: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
+    if seconds is None:
+        return "-"
+    sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
+    for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            return f"{sign}{whole // size}{unit}{whole % size // part:02d}{below}"
+    return f"{seconds:.1f}s"

@@ -1,4 +1,4 @@
-"""The agent's HTTP interface as a WSGI application: ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
+"""The agent's HTTP interface as a WSGI application: ``/``, ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
 
 It shows what a ``View`` gives it and knows nothing of where that comes from. Nothing can be changed through it.
 """
@@ -7,32 +7,35 @@ import gzip
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
 
+from notbefore.events.delivery import OutboxView
+
 MAX_LIMIT: Final = 10_000
 DEFAULT_LIMIT: Final = 100
 GZIP_FROM: Final = 1024  # bytes; below it there is nothing to save
 
 JSON: Final = "application/json; charset=utf-8"
-TEXT: Final = "text/plain; charset=utf-8"
-ALWAYS: Final = (
-    ("Cache-Control", "no-store"),
-    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
-    ("X-Content-Type-Options", "nosniff"),
+HTML: Final = "text/html; charset=utf-8"
+ALWAYS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+# what the page is made of comes from here, nothing stands inline, and nothing can be sent anywhere
+PAGE_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-INDEX: Final = b"""notbefore watches Azure Scheduled Events on this VM.
-
-/metrics          for Prometheus
-/healthz          is the agent alive
-/readyz           does it see what Azure says
-/api/v1/events    what is listed now
-/api/v1/history   what changed (?since=2026-01-31T00:00:00Z&limit=100)
-"""
+PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+PAGE_CHANGES: Final = 300  # the newest of the history, which the page reads
 
 log = logging.getLogger("notbefore.http")
 
@@ -46,6 +49,20 @@ class Verdict(Struct, frozen=True):
 
     ok: bool
     reasons: tuple[str, ...] = ()
+
+
+class Condition(Struct, frozen=True):
+    """How the agent itself fares: what the page says beside the events."""
+
+    version: str = ""
+    endpoint: str = ""  # of IMDS
+    trouble: str | None = None  # why the last answer of IMDS was no good
+    state_file: str = ""
+    degraded: str | None = None  # why the state is not written
+    damaged_files: int = 0
+    courier_running: bool = False
+    sinks: dict[str, str] = {}  # those that are configured, with their kinds
+    outbox: OutboxView = OutboxView()
 
 
 class View(Protocol):
@@ -66,6 +83,9 @@ class View(Protocol):
     def history(self, since: datetime | None, limit: int) -> bytes:
         """The last changes, as JSON."""
 
+    def condition(self) -> Condition:
+        """How the agent itself fares."""
+
 
 class Response(Struct, frozen=True):
     """An answer before it is put on the wire."""
@@ -83,18 +103,20 @@ class _BadRequestError(Exception):
 def make_app(view: View) -> App:
     """The application over ``view``."""
     routes: dict[str, Callable[[Environ], Response]] = {
-        "/": lambda _: Response(INDEX, TEXT),
+        "/": lambda environ: _page(view, environ),
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda _: _verdict(view.health(), "unhealthy"),
         "/readyz": lambda _: _verdict(view.ready(), "not ready"),
         "/api/v1/events": lambda _: Response(view.pending()),
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+        **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
     }
 
     def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         response = _respond(routes, environ)
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
-        start_response(f"{response.status.value} {response.status.phrase}", [*headers, *response.headers, *ALWAYS])
+        headers += (ALWAYS | dict(response.headers)).items()
+        start_response(f"{response.status.value} {response.status.phrase}", headers)
         return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
 
     return app
@@ -121,10 +143,32 @@ def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response
 
 def _metrics(view: View, environ: Environ) -> Response:
     body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
-    vary = ("Vary", "Accept, Accept-Encoding")
+    return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"))
+
+
+def _packed(environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str]) -> Response:
+    """Compressed for those who take it, where it is worth it."""
     if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", "") and len(body) >= GZIP_FROM:
-        return Response(gzip.compress(body, 1), content_type, headers=(("Content-Encoding", "gzip"), vary))
-    return Response(body, content_type, headers=(vary,))
+        return Response(gzip.compress(body, 1), content_type, headers=(("Content-Encoding", "gzip"), *headers))
+    return Response(body, content_type, headers=headers)
+
+
+def _page(view: View, environ: Environ) -> Response:
+    from notbefore.exposition.page.look import Look  # noqa: PLC0415 - an agent that nobody looks at does without
+    from notbefore.exposition.page.render import render  # noqa: PLC0415 - as above
+
+    now = datetime.now(UTC)
+    look = Look.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.condition())
+    headers = (
+        ("Content-Security-Policy", PAGE_POLICY),
+        ("Referrer-Policy", "no-referrer"),
+        ("Vary", "Accept-Encoding"),
+    )
+    return _packed(environ, render(look), HTML, *headers)
+
+
+def _page_file(name: str, _environ: Environ) -> Response:
+    return Response(Path(__file__).with_name("page").joinpath(name).read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
 
 
 def _verdict(verdict: Verdict, otherwise: str) -> Response:

@@ -1,0 +1,123 @@
+// Counts the countdowns, and takes over what differs on the page as the agent renders it now. What stays the same is not
+// touched: focus, selection, scrolling and unfolded parts stay as they are.
+"use strict";
+
+const EVERY = 500; // ms: with a beat of one second a change is seen well within two
+const PATIENCE = 5000; // ms for an answer
+
+let ahead = 0; // ms by which the agent's clock is ahead of this one
+let shown = Date.now(); // when what is shown was fetched
+let paused = false;
+let asking = false;
+
+function counted(seconds) { // as render.counted
+  const whole = Math.trunc(Math.abs(seconds));
+  const two = (number) => String(number).padStart(2, "0");
+  const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
+  const rest = two(Math.floor(whole / 60) % 60) + ":" + two(whole % 60);
+  const sign = seconds <= -1 ? "-" : "";
+  if (days) return sign + days + "d " + two(hours) + ":" + rest;
+  return sign + (hours ? hours + ":" + rest : rest.replace(/^0/, ""));
+}
+
+function count() {
+  if (paused) return;
+  const now = (Date.now() + ahead) / 1000;
+  for (const one of document.querySelectorAll("[data-until], [data-since]")) {
+    const { until, since } = one.dataset;
+    const text = counted(until !== undefined ? until - now : now - since);
+    if (one.textContent !== text) one.textContent = text;
+  }
+}
+
+function synchronize() {
+  ahead = document.body.dataset.now * 1000 - Date.now();
+  shown = Date.now();
+}
+
+function takeOver(old, fresh) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  if ("keep" in old.dataset) return;
+  for (const { name } of [...old.attributes]) {
+    if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name); // `open` is the reader's
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  if (!("until" in old.dataset || "since" in old.dataset)) takeOverChildren(old, fresh);
+}
+
+function takeOverChildren(old, fresh) {
+  const key = (node) => node.dataset?.key;
+  const keys = new Set([...fresh.childNodes].map(key));
+  for (const gone of [...old.childNodes].filter((node) => key(node) && !keys.has(key(node)))) gone.remove();
+  const keyed = new Map([...old.childNodes].filter(key).map((node) => [key(node), node]));
+  let at = old.firstChild;
+  for (const next of fresh.childNodes) {
+    let match = key(next) ? keyed.get(key(next)) : at;
+    if (match && (match.nodeName !== next.nodeName || key(match) !== key(next))) match = null;
+    if (key(next)) keyed.delete(key(next));
+    if (!match) {
+      old.insertBefore(document.importNode(next, true), at);
+      continue;
+    }
+    if (match === at) at = at.nextSibling;
+    else old.insertBefore(match, at);
+    takeOver(match, next);
+  }
+  while (at) {
+    const gone = at;
+    at = at.nextSibling;
+    gone.remove();
+  }
+}
+
+function tell(trouble) {
+  const silence = document.getElementById("silence");
+  const text = trouble ? "The agent does not answer: this is what it said at " + clock(shown) + " UTC." : "";
+  if (silence.textContent !== text) silence.textContent = text;
+  silence.hidden = !trouble;
+}
+
+function clock(time) {
+  return new Date(time + ahead).toISOString().slice(11, 19);
+}
+
+async function refresh() {
+  if (paused || asking || document.hidden) return;
+  asking = true;
+  try {
+    const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw new Error(answer.statusText);
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (paused) return;
+    takeOver(document.body, fresh.body);
+    document.title = fresh.title;
+    synchronize();
+    tell(false);
+  } catch {
+    tell(true);
+  } finally {
+    asking = false;
+    count();
+  }
+}
+
+function setUp() {
+  synchronize();
+  const button = document.getElementById("pause");
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    paused = !paused;
+    button.textContent = paused ? "Paused at " + clock(Date.now()) + ": resume" : "Pause";
+    refresh();
+  });
+  document.addEventListener("visibilitychange", refresh);
+  setInterval(count, 200);
+  setInterval(refresh, EVERY);
+}
+
+setUp();

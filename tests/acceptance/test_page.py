@@ -1,0 +1,209 @@
+"""The agent's page in a real browser, served by a running agent that watches a simulated IMDS."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from notbefore.exposition.page.pending import counted
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually
+from support.azure import ME, PEER, body, item
+from support.browser import Heard, chromium
+
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1280, "height": 800}
+PATIENCE = 20_000  # ms
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME, PEER)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+@pytest.fixture(scope="module")
+def agent(imds: Simulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """A dozen events in its history, one of them started; a rule of approval, and no leave to follow it."""
+    directory = tmp_path_factory.mktemp("agent")
+    config = directory / "notbefore.yml"
+    config.write_text("approval: {rules: [{match: {event_type: Freeze}, action: approve}]}", encoding="utf-8")
+    with RunningAgent(imds.endpoint, directory / "state", str(config)) as agent:
+        agent.ready()
+        imds.set_document(body(*(item(f"past-{number}", NotBefore=due(900)) for number in range(12)), incarnation=2))
+        eventually(lambda: len(agent.records) == 12)
+        imds.set_document(body(item("started", EventStatus="Started", NotBefore=""), incarnation=3))
+        eventually(lambda: len(agent.records) == 25)
+        imds.set_document(body(incarnation=4))
+        eventually(lambda: len(agent.records) == 26)
+        yield agent
+
+
+@pytest.fixture
+def visit(browser: Browser, agent: RunningAgent, imds: Simulator) -> Iterator[Open]:
+    """Opens the page; in the end nobody complained, and nothing was asked for elsewhere."""
+    imds.set_document(body(incarnation=5))
+    eventually(lambda: not agent.json("/api/v1/events")["events"])
+    heard = []
+
+    def open_page(**settings: object) -> Page:
+        page = browser.new_context(**{"viewport": DESK, **settings}).new_page()  # type: ignore[arg-type]  # any setting
+        page.set_default_timeout(PATIENCE)
+        heard.append(Heard(page))
+        page.goto(f"http://127.0.0.1:{agent.port}/")
+        return page
+
+    yield open_page
+    for context in browser.contexts:
+        context.close()
+    for one in heard:
+        assert one.complaints == []
+        assert one.requests
+        assert all(url.startswith(f"http://127.0.0.1:{agent.port}/") for url in one.requests)
+
+
+def due(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+def pending(*names: str, **fields: object) -> bytes:
+    return body(*(item(name, NotBefore=due(900), **fields) for name in names), incarnation=6)
+
+
+def seconds(page: Page) -> int:
+    """What the countdown says."""
+    minutes, rest = page.locator("#pending [role=timer]").first.inner_text().split(":")
+    return int(minutes) * 60 + int(rest)
+
+
+def test_a_change_appears_by_itself_and_its_countdown_counts(
+    visit: Open, imds: Simulator, record_property: Callable[[str, object], None]
+) -> None:
+    page = visit()
+    expect(page.locator("#pending")).to_contain_text("No event is listed.")
+    begun = time.monotonic()
+    imds.set_document(pending("appears"))
+    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.5 s)
+    expect(page).to_have_title(f"1 pending - {ME} - notbefore")
+    expect(page.locator("#pending td").last).to_contain_text("by the rules: approve")
+    first = seconds(page)
+    assert 800 < first < 900
+    page.wait_for_function("first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first)
+    eventually(lambda: seconds(page) <= first - 2)
+    imds.set_document(body(incarnation=7))
+    expect(page.locator("#timeline tbody tr").first).to_contain_text("canceled", timeout=PATIENCE)
+
+
+def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, imds: Simulator) -> None:
+    imds.set_document(pending("silent"))
+    page = visit()
+    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    # not by a cut connection: of that the browser itself would complain on the console
+    page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('no answer')) }")
+    expect(page.get_by_role("alert")).to_contain_text("The agent does not answer", timeout=PATIENCE)
+    first = seconds(page)
+    eventually(lambda: seconds(page) <= first - 2)
+    times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
+    assert page.evaluate("times => times.map(counted)", times) == [counted(time) for time in times]
+
+
+HOSTILE = {
+    "markup": "<script>window.hit=1</script><img src=x onerror=window.hit=1>",
+    "attributes": "\"' onmouseover=window.hit=1 style='color:red'",
+    "closing": "</td></table></main><base href=//example.org><form action=//example.org>",
+    "long": "x" * 390,
+}
+
+
+def test_hostile_descriptions_stay_text(visit: Open, imds: Simulator) -> None:
+    events = [item(name, Description=text, EventSource=text[:60]) for name, text in HOSTILE.items()]
+    events += [item("turned", Description="abc \u202e def", Resources=["\u2067evil"], NotBefore="")]
+    imds.set_document(body(*events, incarnation=8))
+    page = visit(viewport=PHONE)
+    expect(page.locator("#pending tbody tr")).to_have_count(5, timeout=PATIENCE)
+    told = page.locator("#pending .about").all_inner_texts()
+    for text in HOSTILE.values():
+        assert any(text in one for one in told)
+    assert any("abc \\u202e def" in one for one in told)
+    assert page.evaluate("window.hit") is None
+    assert page.locator("base, form, main img, [style], main script").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -> None:
+    imds.set_document(pending("first", Description="to be selected"))
+    page = visit(viewport=PHONE)
+    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    page.locator("#timeline summary").click()
+    page.get_by_text("to be selected").dblclick()
+    chosen = page.evaluate("getSelection().toString()")
+    page.locator("nav a").first.focus()
+    scrolled = page.evaluate("scrollTo(0, 300), scrollY")
+    imds.set_document(pending("first", "second", Description="to be selected"))
+    expect(page.locator("#pending tbody tr")).to_have_count(2, timeout=PATIENCE)
+    assert chosen.strip() in ("to", "be", "selected")
+    assert page.evaluate("getSelection().toString()") == chosen
+    assert page.evaluate("document.activeElement.textContent") == "/metrics"
+    assert page.evaluate("scrollY") == scrolled
+    assert page.locator("#timeline details").get_attribute("open") is not None
+
+
+def test_it_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> None:
+    page = visit()
+    page.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name=re.compile("Paused at .*: resume"))).to_be_focused()
+    imds.set_document(pending("unseen"))
+    other = visit()
+    expect(other.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESK])
+def test_it_can_be_read_by_everyone(visit: Open, imds: Simulator, viewport: ViewportSize) -> None:
+    started = item("now", EventStatus="Started", EventType="Reboot", NotBefore="", Resources=[PEER])
+    imds.set_document(body(item("soon", NotBefore=due(900)), started, incarnation=9))
+    page = visit(viewport=viewport, color_scheme="light")
+    expect(page.locator("#pending tbody tr")).to_have_count(2, timeout=PATIENCE)
+    page.locator("#timeline summary").click()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    page.emulate_media(color_scheme="dark")
+    found = Axe().run(page, options={"runOnly": ["color-contrast"]})
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+    # on a phone the cells are blocks: what a screen reader is told of must be a table nevertheless
+    table = page.get_by_role("table", name="Events that Azure lists now")
+    assert table.get_by_role("rowheader").count() == 2
+    assert table.get_by_role("cell").count() == 12
+    assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_without_javascript_it_says_all_and_how_to_see_what_is_new(
+    visit: Open, imds: Simulator, agent: RunningAgent
+) -> None:
+    imds.set_document(pending("quiet"))
+    eventually(lambda: agent.json("/api/v1/events")["events"])
+    page = visit(java_script_enabled=False)
+    expect(page.locator("#pending [role=timer]")).to_have_text(re.compile(r"1[34]:\d\d"))
+    expect(page.get_by_role("button")).to_have_count(0)
+    imds.set_document(body(incarnation=10))
+    eventually(lambda: not agent.json("/api/v1/events")["events"])
+    page.get_by_role("link", name="load it again").click()
+    expect(page.locator("#pending")).to_contain_text("No event is listed.")

@@ -1,0 +1,284 @@
+"""The page without a server: what it says of which state, that it says all of it as text, and that it stays bounded."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.events.change import Gap
+from notbefore.events.delivery import OutboxView
+from notbefore.events.lifecycle import Life, Tracked, diff
+from notbefore.events.record import Vm, json_line, record
+from notbefore.exposition import page
+from notbefore.exposition.http import Condition, Verdict
+from notbefore.exposition.page.html import tag
+from notbefore.exposition.page.look import MAX_ENDED, Look
+from notbefore.exposition.page.pending import counted
+from notbefore.exposition.page.render import render
+from notbefore.exposition.page.timeline import TICKS, Scale, words
+from support.azure import ID, ME, PEER, at, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
+FLOW = {"header", "main", "section", "footer", "nav", "h1", "h2", "h3", "p", "ul", "li", "div", "dl", "dt", "dd"}
+WORDS = {"a", "b", "bdi", "button", "code", "details", "i", "noscript", "span", "strong", "summary", "time"}
+TABLES = {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "line", "circle", "text"}
+ELEMENTS = HEAD | FLOW | WORDS | TABLES
+
+
+class Agent:
+    """What the agent would answer, without I/O."""
+
+    def __init__(self) -> None:
+        self.tracked, self.records = Tracked(), list[bytes]()
+        self.vm = Vm(name=ME, location="norwayeast")
+        self.approval: dict[str, str] | None = None
+
+    def sees(self, seconds: float, *items: Any, **fields: Any) -> "Agent":
+        step = diff(self.tracked, document(*items), now(seconds, **fields))
+        self.tracked = step.tracked
+        self.records += [json_line(record(change, self.vm)) for change in step.changes]
+        return self
+
+    def look(self, seconds: float, *, polled: bool = True, **said: Any) -> Look:
+        events = {
+            "vm": self.vm,
+            "last_successful_poll": at(seconds) if polled else None,
+            "events": [listed(life) | {"approval": self.approval} for life in self.tracked.events.values()],
+        }
+        history = b'{"changes":[' + b",".join(self.records) + b"]}"
+        ready = said.pop("ready", Verdict(ok=True))
+        return Look.of(at(seconds), json_line(events), history, ready, Condition(**said))
+
+
+def listed(life: Life) -> dict[str, Any]:
+    """As ``/api/v1/events`` has it."""
+    event = msgspec.structs.asdict(life.event)
+    seen = {"scope": life.scope, "first_seen": life.first_seen, "started": life.started, "not_before": life.not_before}
+    return {**event, **seen, "notice_seconds": life.notice, "expected_duration_seconds": event["duration"]}
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements, self.attributes, self.texts = set[str](), set[tuple[str, str]](), list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {(name, value or "") for name, value in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def read(look: Look) -> _Reader:
+    reader = _Reader()
+    reader.feed(render(look).decode())
+    return reader
+
+
+def said(look: Look) -> str:
+    """The page's text on one line."""
+    return re.sub(r"\s+", " ", " ".join(read(look).texts))
+
+
+def test_an_event_is_told_with_its_countdown_and_what_is_known_of_it() -> None:
+    text = said(Agent().sees(0).sees(1, item()).look(10.5))
+    for part in ("Freeze of this VM is next, not before 12:15:00 UTC.", "14:49 to NotBefore", ME, ID, "14m59s", "5.0s"):
+        assert part in text
+    assert "off" in text
+
+
+def test_what_is_started_counts_from_its_start() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED))
+    assert "1:05 since its start" in said(agent.look(965))
+    assert "Freeze of this VM is under way." in said(agent.look(965))
+
+
+def test_a_not_before_that_has_passed_is_said() -> None:
+    assert "0:05 past its NotBefore" in said(Agent().sees(0).sees(1, item()).look(905))
+
+
+def test_this_vms_events_come_before_those_of_others() -> None:
+    mine, theirs = item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT"), item("theirs", Resources=[PEER], **STARTED)
+    assert [event.event_id for event in Agent().sees(0).sees(1, theirs, mine).look(2).pending] == ["mine", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("polled", "ready", "sentence"),
+    [
+        (True, True, "Nothing is scheduled."),
+        (True, False, "Nothing was scheduled when IMDS last answered."),
+        (False, False, "What is scheduled is not known yet: IMDS has not answered."),
+    ],
+)
+def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: bool, sentence: str) -> None:
+    assert sentence in said(Agent().look(0, polled=polled, ready=Verdict(ready)))
+
+
+def test_what_approval_would_do_stands_beside_the_event() -> None:
+    agent = Agent().sees(0).sees(1, item())
+    agent.approval = {"action": "approve", "rule": "small", "reason": "a Freeze", "at": "2026-03-01T12:05:00Z"}
+    assert "approve from 12:05:00 on small: a Freeze" in said(agent.look(2))
+    agent.approval |= {"mode": "dry_run", "state": "checking"}
+    assert "dry run: approve from 12:05:00 on small: a Freeze checking" in said(agent.look(2))
+    agent.approval = {"action": "leave", "reason": "no rule matches", "mode": "off", "off": "not enabled"}
+    assert "off (not enabled); by the rules: leave alone no rule matches" in said(agent.look(2))
+
+
+def test_an_event_that_is_over_is_on_the_timeline_with_what_was_measured() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED))
+    agent.sees(1500, gap=Gap(7.2, 0.0))
+    (life,) = agent.look(2000).ended
+    expected = "Freeze: seen first 14m59s before NotBefore, started at NotBefore, interruption as felt 7.2s"
+    assert words(life, at(2000)) == f"{expected}, finished 10m00s after NotBefore"
+    assert "14m59s 10m00s 7.2s finished" in said(agent.look(2000))
+
+
+def test_how_it_ended_is_not_claimed_where_nobody_looked() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, blind=800.0)
+    assert "gone, nobody saw how" in words(agent.look(901).ended[0], at(901))
+
+
+def test_an_event_id_that_came_back_has_two_lives() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(10).sees(20, item(**STARTED)).sees(30)
+    assert [life.outcome for life in agent.look(31).ended] == ["finished", "canceled"]
+
+
+def test_a_start_whose_record_is_no_longer_kept_is_reckoned_from_the_end() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(1500)
+    del agent.records[:2]
+    assert agent.look(1501).ended[0].started == at(900)
+
+
+def test_the_agents_own_state_is_said() -> None:
+    outbox = OutboxView(
+        rows={("oncall", "pending"): 3, ("oncall", "dead"): 1, ("old", "pending"): 1},
+        oldest={"oncall": at(0).timestamp()},
+        counts={("oncall", "delivered"): 7},
+    )
+    text = said(
+        Agent().look(
+            90,
+            ready=Verdict(ok=False, reasons=("the last good answer is old",)),
+            trouble="server_error",
+            degraded="disk full",
+            sinks={"oncall": "slack", "hook": "webhook"},
+            outbox=outbox,
+        )
+    )
+    for part in (
+        "IMDS: not ready",
+        "the last good answer is old",
+        "server_error",
+        "no, kept in memory alone: disk full",
+        "Deliveries: 4 waiting, the oldest for 1m30s, 1 dead",
+        "oncall slack 3 1m30s 1 7 0",
+        "hook webhook 0 - 0 0 0",
+        "old no longer configured 1",
+    ):
+        assert part in text
+
+
+HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
+    ["<script>x</script>", "\"' onload=x", "</title><img src=x>", "\u202egnp.exe", "&lt;b&gt;", "]]>", "\x00\x1b[2J"]
+)
+
+
+@given(HOSTILE)
+def test_every_text_from_outside_stays_text(text: str) -> None:
+    given = {"EventType": text, "EventStatus": text, "EventSource": text, "Description": text, "Resources": [text, ME]}
+    agent = Agent()
+    agent.vm = Vm(name=text, location=text)
+    agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
+    agent.approval = dict.fromkeys(("action", "rule", "reason", "mode", "off", "state"), text)
+    outbox = OutboxView(rows={(text, "pending"): 1})
+    doubt = Verdict(ok=False, reasons=(text,))
+    seen = read(
+        agent.look(3, ready=doubt, trouble=text, degraded=text, endpoint=text, sinks={text: text}, outbox=outbox)
+    )
+    assert seen.elements <= ELEMENTS
+    assert not {name for name, _ in seen.attributes if name.startswith("on") or name == "style"}
+    assert {value for name, value in seen.attributes if name == "src"} == {"page/page.js"}
+    assert not any(mark in "".join(seen.texts) for mark in "\u202e\u2066\x00\x1b\u200b")
+
+
+def test_markup_is_escaped_unless_it_is_made_here() -> None:
+    assert tag("p", "<b>&", tag("i"), title='"x"\u202e') == '<p title="&quot;x&quot;\\u202e">&lt;b&gt;&amp;<i></i></p>'
+
+
+def test_the_page_stays_small_whatever_is_listed() -> None:
+    long = {"Description": "x" * 2000, "Resources": [f"vm-{number}" for number in range(300)]}
+    agent = Agent().sees(0).sees(1, *(item(f"id-{number}", **long) for number in range(150)))
+    look = agent.look(2)
+    assert "And 50 more" in said(look)
+    assert "and 295 more" in said(look)
+    assert len(render(look)) < 300_000
+    agent.records = []
+    agent.sees(3).sees(4, item("late"))
+    assert render(agent.look(5)).count(b'<svg class="life"') == MAX_ENDED + 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (9.9, "0:09"),
+        (61, "1:01"),
+        (3723, "1:02:03"),
+        (90_000, "1d 01:00:00"),
+        (-0.5, "0:00"),
+        (-65, "-1:05"),
+    ],
+)
+def test_a_countdown_is_written_as_a_clock(seconds: float, text: str) -> None:
+    assert counted(seconds) == text
+
+
+@given(st.floats(-4e6, 4e6), st.floats(-4e6, 4e6))
+def test_the_scale_keeps_the_order_and_its_bounds(one: float, other: float) -> None:
+    scale = Scale(900, 3600)
+    low, high = scale.x(min(one, other)), scale.x(max(one, other))
+    assert 0 <= low <= high <= 100
+
+
+def test_the_scale_ends_at_ticks_beyond_all_that_is_drawn() -> None:
+    look = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(1300).look(5000)
+    scale = Scale.over(look.ended, at(5000))
+    assert (scale.before, scale.after) == (900, 900)
+    assert {scale.before, scale.after} <= {seconds for seconds, _ in TICKS}
+
+
+def test_an_agent_that_nobody_looks_at_does_without_it() -> None:
+    look = "import sys, notbefore.agent; print([name for name in sys.modules if 'exposition.page' in name])"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_what_is_drawn_stands_out_from_its_ground(scheme: int) -> None:
+    """WCAG 1.4.11: graphics 3 to 1. Of text the browser's test makes sure."""
+    css = Path(page.__path__[0], "page.css").read_text(encoding="utf-8")
+    colors = [
+        dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    ]
+    assert len(colors) == 2
+    for name in ("scheduled", "started", "felt", "text"):
+        assert contrast(colors[scheme][name], colors[scheme]["surface"]) >= 3
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
