@@ -7,6 +7,7 @@ ARG EXTRAS=all
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
+COPY config config
 # a virtual environment of its own: it is all that is taken over, pip and the sources stay behind
 RUN python3 -m venv --without-pip /opt/notbefore \
     && python3 -m venv /tmp/pip \
