@@ -1,4 +1,4 @@
-"""The references in docs/, made from the code: ``tools/reference.py`` writes them (``make reference``), a test compares.
+"""The references in docs/, made from the code: this writes them (``make reference``), a test compares.
 
 Configuration from the structs, with the comment beside each field; metrics from ``events/samples.py``; the record from
 its JSON Schema.
@@ -42,28 +42,30 @@ NOTE: Final = "<!-- Made by `make reference`: change the code that it is made fr
 CONFIGURATION: Final = """# Configuration
 
 {note}
-One YAML file, given to `notbefore run`. Every key has a default except a sink's address: an empty file is a working agent.
-`notbefore check-config FILE` says what is wrong with one, with file, line and path, or what it amounts to; an unknown key is
-wrong. SIGHUP reads it again; one that is wrong is refused, and the old one stays.
+One YAML file, given to `notbefore run`. Every key has a default except a sink's address: an empty file is a working
+agent. `notbefore check-config FILE` says what is wrong with one, with file, line and path, or what it amounts to; an
+unknown key is wrong. SIGHUP reads it again; one that is wrong is refused, and the old one stays.
+[config/notbefore.yml](../config/notbefore.yml) is one to begin with.
 
-Later wins: the defaults, the file, the environment (`NOTBEFORE_IMDS__INTERVAL=5s`: the path in capitals, `__` between its
-parts), the command line (`--listen`, `--imds`, `--state-dir`).
+Later wins: the defaults, the file, the environment (`NOTBEFORE_IMDS__INTERVAL=5s`: the path in capitals, `__` between
+its parts), the command line (`--listen`, `--imds`, `--state-dir`).
 
 **Duration**: `500ms`, `1s`, `1m30s`, `1h`. **Secret**: text, or instead of `url` one of `url_file` (relative to the
-configuration), `url_env`, `url_credential` (systemd's `LoadCredential=`); so for each key marked *secret*. None is ever printed.
+configuration), `url_env`, `url_credential` (systemd's `LoadCredential=`); so for each key marked *secret*. None is
+ever printed.
 """
 METRICS: Final = """# Metrics
 
 {note}
 What `/metrics` shows, in the text format and in OpenMetrics. Samples are computed at the scrape. Durations are seconds,
 times Unix seconds. Series that are counted begin at 0 for every value that is known beforehand; an unforeseen one is
-added, and beyond a bound becomes `other`. What concerns events survives a restart; `notbefore_...` begins anew, except deliveries.
+added, and beyond a bound becomes `other`. What concerns events or deliveries survives a restart; the rest begins anew.
 """
 RECORD: Final = """# The record
 
 {note}
-Each change in the life of an event is one flat JSON object: a line on standard output, an entry of `/api/v1/history`, the body
-of a webhook, the `data` of a CloudEvent in an Event Hub. The names are OpenTelemetry's, and ours below
+Each change in the life of an event is one flat JSON object: a line on standard output, an entry of `/api/v1/history`,
+the body of a webhook, the `data` of a CloudEvent in an Event Hub. The names are OpenTelemetry's, and ours below
 `azure.scheduled_event.`. What is not known is left out, never guessed. The JSON Schema is
 [record.v1.json](../src/notbefore/events/record.v1.json).
 
@@ -91,7 +93,7 @@ def configuration() -> str:
 def _sinks() -> str:
     common = _table("", SinkSettings)
     parts = [
-        "## `sinks.NAME`\n\nA name of yours, then exactly one kind with its keys. See [notifications](notifications.md).\n",
+        "## `sinks.NAME`\n\nA name of yours, then one kind with its keys. See [notifications](notifications.md).\n",
         f"Every kind takes:\n\n{common}",
     ]
     for kind, struct in KINDS.items():
@@ -231,11 +233,10 @@ def metrics() -> str:
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
         rows = [_metric_row(metric) for metric in found if metric.name.startswith(start)]
         parts.append(f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}")
-    values = "".join(_label_rows(found, known))
     parts.append(
-        f"## Values of labels\n\nThose that are there from the start.\n\n| metric | label | values |\n|---|---|---|\n{values}"
+        "## Values of labels\n\nThose that are there from the start.\n\n| metric | label | values |\n|---|---|---|"
     )
-    return "\n".join(parts)
+    return "\n".join((*parts, "".join(_label_rows(found, known))))
 
 
 def _nothing() -> View:
@@ -264,12 +265,14 @@ def record_reference() -> str:
     """docs/record.md."""
     schema = json.decode(RECORD_SCHEMA.read_bytes())
     required = set(schema["required"])
-    rows = "".join(
-        f"| `{name}` | {_json_type(given)} | {'always' if name in required else ''} | {_cell(given.get('description', ''))} |\n"
-        for name, given in schema["properties"].items()
-    )
+    rows = "".join(_attribute_row(name, given, required) for name, given in schema["properties"].items())
     example = json.format(_example(), indent=2).decode()
     return RECORD.format(note=NOTE, example=example) + f"\n| attribute | type | | |\n|---|---|---|---|\n{rows}"
+
+
+def _attribute_row(name: str, given: dict[str, Any], required: set[str]) -> str:
+    always = "always" if name in required else ""
+    return f"| `{name}` | {_json_type(given)} | {always} | {_cell(given.get('description', ''))} |\n"
 
 
 def _json_type(given: dict[str, Any]) -> str:
