@@ -58,8 +58,8 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(agent: RunningAgent)
 
 def test_health_asks_the_address_that_is_configured(agent: RunningAgent) -> None:
     well = notbefore("health", NOTBEFORE_SERVER__LISTEN=f"0.0.0.0:{agent.port}")
-    assert (well.returncode, well.stdout, well.stderr) == (0, "", "")
-    gone = notbefore("health", "--listen", f"127.0.0.1:{free_port()}")
+    assert (well.returncode, well.stdout, well.stderr) == (0, "ok\n", "")
+    gone = notbefore("health", NOTBEFORE_SERVER__LISTEN=f"127.0.0.1:{free_port()}")
     assert gone.returncode == 1
     assert "no agent answers" in gone.stderr
 
