@@ -34,8 +34,9 @@ install -d -m 0755 "$etc" "$units/notbefore.service.d"
 install -d -m 0700 "$etc/credentials"
 [ -n "$config" ] || [ -e "$etc/notbefore.yml" ] || config="$prefix/share/notbefore/notbefore.yml"
 
+export CREDENTIALS_DIRECTORY="$etc/credentials" # a configuration is read with its secrets
 # what is wrong is said before anything of the running service is touched
-CREDENTIALS_DIRECTORY="$etc/credentials" "$prefix/bin/notbefore" check-config "${config:-$etc/notbefore.yml}" >/dev/null
+"$prefix/bin/notbefore" check-config "${config:-$etc/notbefore.yml}" >/dev/null
 [ -z "$config" ] || install -m 0644 "$config" "$etc/notbefore.yml"
 
 sed "s#/opt/notbefore/#$prefix/#" "$prefix/share/notbefore/systemd/notbefore.service" >"$units/notbefore.service"
