@@ -176,6 +176,8 @@ def _default(field: Any) -> str:
     value = field.default if field.default is not NODEFAULT else field.default_factory()
     if value is None or value in ((), {}) or isinstance(value, Struct):
         return "" if isinstance(value, Struct) else "none"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value)
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`" if str(value) else "empty"

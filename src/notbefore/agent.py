@@ -230,7 +230,7 @@ class Agent:
 
     def _status(self) -> str:
         """How it is, in a line for ``systemctl status``."""
-        return "; ".join((f"{self._watch.listed} events listed", *self.ready().reasons))
+        return "; ".join((f"{self._watch.listed_events} events listed", *self.ready().reasons))
 
     def _reconfigure(self) -> None:
         try:

@@ -287,7 +287,7 @@ class Watch:
         return self._memory.tracked.expecting
 
     @property
-    def listed(self) -> int:
+    def listed_events(self) -> int:
         """How many events are listed."""
         return len(self._memory.tracked.events)
 
