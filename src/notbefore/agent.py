@@ -33,6 +33,7 @@ from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poller
 from notbefore.logs import set_up
+from notbefore.notify import Notifier
 from notbefore.start_request import Switches
 from notbefore.store.outbox import OutboxReader
 from notbefore.store.store import Store
@@ -135,6 +136,7 @@ class Agent:
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
         self._server = HttpServer(config.server.listen, make_app(self))
+        self._notifier = Notifier()
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
     def run(self) -> int:
@@ -149,6 +151,7 @@ class Agent:
             self._approver.start()
             if self._control is not None:
                 self._control.start()
+            self._notifier.ready()
             self._supervise()
         finally:
             self._stop()
@@ -172,6 +175,7 @@ class Agent:
             if self._store.damaged_files != damaged:
                 damaged = self._store.damaged_files
                 self._dispatcher.restart()
+            self._notifier.beat(self._status(), alive=self.health().ok)
             if self._told_to_stop(self._patience()):
                 return
 
@@ -196,7 +200,9 @@ class Agent:
                     log.info("%s: stopping", signal.Signals(number).name)
                     return True
                 if number == _SIGHUP:
+                    self._notifier.reloading()
                     self._reconfigure()
+                    self._notifier.ready()
         return False
 
     def _poke(self) -> None:
@@ -219,7 +225,12 @@ class Agent:
     def _patience(self) -> float:
         # idle, nothing here needs attention but signals; a new event is noticed within this time, and Azure's notice
         # is longer: only a start without notice has its first beats written down a moment late
-        return min(self._dispatcher.patience, 1.0 if self._watch.expecting or self._store.degraded else 5.0)
+        idle = 1.0 if self._watch.expecting or self._store.degraded else 5.0
+        return min(self._dispatcher.patience, self._notifier.patience, idle)
+
+    def _status(self) -> str:
+        """How it is, in a line for ``systemctl status``."""
+        return "; ".join((f"{self._watch.listed_events} events listed", *self.ready().reasons))
 
     def _reconfigure(self) -> None:
         try:
@@ -247,6 +258,7 @@ class Agent:
         log.info("configuration reloaded")
 
     def _stop(self) -> None:
+        self._notifier.stopping()
         self._watcher.stop()
         if self._control is not None:
             self._control.stop()

@@ -83,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--connect", action="store_true", help="ask the sinks that can be asked: would they take a message?"
     )
+    health = add("health", _health, "ask a running agent whether it is well: exit code 0 if so")
+    _with_configuration(health)
     events = add("events", _events, "show what is listed now, as a running agent knows it")
     history = add("history", _history, "show the last changes")
     for command in (events, history):
@@ -145,6 +147,14 @@ def _check_config(options: argparse.Namespace) -> int:
 
         return connect(config, sys.stdout)
     sys.stdout.write(dump(config))
+    return OK
+
+
+def _health(options: argparse.Namespace) -> int:
+    from notbefore.show import ask, url_of  # noqa: PLC0415 - as above
+
+    ask(url_of(_load(options).server.listen), "/healthz")
+    sys.stdout.write("ok\n")
     return OK
 
 

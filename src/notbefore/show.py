@@ -36,8 +36,16 @@ def ask(url: str, path: str) -> dict[str, Any]:
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise NotBeforeError(f"{url}{path}: {body.get('error', response.status)}")
+        why = body.get("error") or ", ".join(body.get("reasons", ())) or response.status
+        raise NotBeforeError(f"{url}{path}: {why}")
     return body
+
+
+def url_of(listen: str) -> str:
+    """Where an agent that listens there (``host:port``) is asked from its own machine."""
+    host, _, port = listen.rpartition(":")
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - told apart, not bound
+    return f"http://{host}:{port}"
 
 
 def read_changes(url: str, state_dir: str | None, since: str | None, limit: int) -> list[dict[str, Any]]:

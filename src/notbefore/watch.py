@@ -303,6 +303,11 @@ class Watch:
         return self._trouble
 
     @property
+    def listed_events(self) -> int:
+        """How many events are listed."""
+        return len(self._memory.tracked.events)
+
+    @property
     def vm(self) -> Vm | None:
         """Who this VM is, as far as it is known, with the configured name."""
         vm = self._memory.vm

@@ -56,6 +56,14 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(agent: RunningAgent)
     assert (event["event_id"], event["scope"]) == (ID, "self")
 
 
+def test_health_asks_the_address_that_is_configured(agent: RunningAgent) -> None:
+    well = notbefore("health", NOTBEFORE_SERVER__LISTEN=f"0.0.0.0:{agent.port}")
+    assert (well.returncode, well.stdout, well.stderr) == (0, "ok\n", "")
+    gone = notbefore("health", NOTBEFORE_SERVER__LISTEN=f"127.0.0.1:{free_port()}")
+    assert gone.returncode == 1
+    assert "no agent answers" in gone.stderr
+
+
 def test_history_shows_the_changes_as_a_table_and_as_json(agent: RunningAgent) -> None:
     assert "announced" in notbefore("history", "--url", url(agent)).stdout
     (change,) = map(json.loads, notbefore("history", "--json", "--url", url(agent)).stdout.splitlines())

@@ -26,8 +26,8 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     timeout: Duration = Duration("10s")  # for one attempt
     expire_after: Duration = Duration("24h")  # what is older is not sent any more, and counted as expired
     expire_on_end: bool = True  # what was announced is not told once it is over
-    title: str | None = None  # templates (Jinja2)
-    body: str | None = None
+    title: str | None = None  # a template (Jinja2) instead of the built-in text
+    body: str | None = None  # as `title`
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
@@ -53,10 +53,10 @@ class Slack(SinkSettings, frozen=True, kw_only=True):
 
     SECRETS: ClassVar[tuple[str, ...]] = ("url", "token")
 
-    url: Secret | None = None
-    token: Secret | None = None
-    channel: str | None = None
-    api: str = "https://slack.com/api"
+    url: Secret | None = None  # an incoming webhook's address
+    token: Secret | None = None  # a bot's: xoxb-...
+    channel: str | None = None  # its id, beside `token`
+    api: str = "https://slack.com/api"  # where a bot writes to
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,8 +74,8 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 
     url: Secret
     to: tuple[str, ...] = ()  # instead of the recipients in the address
-    sender: str | None = field(default=None, name="from")
-    ca_file: str | None = None
+    sender: str | None = field(default=None, name="from")  # instead of the sender in the address
+    ca_file: str | None = None  # of a private CA, instead of the known ones
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,11 +99,11 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
 
     url: Secret
     secret: Secret | None = None  # the key of the signature
-    headers: Headers = {}
-    format: Literal["json", "cloudevents"] = "json"
-    ca_file: str | None = None
+    headers: Headers = {}  # name: text, or {file: ...}, {env: ...}
+    format: Literal["json", "cloudevents"] = "json"  # the bare record, or in the envelope of CloudEvents
+    ca_file: str | None = None  # of a private CA, instead of the known ones
     cert_file: str | None = None  # the client's certificate
-    key_file: str | None = None
+    key_file: str | None = None  # the key of `cert_file`, where it does not hold it
     allow_private: bool = False  # loopback, link-local and private addresses
 
     def __post_init__(self) -> None:
@@ -121,13 +121,13 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     SECRETS: ClassVar[tuple[str, ...]] = ("password", "token")
     APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
 
-    urls: tuple[str, ...]
-    username: str | None = None
-    password: Secret | None = None
+    urls: tuple[str, ...]  # of every member of the cluster
+    username: str | None = None  # of basic authentication, beside `password`
+    password: Secret | None = None  # beside `username`
     token: Secret | None = None  # bearer
-    ca_file: str | None = None
+    ca_file: str | None = None  # of a private CA, instead of the known ones
     resolve_timeout: Duration = Duration("5m")  # Alertmanager's own; alerts are sent again in a third of it
-    generator_url: str = ""
+    generator_url: str = ""  # where an alert says that it comes from
     labels: dict[str, str] = {}  # beside our own, the same on every VM
 
     def __post_init__(self) -> None:
@@ -151,19 +151,19 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     SECRETS: ClassVar[tuple[str, ...]] = ("connection_string",)
     BATCH: ClassVar[int] = 200
 
-    connection_string: Secret | None = None
+    connection_string: Secret | None = None  # with a key, instead of an identity
     namespace: str | None = None  # such as fleet.servicebus.windows.net
-    hub: str | None = None
+    hub: str | None = None  # the name of the hub
     auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
     client_id: str | None = None  # of a user-assigned identity
     authority: str | None = None  # of another cloud: login.microsoftonline.us
     audience: str | None = None  # of another cloud: https://eventhubs.azure.us
-    transport: Literal["amqp", "websockets"] = "amqp"
+    transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
     proxy_host: str | None = None  # for websockets
-    proxy_port: int = 8080
+    proxy_port: int = 8080  # beside `proxy_host`
     endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
-    ca_file: str | None = None
-    format: Literal["structured", "binary"] = "structured"
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+    format: Literal["structured", "binary"] = "structured"  # the envelope: around, or in the properties
     heartbeat: Duration | None = None  # 5m and up: who is watched, so that a silent VM is told from a quiet one
     timeout: Duration = Duration("15s")
     expire_after: Duration = Duration("7d")  # a stream is to be whole
@@ -184,8 +184,8 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
 class Command(SinkSettings, frozen=True, kw_only=True):
     """An executable of the user's, with its arguments; no shell."""
 
-    command: tuple[str, ...]
-    timeout: Duration = Duration("60s")
+    command: tuple[str, ...]  # the absolute path of an executable, and its arguments
+    timeout: Duration = Duration("60s")  # it is ended then, with all that it started
 
     def __post_init__(self) -> None:
         super().__post_init__()

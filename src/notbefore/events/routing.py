@@ -28,9 +28,9 @@ RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the
 class Span(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of expected interruption, both ends included; one that Azure does not know is only in ``unknown``."""
 
-    min: int | None = None
-    max: int | None = None
-    unknown: bool = False
+    min: int | None = None  # seconds
+    max: int | None = None  # seconds
+    unknown: bool = False  # also one that Azure does not know
 
     def holds(self, duration: int | None) -> bool:
         """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
@@ -89,9 +89,9 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     """One entry of ``routes``."""
 
     match: Match = Match()
-    sinks: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()  # where it goes; without any, nobody is told
     go_on: bool = False  # try the routes after this one as well
-    announce_by: AnnounceBy = "affected"
+    announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
     quiet_updates: bool = True  # a NotBefore that moves by less than a minute is not told
     remind_before: Duration | None = None  # so long before NotBefore it is said again, once

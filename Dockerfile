@@ -1,0 +1,40 @@
+# The agent in a container: `buildah build --tag notbefore .`; another base, a mirror, more extras: --build-arg.
+# The base needs python3 (3.11 to 3.13) with venv, the same in both stages.
+ARG BASE=python:3.13-slim
+
+FROM ${BASE} AS build
+ARG EXTRAS=all
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src src
+COPY config config
+# a virtual environment of its own: it is all that is taken over, pip and the sources stay behind
+RUN python3 -m venv --without-pip /opt/notbefore \
+    && python3 -m venv /tmp/pip \
+    && /tmp/pip/bin/pip --python /opt/notbefore/bin/python3 install --no-cache-dir --no-compile \
+        --constraint constraints.txt ".[${EXTRAS}]" \
+    && /opt/notbefore/bin/python3 -m compileall -q /opt/notbefore
+
+FROM ${BASE}
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="notbefore" \
+      org.opencontainers.image.description="Azure Scheduled Events of a VM as metrics, records and notifications" \
+      org.opencontainers.image.source="https://github.com/notbefore/notbefore" \
+      org.opencontainers.image.documentation="https://github.com/notbefore/notbefore/tree/main/docs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/notbefore /opt/notbefore
+# a number that is no user of the base; the state is the one place that is written to
+RUN install --directory --owner=10169 --group=10169 --mode=0700 /var/lib/notbefore
+USER 10169:10169
+WORKDIR /var/lib/notbefore
+ENV PATH=/opt/notbefore/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+VOLUME /var/lib/notbefore
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=10s --start-period=10s --retries=3 CMD ["notbefore", "health"]
+ENTRYPOINT ["notbefore"]
+CMD ["run"]

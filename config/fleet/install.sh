@@ -1,0 +1,56 @@
+#!/bin/sh
+# Sets the agent up as a service of systemd on this VM; run it again after each upgrade, or with another configuration:
+#
+#   python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install 'notbefore[apprise]'
+#   /opt/notbefore/share/notbefore/fleet/install.sh [--config FILE] [--no-start]
+#
+# A configuration that is there stays unless --config gives another; one that is wrong changes nothing. Each file of
+# /etc/notbefore/credentials becomes a credential of the service: `url_credential: slack-url`. DESTDIR is put before every
+# path that is written to.
+set -eu
+
+prefix=$(cd "$(dirname "$0")/../../.." && pwd)
+etc="${DESTDIR:-}/etc/notbefore"
+units="${DESTDIR:-}/etc/systemd/system"
+config='' start=yes
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --config) [ $# -gt 1 ] || fail "--config: expected a file"; config=$2; shift ;;
+        --no-start) start=no ;;
+        *) fail "expected --config FILE or --no-start, got $1" ;;
+    esac
+    shift
+done
+[ -x "$prefix/bin/notbefore" ] || fail "$prefix/bin/notbefore is not there: install the package first, run the script out of it"
+[ -n "${DESTDIR:-}" ] || [ "$(id -u)" = 0 ] || fail "run it as root"
+
+install -d -m 0755 "$etc" "$units/notbefore.service.d"
+install -d -m 0700 "$etc/credentials"
+[ -n "$config" ] || [ -e "$etc/notbefore.yml" ] || config="$prefix/share/notbefore/notbefore.yml"
+
+export CREDENTIALS_DIRECTORY="$etc/credentials" # a configuration is read with its secrets
+# what is wrong is said before anything of the running service is touched
+"$prefix/bin/notbefore" check-config "${config:-$etc/notbefore.yml}" >/dev/null
+[ -z "$config" ] || install -m 0644 "$config" "$etc/notbefore.yml"
+
+sed "s#/opt/notbefore/#$prefix/#" "$prefix/share/notbefore/systemd/notbefore.service" >"$units/notbefore.service"
+{
+    echo '[Service]'
+    for file in "$etc"/credentials/*; do
+        [ ! -f "$file" ] || echo "LoadCredential=$(basename "$file"):/etc/notbefore/credentials/$(basename "$file")"
+    done
+} >"$units/notbefore.service.d/credentials.conf"
+
+if [ "$start" = yes ]; then
+    systemctl daemon-reload
+    systemctl enable --quiet notbefore.service
+    systemctl restart notbefore.service # returns when it is ready
+    "$prefix/bin/notbefore" health /etc/notbefore/notbefore.yml
+    systemctl --no-pager --lines=0 status notbefore.service
+fi

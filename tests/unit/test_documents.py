@@ -1,0 +1,156 @@
+"""The documents hold: references are not stale, configurations are right, commands can be typed, links lead on."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+import pytest
+import yaml
+
+from notbefore.cli import _parser
+from notbefore.config import Config, load
+from notbefore.delivery.settings import KINDS
+from notbefore.events import samples
+from notbefore.events.samples import Metric
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENTS: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SECTIONS: Final = {field.encode_name for field in msgspec.structs.fields(Config)}
+_FENCE: Final = re.compile(r"^[ ]*```(\w+)[^\n]*\n(.*?)^[ ]*```$", re.MULTILINE | re.DOTALL)
+_LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """Each block of a language, and the document that it stands in."""
+    for path in DOCUMENTS:
+        for kind, text in _FENCE.findall(path.read_text(encoding="utf-8")):
+            if kind == language:
+                yield path.name, text
+
+
+# ---- references
+
+
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["configuration.md", "metrics.md", "record.md"])
+def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    made = reference().PAGES[name]()
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "it is stale: make reference"
+
+
+# ---- configurations
+
+
+def as_configuration(text: str) -> dict[str, Any] | None:
+    """The block as a whole configuration, if it is one or a part of one: sections, or sinks by their names."""
+    values = yaml.safe_load(text)
+    if not isinstance(values, dict):
+        return None
+    if set(values) <= SECTIONS:
+        return values
+    if all(isinstance(sink, dict) and len(sink) == 1 and set(sink) <= set(KINDS) for sink in values.values()):
+        return {"sinks": values}
+    return None
+
+
+CONFIGURATIONS: Final = [
+    (name, values) for name, text in blocks("yaml") if (values := as_configuration(text)) is not None
+]
+
+
+@pytest.mark.parametrize(("name", "values"), CONFIGURATIONS)
+def test_what_looks_like_a_configuration_is_one(name: str, values: dict[str, Any], tmp_path: Path) -> None:
+    for route in values.get("routes", ()):  # of sinks that the block leaves out
+        for sink in route["sinks"]:
+            values.setdefault("sinks", {}).setdefault(sink, {"command": {"command": ["/bin/true"]}})
+    text = yaml.safe_dump(values)
+    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    for key, found in re.findall(r"(\w+_(?:file|env|credential)): (\S+)", text):
+        if key.endswith("_env"):
+            environment[found] = "https://example.org/secret"
+        else:
+            (tmp_path / found.lstrip("/").replace("/", "-")).write_text(
+                "https://example.org/secret\n", encoding="utf-8"
+            )
+            text = text.replace(f"{key}: {found}", f"{key}: {found.lstrip('/').replace('/', '-')}")
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    load(path, environment, {})  # raises what is wrong, with its place
+
+
+def test_there_are_configurations_to_check() -> None:
+    assert len(CONFIGURATIONS) >= 5
+
+
+# ---- commands
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Each ``notbefore ...`` that a reader may type."""
+    for name, text in blocks("console"):
+        for line in text.splitlines():
+            for part in re.split(r"&&|\||\s#\s", re.sub(r"^\s*[$#>] ", "", line)):
+                if part.strip().startswith("notbefore "):
+                    yield name, part.strip()
+    for path in DOCUMENTS:
+        for span in re.findall(r"`(notbefore [^`\n]+)`", path.read_text(encoding="utf-8")):
+            if not re.search(r"\[|\.\.\.", span):
+                yield path.name, span
+
+
+@pytest.mark.parametrize(("name", "line"), sorted(set(commands())))
+def test_a_command_can_be_typed(name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [word.rstrip(",") for word in shlex.split(line, posix=False)][1:]
+    monkeypatch.setattr(sys, "argv", ["notbefore", *words])
+    if len(words) == 1:  # only its name: there must be one of that name
+        with pytest.raises(SystemExit) as end:
+            _parser().parse_args([*words, "--help"])
+        assert end.value.code == 0, name
+        return
+    options = _parser().parse_args(words)  # SystemExit where it is wrong
+    assert options.command in words, name
+
+
+# ---- links and names
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for target, anchor in _LINK.findall(path.read_text(encoding="utf-8")):
+        leads = (path.parent / target).resolve() if target else path
+        assert leads.exists(), f"{path.name}: {target}"
+        if anchor and leads.suffix == ".md":
+            assert anchor in anchors(leads), f"{path.name}: {target}#{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    known = {value.name for value in vars(samples).values() if isinstance(value, Metric)}
+    for path in DOCUMENTS:
+        for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", path.read_text(encoding="utf-8")):
+            family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)
+            assert family in known or name in known, f"{path.name}: {name}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
