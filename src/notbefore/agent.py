@@ -26,6 +26,7 @@ from notbefore.delivery.orders import Orders
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
+from notbefore.events.samples import Family
 from notbefore.exposition.http import Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
 from notbefore.exposition.server import HttpServer
@@ -133,7 +134,7 @@ class Agent:
         self._watcher = Watcher(config, self._watch)
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
-        self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
+        self._exposition = Exposition(self._scraped)
         self._server = HttpServer(config.server.listen, make_app(self))
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
@@ -228,6 +229,7 @@ class Agent:
             check(self._orders(config))
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1
+            self._figures.config_refused = True
             log.error("the configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
             return
         if (config.server, config.state) != (self._config.server, self._config.state):
@@ -243,6 +245,7 @@ class Agent:
         self._approver.start()
         self._config = config
         self._figures.config_reloads["success"] += 1
+        self._figures.config_refused = False
         self._figures.config_loaded = time.time()
         log.info("configuration reloaded")
 
@@ -259,6 +262,14 @@ class Agent:
         self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
+
+    def _scraped(self) -> list[Family]:
+        overdue = time.monotonic() - self._watcher.poller.due
+        if self._config.exposition.compat == "none":
+            return self._watch.families(overdue)
+        from notbefore.events.compat import webdevops  # noqa: PLC0415 - for those who ask for it
+
+        return self._watch.families(overdue, webdevops)
 
     # ---- View: what the HTTP server shows
 

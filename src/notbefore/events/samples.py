@@ -39,7 +39,7 @@ class Metric(Struct, frozen=True):
     """The definition of one family. ``name`` of a counter stands without ``_total``."""
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: Literal["gauge", "counter", "histogram", "unknown"]
     help: str
     labels: Labels = ()
 
@@ -187,6 +187,11 @@ DEGRADED: Final = Metric(
 DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(
     "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
+)
+LAST_RELOAD: Final = Metric(
+    "notbefore_config_last_reload_successful",
+    "gauge",
+    "0 while the last reload of the configuration is one that failed.",
 )
 CONFIG_LOADED: Final = Metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
@@ -390,6 +395,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(COURIER_RUNNING, _once(float(figures.courier_running)))
     yield Family(COURIER_STARTS, _by_one(figures.courier_starts))
     yield Family(RELOADS, _by_one(figures.config_reloads))
+    yield Family(LAST_RELOAD, _once(float(not figures.config_refused)))
     yield Family(CONFIG_LOADED, _once(figures.config_loaded))
     yield Family(BUILD, {(figures.version, figures.python, figures.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
