@@ -48,10 +48,11 @@ class _SamplesCollector(Collector):
 
     def collect(self) -> Iterator[PrometheusFamily]:
         for family in self._read():
-            yield _convert(family)
+            yield convert(family)
 
 
-def _convert(family: Family) -> PrometheusFamily:
+def convert(family: Family) -> PrometheusFamily:
+    """The same in prometheus_client's terms: the names as they are served."""
     metric = family.metric
     if metric.kind == "histogram":
         return _histogram(family)
