@@ -129,7 +129,7 @@ def severities() -> list[FleetVm]:
         freeze("short", NotBefore=clock(600)),
         freeze("unknown", NotBefore=clock(600), DurationInSeconds=-1),
         freeze("new", EventType="Hibernate", NotBefore=clock(600), DurationInSeconds=60),
-        reboot("distant", NotBefore=clock(7 * 86400)),
+        reboot("distant", NotBefore=clock(7200)),
         reboot("near", NotBefore=clock(3600)),
         begun(reboot("at once")),
     ]
@@ -137,7 +137,7 @@ def severities() -> list[FleetVm]:
 
 
 def named(event_id: str, event_type: str, severity: str, when: str) -> Told:
-    summary = f"{event_type} of web_0" + (f", not before 1970-01-{when} +0000 UTC" if when else "")
+    summary = f"{event_type} of web_0" + (f", not before 1970-01-01 {when} +0000 UTC" if when else "")
     return Told(of_event(event_type, severity, event_id=event_id), summary, described(event_type))
 
 
@@ -178,11 +178,11 @@ CASES = [
             seen(
                 60,
                 "AzureScheduledEvent",
-                named("short", "Freeze", "info", "01 00:10:00"),
-                named("unknown", "Freeze", "warning", "01 00:10:00"),
-                named("new", "Hibernate", "warning", "01 00:10:00"),
-                named("distant", "Reboot", "warning", "08 00:00:00"),
-                named("near", "Reboot", "critical", "01 01:00:00"),
+                named("short", "Freeze", "info", "00:10:00"),
+                named("unknown", "Freeze", "warning", "00:10:00"),
+                named("new", "Hibernate", "warning", "00:10:00"),
+                named("distant", "Reboot", "warning", "02:00:00"),
+                named("near", "Reboot", "critical", "01:00:00"),
                 named("at once", "Reboot", "critical", ""),
             )
         ],
@@ -270,7 +270,10 @@ CASES += [
     Case(
         "nobody claims a start without notice who came when it was started, nor of one that was announced",
         vms(
-            "web_0", look=story((0, [SUDDEN, reboot("E2", NotBefore=clock(900))]), (60, [SUDDEN, begun(reboot("E2"))]))
+            "web_0",
+            look=story(
+                (0, [SUDDEN]), (15, [SUDDEN, reboot("E2", NotBefore=clock(900))]), (60, [SUDDEN, begun(reboot("E2"))])
+            ),
         ),
         [seen(30, SUDDENLY), seen(120, SUDDENLY)],
         minutes=3,
@@ -295,7 +298,13 @@ CASES += [
 
 def felt(seconds: float) -> Callable[[], list[FleetVm]]:
     both: dict[str, Any] = {"Resources": ["web_0", "web_1"]}
-    look = story((0, []), (60, [freeze(NotBefore=clock(960), **both)]), (300, [begun(freeze(**both))]), (600, []))
+    later = freeze("E2", NotBefore=clock(9000), **both)
+    look = story(
+        (0, [later]),
+        (60, [later, freeze(NotBefore=clock(960), **both)]),
+        (300, [later, begun(freeze(**both))]),
+        (600, [later]),
+    )
     return lambda: [
         FleetVm("web_0", look, stood_still=lambda second: seconds if second == 400 else 0.0),
         FleetVm("web_1", look, stood_still=lambda second: 4.0 if second == 400 else 0.0),
@@ -306,9 +315,9 @@ def announced(seconds: int, **fields: Any) -> Callable[[], list[FleetVm]]:
     return vms("web_0", "web_1", look=story((0, []), (60, [freeze(NotBefore=clock(60 + seconds), **fields)])))
 
 
-def hit(count: int, not_before: str) -> Callable[[], list[FleetVm]]:
+def hit(count: int, not_before: str, of: int = 8) -> Callable[[], list[FleetVm]]:
     listed = [reboot(f"E{n}", Resources=[f"web_{n}"], NotBefore=not_before) for n in range(count)]
-    return vms(*(f"web_{n}" for n in range(8)), look=story((0, listed)))
+    return vms(*(f"web_{n}" for n in range(of)), look=story((0, listed)))
 
 
 LONGER: Final = "AzureScheduledEventInterruptionTooLong"
@@ -340,6 +349,16 @@ CASES += [
         [seen(75, SHORT, Told(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead"))],
         minutes=2,
     ),
+    Case(
+        "what was known of an event stays known while its VM cannot be asked",
+        vms("web_0", look=story((0, []), (60, [freeze(NotBefore=clock(360))]), (200, [begun(freeze())]), (215, None))),
+        [
+            seen(300, "AzureScheduledEvent", named("E1", "Freeze", "info", "00:06:00")),
+            seen(300, "AzureScheduledEventImminent"),
+            seen(300, SHORT, Told(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead")),
+        ],
+        minutes=6,
+    ),
     Case("the promised notice is not short", announced(880), [seen(75, SHORT)], minutes=2),
     Case("what is promised goes by type", announced(300, EventType="Terminate"), [seen(75, SHORT)], minutes=2),
     Case(
@@ -363,7 +382,7 @@ CASES += [
         ],
         minutes=1,
     ),
-    Case("two are not many", hit(2, clock(960)), [seen(30, MANY)], minutes=1),
+    Case("two are not many", hit(2, clock(960), of=4), [seen(30, MANY)], minutes=1),
     Case("nor are three, next week", hit(3, clock(7 * 86400)), [seen(30, MANY)], minutes=1),
 ]
 
