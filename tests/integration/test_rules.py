@@ -90,8 +90,8 @@ def vms(*names: str, **looks: Callable[[int], Items | None]) -> Callable[[], lis
     return lambda: [FleetVm(name, looks.get(name, looks["look"])) for name in names]
 
 
-def agent(change: Callable[[int, Figures], None]) -> Callable[[], list[FleetVm]]:
-    return lambda: [FleetVm("web_0", story((0, [])), figures=change)]
+def agent(change: Callable[[int, FleetVm], None]) -> Callable[[], list[FleetVm]]:
+    return lambda: [FleetVm("web_0", story((0, [])), change=change)]
 
 
 def of_event(event_type: str, severity: str, **more: str) -> dict[str, str]:
@@ -252,7 +252,11 @@ SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
 CASES += [
     Case(
         "a start without notice is told by the neighbours while its own VM is down, once, and for a while",
-        vms("web_0", "web_1", look=story((0, []), (60, [SUDDEN]), (300, [])), web_0=story((0, []), (55, None))),
+        lambda: [
+            FleetVm("web_0", story((0, []), (55, None))),
+            FleetVm("web_1", story((0, []), (60, [SUDDEN]), (300, []))),
+            FleetVm("web_2", story((0, []), (60, [SUDDEN]), (300, [])), placed=False),
+        ],
         [
             seen(45, SUDDENLY),
             seen(60, SUDDENLY, SUDDEN_TOLD),
@@ -263,7 +267,10 @@ CASES += [
     ),
     Case(
         "a start without notice that is over before the next scrape is not lost",
-        vms("web_0", "web_1", look=story((0, []), (50, [SUDDEN]), (55, []))),
+        lambda: [
+            FleetVm("web_1", story((0, []), (50, [SUDDEN]), (55, []))),
+            FleetVm("web_2", story((0, []), (50, [SUDDEN]), (55, [])), placed=False),
+        ],
         [seen(45, SUDDENLY), seen(60, SUDDENLY, UNSCRAPED_TOLD), seen(1020, SUDDENLY)],
         minutes=17,
     ),
@@ -387,32 +394,37 @@ CASES += [
 ]
 
 
-def never_answered(_: int, figures: Figures) -> None:
-    figures.last_successful_poll = None
+def never_answered(_: int, vm: FleetVm) -> None:
+    vm.figures.last_successful_poll = None
 
 
-def silent_from(begin: int) -> Callable[[int, Figures], None]:
-    def change(second: int, figures: Figures) -> None:
-        figures.last_successful_poll = at(min(second, begin)).timestamp()
+def silent_from(begin: int) -> Callable[[int, FleetVm], None]:
+    def change(second: int, vm: FleetVm) -> None:
+        vm.figures.last_successful_poll = at(min(second, begin)).timestamp()
 
     return change
 
 
-def failing(share: int) -> Callable[[int, Figures], None]:
+def failing(share: int) -> Callable[[int, FleetVm], None]:
     """One poll in ``share`` fails."""
 
-    def change(second: int, figures: Figures) -> None:
-        figures.polls["timeout" if second // 5 % share == 0 else "unchanged"] += 1
+    def change(second: int, vm: FleetVm) -> None:
+        vm.figures.polls["timeout" if second // 5 % share == 0 else "unchanged"] += 1
 
     return change
 
 
-def setting(**values: Any) -> Callable[[int, Figures], None]:
-    def change(second: int, figures: Figures) -> None:
+def setting(**values: Any) -> Callable[[int, FleetVm], None]:
+    def change(second: int, vm: FleetVm) -> None:
         for name, value in values.items():
-            setattr(figures, name, value if second >= 120 else Figures.__struct_defaults__[_index(name)])
+            setattr(vm.figures, name, value if second >= 120 else Figures.__struct_defaults__[_index(name)])
 
     return change
+
+
+def approving(second: int, vm: FleetVm) -> None:
+    """Made at once, and failed after two minutes."""
+    vm.totals.approvals = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
 
 
 def _index(name: str) -> int:
@@ -438,6 +450,20 @@ BLIND: Final = Told(
     "web_0: notbefore sees nothing of what Azure schedules",
 )
 CASES += [
+    Case(
+        "an approval that failed, among some that were made",
+        agent(approving),
+        [
+            seen(105, "AzureScheduledEventApprovalFailed"),
+            seen(
+                120,
+                "AzureScheduledEventApprovalFailed",
+                Told(of_agent(rule="freezes"), "web_0: an approval by freezes did not come through"),
+            ),
+            seen(1080, "AzureScheduledEventApprovalFailed"),
+        ],
+        minutes=18,
+    ),
     Case(
         "an agent that cannot be scraped",
         vms("web_0", "web_1", look=story((0, []), (60, None), (600, [])), web_1=story((0, []))),
@@ -488,7 +514,7 @@ CASES += [
     ),
     Case(
         "the beat lags",
-        agent(lambda _, figures: setattr(figures, "beat_lag", 2.0)),
+        agent(lambda _, vm: setattr(vm.figures, "beat_lag", 2.0)),
         [
             seen(285, "NotbeforeBeatLagging"),
             seen(900, "NotbeforeBeatLagging", Told(of_agent(), "web_0: notbefore polls 2s late")),

@@ -29,12 +29,12 @@ class FleetVm:
         *,
         placed: bool = True,
         stood_still: Callable[[int], float] = lambda _: 0.0,
-        figures: Callable[[int, Figures], None] = lambda _, __: None,
+        change: Callable[[int, "FleetVm"], None] = lambda _, __: None,
         outbox: Callable[[int], OutboxView] = lambda _: OutboxView(),
         sinks: tuple[str, ...] = (),
     ) -> None:
         self.name = name
-        self.look, self.stood_still, self.figured, self.outbox, self.sinks = look, stood_still, figures, outbox, sinks
+        self.look, self.stood_still, self.change, self.outbox, self.sinks = look, stood_still, change, outbox, sinks
         self.tracked, self.totals, self.figures = Tracked(), Totals(), Figures()
         self.last: int | None = None
         if placed:
@@ -51,15 +51,15 @@ class FleetVm:
         gap = Gap(self.stood_still(second), 0.0)
         step = diff(self.tracked, document(*items, incarnation=second), Moment(at(second), name, blind, gap=gap))
         self.tracked, self.last = step.tracked, second
-        for change in step.changes:
-            self.totals.add(change)
+        for one in step.changes:
+            self.totals.add(one)
         self.figures.last_successful_poll = at(second).timestamp()
-        self.figured(second, self.figures)
+        self.change(second, self)
         return True
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
-        view = View(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks)
+        view = View(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks, ("freezes",))
         found: dict[str, float] = {}
         for sample in (sample for family in map(convert, samples(view)) for sample in family.samples):
             if sample.name in wanted:
