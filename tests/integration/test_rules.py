@@ -172,6 +172,11 @@ CASES = [
         minutes=21,
     ),
     Case(
+        "a neighbour that sees the end ends the alert of a VM that is down",
+        vms("web_0", "web_1", look=LIFE, web_0=story((0, []), (60, [reboot(NotBefore=clock(960))]), (300, None))),
+        [seen(585, "AzureScheduledEvent", REBOOT_OF_WEB_0), seen(600, "AzureScheduledEvent")],
+    ),
+    Case(
         "severity goes by type, expected interruption and notice",
         severities,
         [
