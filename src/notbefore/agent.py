@@ -160,6 +160,14 @@ class Agent:
             self._writer.close()
         return 0
 
+    def _scraped(self) -> list[Family]:
+        overdue = time.monotonic() - self._watcher.poller.due
+        if self._config.exposition.compat == "none":
+            return self._watch.families(overdue)
+        from notbefore.events.compat import webdevops  # noqa: PLC0415 - for those who ask for it
+
+        return self._watch.families(overdue, webdevops)
+
     def _supervise(self) -> None:
         """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
         mended, damaged = time.monotonic(), self._store.damaged_files
@@ -262,14 +270,6 @@ class Agent:
         self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
-
-    def _scraped(self) -> list[Family]:
-        overdue = time.monotonic() - self._watcher.poller.due
-        if self._config.exposition.compat == "none":
-            return self._watch.families(overdue)
-        from notbefore.events.compat import webdevops  # noqa: PLC0415 - for those who ask for it
-
-        return self._watch.families(overdue, webdevops)
 
     # ---- View: what the HTTP server shows
 

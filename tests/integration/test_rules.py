@@ -1,6 +1,6 @@
 """The rules in ``config/prometheus``: each alert fires when it should, says what it should, and is silent otherwise.
 
-What the rules are given is what the core makes of a fleet's events (``support.fleet``), so that a metric which is
+What the rules are given is what the core makes of a fleet's events (``support.fast_motion``), so that a metric which is
 renamed breaks a test here.
 """
 
@@ -18,7 +18,7 @@ import yaml
 from notbefore.events.delivery import OutboxView
 from notbefore.events.figures import Figures
 from support.azure import at, item
-from support.fleet import FleetVm, Items, scraped
+from support.fast_motion import FleetVm, Items, scraped
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "config/prometheus/notbefore.rules.yml"
