@@ -26,6 +26,7 @@ from notbefore.delivery.orders import Orders
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
+from notbefore.events.samples import Family
 from notbefore.exposition.http import Condition, Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
 from notbefore.exposition.server import HttpServer
@@ -134,7 +135,7 @@ class Agent:
         self._watcher = Watcher(config, self._watch)
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
-        self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
+        self._exposition = Exposition(self._scraped)
         self._server = HttpServer(config.server.listen, make_app(self))
         self._notifier = Notifier()
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
@@ -161,6 +162,14 @@ class Agent:
             self._reader.close()
             self._writer.close()
         return 0
+
+    def _scraped(self) -> list[Family]:
+        overdue = time.monotonic() - self._watcher.poller.due
+        if self._config.exposition.compat == "none":
+            return self._watch.families(overdue)
+        from notbefore.events.compat import webdevops  # noqa: PLC0415 - for those who ask for it
+
+        return self._watch.families(overdue, webdevops)
 
     def _supervise(self) -> None:
         """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
@@ -239,6 +248,7 @@ class Agent:
             check(self._orders(config))
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1
+            self._figures.config_refused = True
             log.error("the configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
             return
         if (config.server, config.state) != (self._config.server, self._config.state):
@@ -254,6 +264,7 @@ class Agent:
         self._approver.start()
         self._config = config
         self._figures.config_reloads["success"] += 1
+        self._figures.config_refused = False
         self._figures.config_loaded = time.time()
         log.info("configuration reloaded")
 

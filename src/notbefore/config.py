@@ -86,6 +86,12 @@ class Log(_Section, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class Exposition(_Section, frozen=True):
+    """What /metrics holds besides: with ``webdevops`` the names of azure-scheduledevents-exporter and -manager."""
+
+    compat: Literal["none", "webdevops"] = "none"
+
+
 class Config(_Section, frozen=True):
     """All of it."""
 
@@ -94,6 +100,7 @@ class Config(_Section, frozen=True):
     server: Server = Server()
     state: State = field(default_factory=State)
     log: Log = Log()
+    exposition: Exposition = Exposition()
     sinks: dict[str, SinkConfig] = {}
     routes: tuple[Route, ...] = ()  # without any, changes of events of this VM go to every sink
     links: Links = Links()

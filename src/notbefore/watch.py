@@ -313,8 +313,11 @@ class Watch:
         vm = self._memory.vm
         return msgspec.structs.replace(vm, name=self._vm_name) if vm and self._vm_name else vm
 
-    def families(self, overdue: float) -> list[Family]:
-        """All samples of this moment; ``overdue``: seconds since the next beat was due, negative before it."""
+    def families(self, overdue: float, *more: Callable[[View], Iterable[Family]]) -> list[Family]:
+        """All samples of this moment, and what ``more`` make of it.
+
+        ``overdue``: seconds since the next beat was due, negative before it.
+        """
         with self._lock:
             self.figures.beat_lag = max(self.figures.beat_lag, overdue)
             view = View(
@@ -326,7 +329,7 @@ class Watch:
                 sinks=tuple(self.routing.sinks),
                 rules=self.rules,
             )
-            return list(samples(view))
+            return [family for source in (samples, *more) for family in source(view)]
 
     def pending(self) -> bytes:
         """The answer of ``/api/v1/events``."""

@@ -224,10 +224,14 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
         assert f"{config}:1: vm.name" in agent.log
-        config.write_text("vm: {name: second}\n", encoding="utf-8")
+        assert agent.metric("notbefore_config_last_reload_successful") == 0
+        assert agent.metric("azure_scheduledevent_request_error") is None
+        config.write_text("vm: {name: second}\nexposition: {compat: webdevops}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
         eventually(lambda: (agent.json("/api/v1/events")["vm"] or {}).get("name") == "second")
+        assert agent.metric("notbefore_config_last_reload_successful") == 1
+        assert agent.metric("azure_scheduledevent_request_error") is not None
         agent.ready()
         imds.set_document(scheduled(Resources=["SECOND"]))
         (record,) = agent.told("announced")

@@ -31,6 +31,7 @@ class Figures(Struct):
     store_degraded: bool = False
     store_damaged: int = 0  # files set aside
     config_reloads: dict[str, int] = field(default_factory=lambda: _zeros(("success", "failure")))
+    config_refused: bool = False  # the last reload failed, and the configuration before it is in use
     config_loaded: float | None = None
     courier_running: bool = False
     courier_starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))

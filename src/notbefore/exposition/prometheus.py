@@ -2,16 +2,27 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    UnknownMetricFamily,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from notbefore.events.samples import Family
 from notbefore.events.totals import Histogram
 
-PrometheusFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+PrometheusFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | UnknownMetricFamily
+_PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "unknown": UnknownMetricFamily,
+}
 
 
 class Exposition:
@@ -37,15 +48,15 @@ class _SamplesCollector(Collector):
 
     def collect(self) -> Iterator[PrometheusFamily]:
         for family in self._read():
-            yield _convert(family)
+            yield convert(family)
 
 
-def _convert(family: Family) -> PrometheusFamily:
+def convert(family: Family) -> PrometheusFamily:
+    """The same in prometheus_client's terms: the names as they are served."""
     metric = family.metric
     if metric.kind == "histogram":
         return _histogram(family)
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    converted = kind(metric.name, metric.help, labels=metric.labels)
+    converted = _PLAIN[metric.kind](metric.name, metric.help, labels=metric.labels)
     for labels, value in family.samples.items():
         if not isinstance(value, Histogram):
             converted.add_metric(labels, value)

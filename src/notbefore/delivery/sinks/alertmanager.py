@@ -68,6 +68,7 @@ def _authorization(settings: Alertmanager) -> dict[str, str]:
 def alert(message: Message, text: Text, settings: Alertmanager, links: Links) -> dict[str, Any]:
     """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
     get = message.get
+    affected = get("resources", [])
     labels = {
         **settings.labels,
         "alertname": ALERT_NAME,
@@ -78,13 +79,14 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
         "subscription": str(get("cloud.account.id") or ""),
         "resource_group": str(get("azure.resource_group.name") or ""),
         "scale_set": str(get("azure.vm.scaleset.name") or ""),
+        "vm": affected[0] if len(affected) == 1 else "",
         "exercise": "true" if message.exercise else "",
     }
     annotations = {
         "summary": text.title,
         "description": text.plain,
         "status": str(get("status") or ""),
-        "resources": ", ".join(get("resources", [])),
+        "resources": ", ".join(affected),
         "not_before": str(get("not_before") or ""),
         "delivery_id": message.delivery_id,
         "dashboard": links.dashboard or "",

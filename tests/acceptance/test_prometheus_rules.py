@@ -1,0 +1,147 @@
+"""From Azure to the pager by way of Prometheus: simulator, agent, scrape, rule, Alertmanager, receiver.
+
+Debian's Prometheus and Alertmanager run what is in ``config/``, with shorter times and receivers of ours.
+"""
+
+import http.client
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, free_port, get
+from support.azure import ME, body, item
+from support.peers import HttpPeer
+
+CONFIG: Final = Path(__file__).parents[2] / "config"
+PATIENCE: Final = 15.0  # seconds from a change to those who are told, at intervals of 1 s; 3 are usual
+pytestmark = [
+    pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is missing: apt-get install {package}")
+    for program, package in (("prometheus", "prometheus"), ("prometheus-alertmanager", "prometheus-alertmanager"))
+]
+
+
+@contextmanager
+def running(port: int, *words: str, log: Path) -> Iterator[None]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=file)
+    try:
+        eventually(lambda: process.poll() is not None or answers(port))
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError, http.client.HTTPException):
+        return get(port, "/-/ready")[0] == 200
+    return False
+
+
+def alertmanager(receiver: HttpPeer, directory: Path) -> None:
+    """The example, with our receivers: ``/oncall`` and ``/chat``."""
+    config: dict[str, Any] = yaml.safe_load((CONFIG / "alertmanager/alertmanager.yml").read_text(encoding="utf-8"))
+
+    def hasten(route: dict[str, Any]) -> None:
+        route.update(group_wait="1s", group_interval="1s")
+        for inner in route.get("routes", []):
+            hasten(inner)
+
+    hasten(config["route"])
+    config["global"] = {"resolve_timeout": "1m"}
+    config["receivers"] = [
+        {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
+        for one in config["receivers"]
+    ]
+    (directory / "alertmanager.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def prometheus(agent: int, manager: int, directory: Path) -> None:
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(CONFIG / "prometheus/notbefore.rules.yml")],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
+        "scrape_configs": [{"job_name": "notbefore", "static_configs": [{"targets": [f"127.0.0.1:{agent}"]}]}],
+    }
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def told(receiver: HttpPeer, path: str, event_id: str) -> list[str]:
+    """What a receiver was told of an event, in turn."""
+    bodies = [json.loads(request.body) for request in receiver.requests if request.path == path]
+    return [one["status"] for one in bodies if one["groupLabels"].get("event_id") == event_id]
+
+
+def within(look: Callable[[], bool], what: str) -> None:
+    begun = time.monotonic()
+    eventually(look, PATIENCE)
+    print(f"{what} after {time.monotonic() - begun:.1f} s")  # noqa: T201 - for who runs it with -s
+
+
+@pytest.mark.alone
+def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
+    soon = f"{datetime.now(UTC) + timedelta(minutes=20):%a, %d %b %Y %H:%M:%S GMT}"
+    reboot = item("reboot", EventType="Reboot", NotBefore=soon, DurationInSeconds=-1)
+    freeze = item("freeze", NotBefore=soon)
+    with ExitStack() as stack:
+        simulator = stack.enter_context(Simulator((ME,)))
+        receiver, sink = stack.enter_context(HttpPeer()), stack.enter_context(HttpPeer())
+        simulator.set_document(body())
+        config = tmp_path / "notbefore.yaml"
+        config.write_text(yaml.safe_dump({"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}), encoding="utf-8")
+        agent = stack.enter_context(RunningAgent(simulator.endpoint, tmp_path / "state", str(config))).ready()
+        managed, served = free_port(), free_port()
+        alertmanager(receiver, tmp_path)
+        prometheus(agent.port, managed, tmp_path)
+        stack.enter_context(
+            running(
+                managed,
+                "prometheus-alertmanager",
+                f"--config.file={tmp_path / 'alertmanager.yml'}",
+                f"--storage.path={tmp_path / 'am'}",
+                f"--web.listen-address=127.0.0.1:{managed}",
+                "--cluster.listen-address=",
+                log=tmp_path / "am.log",
+            )
+        )
+        stack.enter_context(
+            running(
+                served,
+                "prometheus",
+                f"--config.file={tmp_path / 'prometheus.yml'}",
+                f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{served}",
+                log=tmp_path / "prometheus.log",
+            )
+        )
+        eventually(lambda: b'"health":"up"' in get(served, "/api/v1/targets")[1])
+
+        simulator.set_document(body(reboot, freeze, incarnation=2))
+        within(lambda: told(receiver, "/oncall", "reboot") == ["firing"], "on call")
+        within(lambda: told(receiver, "/chat", "reboot") == ["firing"], "chat")
+        # the Freeze of the same VM is known, and held back
+        alerts = {one["labels"]["event_id"]: one for one in json.loads(get(managed, "/api/v2/alerts")[1])}
+        assert alerts.keys() == {"reboot", "freeze"}
+        assert alerts["freeze"]["status"]["inhibitedBy"] == [alerts["reboot"]["fingerprint"]]
+        assert alerts["reboot"]["annotations"]["summary"].startswith(f"Reboot of {ME}, not before ")
+        # notbefore's own sink gives an alert the same labels
+        eventually(lambda: len(sink.requests) == 2)
+        sent = {one["labels"]["event_id"]: one for request in sink.requests for one in json.loads(request.body)}
+        for event_id, alert in alerts.items():
+            assert alert["labels"] == sent[event_id]["labels"]
+
+        simulator.set_document(body(incarnation=3))
+        within(lambda: told(receiver, "/oncall", "reboot") == ["firing", "resolved"], "its end, on call")
+        within(lambda: told(receiver, "/chat", "reboot") == ["firing", "resolved"], "its end, chat")
+        assert told(receiver, "/chat", "freeze") == []

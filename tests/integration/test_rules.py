@@ -1,0 +1,674 @@
+"""The rules in ``config/prometheus``: each alert fires when it should, says what it should, and is silent otherwise.
+
+What the rules are given is what the core makes of a fleet's events (``support.fast_motion``), so that a metric which is
+renamed breaks a test here.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+
+from notbefore.events.delivery import OutboxView
+from notbefore.events.figures import Figures
+from support.azure import at, item
+from support.fast_motion import FleetVm, Items, scraped
+
+ROOT: Final = Path(__file__).parents[2]
+RULES: Final = ROOT / "config/prometheus/notbefore.rules.yml"
+RUNBOOK: Final = ROOT / "docs/runbook.md"
+RUNBOOK_URL: Final = "https://github.com/notbefore/notbefore/blob/main/docs/runbook.md"
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus"
+)
+
+
+class Told(NamedTuple):
+    """An alert as it is told; without a description, the rule's own with the labels filled in."""
+
+    labels: dict[str, str]
+    summary: str
+    description: str | None = None
+
+
+class Look(NamedTuple):
+    """What an alert is expected to be at a second."""
+
+    second: int
+    alert: str
+    expected: tuple[Told, ...]
+
+
+def seen(second: int, alert: str, *expected: Told) -> Look:
+    return Look(second, alert, expected)
+
+
+class Case(NamedTuple):
+    """A fleet's story, and what is alerted of it."""
+
+    story: str
+    fleet: Callable[[], list[FleetVm]]
+    looks: list[Look]
+    minutes: int = 15
+    interval: int = 15
+
+
+def clock(second: int) -> str:
+    return f"{at(second):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def reboot(event_id: str = "E1", **fields: Any) -> dict[str, Any]:
+    return item(event_id, **{"EventType": "Reboot", "Resources": ["web_0"], "DurationInSeconds": -1, **fields})
+
+
+def freeze(event_id: str = "E1", **fields: Any) -> dict[str, Any]:
+    return item(event_id, **{"Resources": ["web_0"], **fields})
+
+
+def begun(event: dict[str, Any]) -> dict[str, Any]:
+    return {**event, "EventStatus": "Started", "NotBefore": ""}
+
+
+def story(*chapters: tuple[int, Items | None]) -> Callable[[int], Items | None]:
+    """What is listed from each second on; ``None``: the VM is down."""
+
+    def look(second: int) -> Items | None:
+        return [items for since, items in chapters if since <= second][-1]
+
+    return look
+
+
+def vms(*names: str, **looks: Callable[[int], Items | None]) -> Callable[[], list[FleetVm]]:
+    """VMs that see the same story, but for those that have one of their own."""
+    return lambda: [FleetVm(name, looks.get(name, looks["look"])) for name in names]
+
+
+def agent(change: Callable[[int, FleetVm], None]) -> Callable[[], list[FleetVm]]:
+    return lambda: [FleetVm("web_0", story((0, [])), change=change)]
+
+
+def of_event(event_type: str, severity: str, **more: str) -> dict[str, str]:
+    place = {"subscription": "s", "resource_group": "g", "scale_set": "web"}
+    labels = {"event_id": "E1", "event_type": event_type, "event_source": "Platform", "severity": severity}
+    return {name: value for name, value in {**labels, **place, "vm": "web_0", **more}.items() if value}
+
+
+def of_agent(severity: str = "warning", **more: str) -> dict[str, str]:
+    return {"job": "notbefore", "instance": "web_0", "severity": severity, **more}
+
+
+def described(kind: str, names: str = "web_0", count: str = "1", says: str = item()["Description"]) -> str:
+    return (
+        f"Azure lists a {kind} (Platform) of VMs that run notbefore: {names} "
+        f"(it affects {count} in all). Azure says: {says}"
+    )
+
+
+LIFE: Final = story(
+    (0, []),
+    (60, [reboot(NotBefore=clock(960))]),
+    (300, [begun(reboot())]),
+    (600, []),
+)
+REBOOT_OF_WEB_0: Final = Told(
+    of_event("Reboot", "critical"),
+    "Reboot of web_0, not before 1970-01-01 00:16:00 +0000 UTC",
+    described("Reboot"),
+)
+
+
+def severities() -> list[FleetVm]:
+    listed = [
+        freeze("short", NotBefore=clock(600)),
+        freeze("unknown", NotBefore=clock(600), DurationInSeconds=-1),
+        freeze("new", EventType="Hibernate", NotBefore=clock(600), DurationInSeconds=60),
+        reboot("distant", NotBefore=clock(7200)),
+        reboot("near", NotBefore=clock(3600)),
+        begun(reboot("at once")),
+    ]
+    return [FleetVm("web_0", story((0, []), (60, listed)))]
+
+
+def named(event_id: str, event_type: str, severity: str, when: str) -> Told:
+    summary = f"{event_type} of web_0" + (f", not before 1970-01-01 {when} +0000 UTC" if when else "")
+    return Told(of_event(event_type, severity, event_id=event_id), summary, described(event_type))
+
+
+CASES = [
+    Case(
+        "an event that two VMs see is one alert until it is gone",
+        vms("web_0", "web_1", look=LIFE),
+        [
+            seen(45, "AzureScheduledEvent"),
+            seen(60, "AzureScheduledEvent", REBOOT_OF_WEB_0),
+            seen(585, "AzureScheduledEvent", REBOOT_OF_WEB_0),
+            seen(600, "AzureScheduledEvent"),
+        ],
+    ),
+    Case(
+        "an alert outlasts the reboot in which its VM cannot be asked, and ends when it is back",
+        vms(
+            "web_0",
+            look=story((0, []), (60, [reboot(NotBefore=clock(960))]), (300, None), (480, [begun(reboot())]), (600, [])),
+        ),
+        [
+            seen(315, "AzureScheduledEvent", REBOOT_OF_WEB_0),
+            seen(465, "AzureScheduledEvent", REBOOT_OF_WEB_0),
+            seen(585, "AzureScheduledEvent", REBOOT_OF_WEB_0),
+            seen(600, "AzureScheduledEvent"),
+        ],
+    ),
+    Case(
+        "the alert of a VM that never comes back ends after a quarter of an hour",
+        vms("web_0", look=story((0, []), (60, [reboot(NotBefore=clock(960))]), (300, None))),
+        [seen(1170, "AzureScheduledEvent", REBOOT_OF_WEB_0), seen(1230, "AzureScheduledEvent")],
+        minutes=21,
+    ),
+    Case(
+        "a neighbour that sees the end ends the alert of a VM that is down",
+        vms("web_0", "web_1", look=LIFE, web_0=story((0, []), (60, [reboot(NotBefore=clock(960))]), (300, None))),
+        [seen(585, "AzureScheduledEvent", REBOOT_OF_WEB_0), seen(600, "AzureScheduledEvent")],
+    ),
+    Case(
+        "severity goes by type, expected interruption and notice",
+        severities,
+        [
+            seen(
+                60,
+                "AzureScheduledEvent",
+                named("short", "Freeze", "info", "00:10:00"),
+                named("unknown", "Freeze", "warning", "00:10:00"),
+                named("new", "Hibernate", "warning", "00:10:00"),
+                named("distant", "Reboot", "warning", "02:00:00"),
+                named("near", "Reboot", "critical", "01:00:00"),
+                named("at once", "Reboot", "critical", ""),
+            )
+        ],
+        minutes=2,
+    ),
+    Case(
+        "an agent that does not know its VM yet makes no second alert, and alone it makes one",
+        lambda: [
+            FleetVm("web_0", story((0, [reboot(Resources=["web_0", "web_1"], NotBefore=clock(960))]))),
+            FleetVm("web_1", story((0, [reboot(Resources=["web_0", "web_1"], NotBefore=clock(960))])), placed=False),
+            FleetVm("web_2", story((0, [freeze("E2", Description="", NotBefore="")])), placed=False),
+        ],
+        [
+            seen(
+                30,
+                "AzureScheduledEvent",
+                Told(
+                    of_event("Reboot", "critical", vm=""),
+                    "Reboot of web, not before 1970-01-01 00:16:00 +0000 UTC",
+                    described("Reboot", "one that does not know its name web_0", "2"),
+                ),
+                Told(
+                    {"event_id": "E2", "event_type": "Freeze", "event_source": "Platform", "severity": "info"},
+                    "Freeze of several VMs",
+                    described("Freeze", "one that does not know its name", says="nothing more"),
+                ),
+            )
+        ],
+        minutes=1,
+    ),
+    Case(
+        "an event of a VM that runs no agent is not ours",
+        vms("web_1", look=LIFE),
+        [seen(120, "AzureScheduledEvent"), seen(120, "AzureScheduledEventImminent")],
+    ),
+    Case(
+        "it is about to start from five minutes before NotBefore until it is started",
+        vms("web_0", "web_1", look=story((0, []), (60, [reboot(NotBefore=clock(960))]), (1020, [begun(reboot())]))),
+        [
+            seen(660, "AzureScheduledEventImminent"),
+            seen(
+                675,
+                "AzureScheduledEventImminent",
+                Told(of_event("Reboot", "critical"), "Reboot of web_0 may start in 4m 45s"),
+            ),
+            seen(1020, "AzureScheduledEventImminent"),
+        ],
+        minutes=18,
+    ),
+]
+SUDDEN: Final = begun(reboot())
+SUDDEN_DESCRIBED: Final = (
+    "A Reboot began without having been announced, which is how failing hardware looks. "
+    "Azure is at work on it already. "
+)
+SUDDEN_TOLD: Final = Told(
+    of_event("Reboot", "critical", vm=""),
+    "Reboot in web started without notice",
+    SUDDEN_DESCRIBED + "Its id is E1.",
+)
+UNSCRAPED_TOLD: Final = Told(
+    of_event("Reboot", "critical", vm="", event_id="", event_source=""),
+    "Reboot in web started without notice",
+    SUDDEN_DESCRIBED + "It was over before the next scrape: the agents' history has it.",
+)
+SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
+CASES += [
+    Case(
+        "a start without notice is told by the neighbours while its own VM is down, once, and for a while",
+        lambda: [
+            FleetVm("web_0", story((0, []), (55, None))),
+            FleetVm("web_1", story((0, []), (60, [SUDDEN]), (300, []))),
+            FleetVm("web_2", story((0, []), (60, [SUDDEN]), (300, [])), placed=False),
+        ],
+        [
+            seen(45, SUDDENLY),
+            seen(60, SUDDENLY, SUDDEN_TOLD),
+            seen(900, SUDDENLY, SUDDEN_TOLD),
+            seen(1260, SUDDENLY),
+        ],
+        minutes=21,
+    ),
+    Case(
+        "a start without notice that is over before the next scrape is not lost",
+        lambda: [
+            FleetVm("web_1", story((0, []), (50, [SUDDEN]), (55, []))),
+            FleetVm("web_2", story((0, []), (50, [SUDDEN]), (55, [])), placed=False),
+        ],
+        [seen(45, SUDDENLY), seen(60, SUDDENLY, UNSCRAPED_TOLD), seen(1020, SUDDENLY)],
+        minutes=17,
+    ),
+    Case(
+        "nobody claims a start without notice who came when it was started, nor of one that was announced",
+        vms(
+            "web_0",
+            look=story(
+                (0, [SUDDEN]), (15, [SUDDEN, reboot("E2", NotBefore=clock(900))]), (60, [SUDDEN, begun(reboot("E2"))])
+            ),
+        ),
+        [seen(30, SUDDENLY), seen(120, SUDDENLY)],
+        minutes=3,
+    ),
+    Case(
+        "half an hour after its start an event takes too long",
+        vms("web_0", "web_1", look=story((0, [reboot(NotBefore=clock(900))]), (60, [begun(reboot())]), (2400, []))),
+        [
+            seen(1800, "AzureScheduledEventStartedTooLong"),
+            seen(
+                1920,
+                "AzureScheduledEventStartedTooLong",
+                Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s"),
+            ),
+            seen(2400, "AzureScheduledEventStartedTooLong"),
+        ],
+        minutes=41,
+        interval=60,
+    ),
+]
+
+
+def felt(seconds: float) -> Callable[[], list[FleetVm]]:
+    both: dict[str, Any] = {"Resources": ["web_0", "web_1"]}
+    later = freeze("E2", NotBefore=clock(9000), **both)
+    look = story(
+        (0, [later]),
+        (60, [later, freeze(NotBefore=clock(960), **both)]),
+        (300, [later, begun(freeze(**both))]),
+        (600, [later]),
+    )
+    return lambda: [
+        FleetVm("web_0", look, stood_still=lambda second: seconds if second == 400 else 0.0),
+        FleetVm("web_1", look, stood_still=lambda second: 4.0 if second == 400 else 0.0),
+    ]
+
+
+def announced(seconds: int, **fields: Any) -> Callable[[], list[FleetVm]]:
+    return vms("web_0", "web_1", look=story((0, []), (60, [freeze(NotBefore=clock(60 + seconds), **fields)])))
+
+
+def hit(count: int, not_before: str, of: int = 8) -> Callable[[], list[FleetVm]]:
+    listed = [reboot(f"E{n}", Resources=[f"web_{n}"], NotBefore=not_before) for n in range(count)]
+    return vms(*(f"web_{n}" for n in range(of)), look=story((0, listed)))
+
+
+LONGER: Final = "AzureScheduledEventInterruptionTooLong"
+SHORT: Final = "AzureScheduledEventNoticeTooShort"
+MANY: Final = "AzureScheduledEventManyVMs"
+CASES += [
+    Case(
+        "an interruption that was longer than advertised is told for half an hour after the end",
+        felt(20.0),
+        [
+            seen(540, LONGER),
+            seen(
+                600,
+                LONGER,
+                Told(
+                    of_event("Freeze", "warning", vm=""),
+                    "Freeze in web interrupted a VM for 20s, longer than advertised",
+                ),
+            ),
+            seen(2460, LONGER),
+        ],
+        minutes=41,
+        interval=60,
+    ),
+    Case("an interruption near what was advertised is none", felt(8.0), [seen(600, LONGER), seen(660, LONGER)]),
+    Case(
+        "less notice than Azure promises is told while the event is listed",
+        announced(300),
+        [seen(75, SHORT, Told(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead"))],
+        minutes=2,
+    ),
+    Case(
+        "what was known of an event stays known while its VM cannot be asked",
+        vms("web_0", look=story((0, []), (60, [freeze(NotBefore=clock(360))]), (200, [begun(freeze())]), (215, None))),
+        [
+            seen(300, "AzureScheduledEvent", named("E1", "Freeze", "info", "00:06:00")),
+            seen(300, "AzureScheduledEventImminent"),
+            seen(300, SHORT, Told(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead")),
+        ],
+        minutes=6,
+    ),
+    Case("the promised notice is not short", announced(880), [seen(75, SHORT)], minutes=2),
+    Case("what is promised goes by type", announced(300, EventType="Terminate"), [seen(75, SHORT)], minutes=2),
+    Case(
+        "an agent that came late knows nothing of the notice",
+        vms("web_0", look=story((0, [freeze(NotBefore=clock(300))]))),
+        [seen(60, SHORT)],
+        minutes=2,
+    ),
+    Case(
+        "many VMs of one scale set within the hour",
+        hit(3, clock(960)),
+        [
+            seen(
+                30,
+                MANY,
+                Told(
+                    {"severity": "critical", "subscription": "s", "resource_group": "g", "scale_set": "web"},
+                    "37.5% of the VMs of web go down within the hour",
+                ),
+            )
+        ],
+        minutes=1,
+    ),
+    Case("two are not many", hit(2, clock(960), of=4), [seen(30, MANY)], minutes=1),
+    Case("nor are three, next week", hit(3, clock(7 * 86400)), [seen(30, MANY)], minutes=1),
+]
+
+
+def never_answered(_: int, vm: FleetVm) -> None:
+    vm.figures.last_successful_poll = None
+
+
+def silent_from(begin: int) -> Callable[[int, FleetVm], None]:
+    def change(second: int, vm: FleetVm) -> None:
+        vm.figures.last_successful_poll = at(min(second, begin)).timestamp()
+
+    return change
+
+
+def failing(share: int) -> Callable[[int, FleetVm], None]:
+    """One poll in ``share`` fails."""
+
+    def change(second: int, vm: FleetVm) -> None:
+        vm.figures.polls["timeout" if second // 5 % share == 0 else "unchanged"] += 1
+
+    return change
+
+
+def setting(**values: Any) -> Callable[[int, FleetVm], None]:
+    def change(second: int, vm: FleetVm) -> None:
+        for name, value in values.items():
+            setattr(vm.figures, name, value if second >= 120 else Figures.__struct_defaults__[_index(name)])
+
+    return change
+
+
+def approving(second: int, vm: FleetVm) -> None:
+    """Made at once, and failed after two minutes."""
+    vm.totals.approvals = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
+
+
+def _index(name: str) -> int:
+    return Figures.__struct_fields__.index(name)
+
+
+def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
+    def outbox(second: int) -> OutboxView:
+        return [view for since, view in views if since <= second][-1]
+
+    return lambda: [FleetVm("web_0", story((0, [])), outbox=outbox, sinks=("chat",))]
+
+
+WAITED: Final = (
+    "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or too late."
+)
+UNREACHABLE: Final = Told(
+    of_agent(),
+    "web_0: no answer of notbefore for five minutes",
+)
+BLIND: Final = Told(
+    of_agent(),
+    "web_0: notbefore sees nothing of what Azure schedules",
+)
+CASES += [
+    Case(
+        "an approval that failed, among some that were made",
+        agent(approving),
+        [
+            seen(105, "AzureScheduledEventApprovalFailed"),
+            seen(
+                120,
+                "AzureScheduledEventApprovalFailed",
+                Told(of_agent(rule="freezes"), "web_0: an approval by freezes did not come through"),
+            ),
+            seen(1080, "AzureScheduledEventApprovalFailed"),
+        ],
+        minutes=18,
+    ),
+    Case(
+        "an agent that cannot be scraped",
+        vms("web_0", "web_1", look=story((0, []), (60, None), (600, [])), web_1=story((0, []))),
+        [
+            seen(300, "NotbeforeAgentUnreachable"),
+            seen(360, "NotbeforeAgentUnreachable", UNREACHABLE),
+            seen(600, "NotbeforeAgentUnreachable"),
+        ],
+    ),
+    Case(
+        "an agent whose VM reboots as announced is not missed for a quarter of an hour, and then it is",
+        vms("web_0", look=story((0, [reboot(NotBefore=clock(60))]), (60, None))),
+        [seen(900, "NotbeforeAgentUnreachable"), seen(1320, "NotbeforeAgentUnreachable", UNREACHABLE)],
+        minutes=23,
+    ),
+    Case(
+        "no agent at all",
+        list,
+        [
+            seen(240, "NotbeforeNoAgents"),
+            seen(
+                300,
+                "NotbeforeNoAgents",
+                Told({"job": "notbefore", "severity": "critical"}, "Prometheus knows no agent of notbefore at all"),
+            ),
+        ],
+    ),
+    Case("agents, even if down", vms("web_0", look=story((0, None))), [seen(600, "NotbeforeNoAgents")]),
+    Case(
+        "an agent that gets no answer any more",
+        agent(silent_from(60)),
+        [seen(300, "NotbeforeNotPolling"), seen(315, "NotbeforeNotPolling", BLIND)],
+    ),
+    Case(
+        "an agent that never got one",
+        agent(never_answered),
+        [seen(165, "NotbeforeNotPolling"), seen(180, "NotbeforeNotPolling", BLIND)],
+    ),
+    Case(
+        "an agent that polls",
+        agent(failing(100)),
+        [seen(900, "NotbeforeNotPolling"), seen(900, "NotbeforeImdsFailing"), seen(900, "NotbeforeBeatLagging")],
+    ),
+    Case(
+        "every fourth poll fails",
+        agent(failing(4)),
+        [seen(900, "NotbeforeImdsFailing", Told(of_agent(), "web_0: 25% of the polls of IMDS fail"))],
+    ),
+    Case(
+        "the beat lags",
+        agent(lambda _, vm: setattr(vm.figures, "beat_lag", 2.0)),
+        [
+            seen(285, "NotbeforeBeatLagging"),
+            seen(900, "NotbeforeBeatLagging", Told(of_agent(), "web_0: notbefore polls 2s late")),
+        ],
+    ),
+    Case(
+        "notifications are stuck until they are delivered",
+        holding(
+            (0, OutboxView()),
+            (60, OutboxView(rows={("chat", "pending"): 2}, oldest={"chat": at(60).timestamp()})),
+            (600, OutboxView()),
+        ),
+        [
+            seen(360, "NotbeforeNotificationsStuck"),
+            seen(
+                435,
+                "NotbeforeNotificationsStuck",
+                Told(
+                    of_agent(sink="chat"),
+                    "web_0: nothing reaches the sink chat",
+                    WAITED,
+                ),
+            ),
+            seen(600, "NotbeforeNotificationsStuck"),
+        ],
+    ),
+    Case(
+        "notifications are dead until somebody sees to them",
+        holding((0, OutboxView()), (60, OutboxView(rows={("chat", "dead"): 3})), (600, OutboxView())),
+        [
+            seen(45, "NotbeforeNotificationsDead"),
+            seen(
+                60,
+                "NotbeforeNotificationsDead",
+                Told(of_agent(sink="chat", state="dead"), "web_0: the sink chat refused 3 notifications for good"),
+            ),
+            seen(600, "NotbeforeNotificationsDead"),
+        ],
+    ),
+    Case(
+        "notifications have expired",
+        holding((0, OutboxView()), (120, OutboxView(counts={("chat", "expired"): 1, ("chat", "overflowed"): 1}))),
+        [
+            seen(60, "NotbeforeNotificationsExpired"),
+            seen(
+                180,
+                "NotbeforeNotificationsExpired",
+                Told(of_agent(sink="chat"), "web_0: notifications for chat were never delivered"),
+            ),
+            seen(3840, "NotbeforeNotificationsExpired"),
+        ],
+        minutes=65,
+        interval=60,
+    ),
+    Case(
+        "the state cannot be written",
+        agent(setting(store_degraded=True)),
+        [
+            seen(120, "NotbeforeStoreDegraded"),
+            seen(180, "NotbeforeStoreDegraded", Told(of_agent(), "web_0: notbefore cannot write its state")),
+        ],
+    ),
+    Case(
+        "the last reload failed",
+        agent(setting(config_refused=True)),
+        [
+            seen(105, "NotbeforeConfigReloadFailed"),
+            seen(
+                120,
+                "NotbeforeConfigReloadFailed",
+                Told(of_agent(), "web_0: the configuration of notbefore was not taken over"),
+            ),
+        ],
+    ),
+]
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *words], capture_output=True, text=True, check=False, timeout=100)
+
+
+@needs_promtool
+def test_promtool_finds_nothing_to_say_of_the_rules() -> None:
+    checked = promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+    assert checked.returncode == 0, checked.stderr
+
+
+def filled_in(alert: str, labels: dict[str, str]) -> str:
+    description: str = alerts()[alert]["annotations"]["description"]
+    return re.sub(r"{{ \$labels\.(\w+) }}", lambda name: labels[name[1]], description)
+
+
+def written(case: Case) -> dict[str, Any]:
+    """The case as promtool reads it."""
+    wanted = frozenset(re.findall(r"\b(?:notbefore|azure)_\w+|\bup\b", RULES.read_text(encoding="utf-8")))
+    looks = [
+        {
+            "eval_time": f"{look.second}s",
+            "alertname": look.alert,
+            "exp_alerts": [
+                {
+                    "exp_labels": told.labels,
+                    "exp_annotations": {
+                        "summary": told.summary,
+                        "description": told.description or filled_in(look.alert, told.labels),
+                        "runbook_url": f"{RUNBOOK_URL}#{look.alert.lower()}",
+                    },
+                }
+                for told in look.expected
+            ],
+        }
+        for look in case.looks
+    ]
+    return {
+        "name": case.story,
+        "interval": f"{case.interval}s",
+        "input_series": scraped(case.fleet(), case.minutes, case.interval, wanted),
+        "alert_rule_test": looks,
+    }
+
+
+@needs_promtool
+@pytest.mark.parametrize("case", CASES, ids=[case.story for case in CASES])
+def test_alerts(case: Case, tmp_path: Path) -> None:
+    file = tmp_path / "test.yml"
+    test = {"rule_files": [str(RULES)], "evaluation_interval": f"{case.interval}s", "tests": [written(case)]}
+    file.write_text(json.dumps(test), encoding="utf-8")  # JSON is YAML, and twenty times as fast
+    tested = promtool("test", "rules", file)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_each_alert_is_seen_firing_and_silent() -> None:
+    looks = [look for case in CASES for look in case.looks]
+    assert {look.alert for look in looks if look.expected} == set(alerts())
+    assert {look.alert for look in looks if not look.expected} == set(alerts())
+
+
+def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None:
+    sections = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections == list(alerts())
+    for name, rule in alerts().items():
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOK_URL}#{name.lower()}"
+        assert "severity" in rule.get("labels", {}) or "event:azure_scheduled_event:severity" in rule["expr"], name

@@ -1,0 +1,94 @@
+"""Fleets in fast motion, as Prometheus would have scraped them: series for ``promtool test rules``, made by the core.
+
+promtool's time begins at 0, which is ``T0`` here: timestamps among the samples are moved by that.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from notbefore.events.change import Gap
+from notbefore.events.delivery import OutboxView
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Moment, Tracked, diff
+from notbefore.events.samples import View, samples
+from notbefore.events.totals import Totals
+from notbefore.exposition.prometheus import convert
+from support.azure import T0, at, document
+
+BEAT = 5  # seconds between the looks of an agent
+Items = list[dict[str, Any]]
+
+
+class FleetVm:
+    """A VM of the scale set ``web`` and its agent; ``look`` says what Azure lists at a second, ``None``: it is down."""
+
+    def __init__(  # noqa: PLR0913 - each is a word of the test, by name
+        self,
+        name: str,
+        look: Callable[[int], Items | None],
+        *,
+        placed: bool = True,
+        stood_still: Callable[[int], float] = lambda _: 0.0,
+        change: Callable[[int, "FleetVm"], None] = lambda _, __: None,
+        outbox: Callable[[int], OutboxView] = lambda _: OutboxView(),
+        sinks: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.look, self.stood_still, self.change, self.outbox, self.sinks = look, stood_still, change, outbox, sinks
+        self.tracked, self.totals, self.figures = Tracked(), Totals(), Figures()
+        self.last: int | None = None
+        if placed:
+            place = {"subscription_id": "s", "resource_group": "g", "scale_set": "web"}
+            self.figures.vm = {"name": name, **place}
+
+    def beat(self, second: int) -> bool:
+        """Look at Azure; is the VM up?"""
+        items = self.look(second)
+        if items is None:
+            return False
+        blind = None if self.last is None else float(second - self.last)
+        name = self.figures.vm.get("name")
+        gap = Gap(self.stood_still(second), 0.0)
+        step = diff(self.tracked, document(*items, incarnation=second), Moment(at(second), name, blind, gap=gap))
+        self.tracked, self.last = step.tracked, second
+        for one in step.changes:
+            self.totals.add(one)
+        self.figures.last_successful_poll = at(second).timestamp()
+        self.change(second, self)
+        return True
+
+    def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
+        """Series -> value."""
+        view = View(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks, ("freezes",))
+        found: dict[str, float] = {}
+        for sample in (sample for family in map(convert, samples(view)) for sample in family.samples):
+            if sample.name in wanted:
+                moved = T0.timestamp() if sample.name.endswith("_timestamp_seconds") else 0.0
+                found[series(sample.name, {**sample.labels, "instance": self.name})] = sample.value - moved
+        return found
+
+
+def series(name: str, labels: dict[str, str]) -> str:
+    quoted = ",".join(f'{key}="{value}"' for key, value in {**labels, "job": "notbefore"}.items())
+    return f"{name}{{{quoted}}}"
+
+
+def scraped(vms: Iterable[FleetVm], minutes: int, interval: int, wanted: frozenset[str]) -> list[dict[str, str]]:
+    """What promtool takes as ``input_series``: a scrape each ``interval`` seconds, of the metrics that are wanted."""
+    steps = minutes * 60 // interval + 1
+    values: dict[str, list[str]] = {}
+    for vm in vms:
+        for second in range(0, minutes * 60 + 1, BEAT):
+            up = vm.beat(second)
+            if second % interval:
+                continue
+            now = {series("up", {"instance": vm.name}): float(up), **(vm.scrape(second, wanted) if up else {})}
+            for key, value in now.items():
+                values.setdefault(key, ["_"] * steps)[second // interval] = f"{value:.6f}"
+    return [{"series": key, "values": " ".join(_ended(row))} for key, row in values.items()]
+
+
+def _ended(row: list[str]) -> list[str]:
+    """A series that a scrape does not hold any more is stale at once."""
+    pairs = zip(["_", *row], row, strict=False)
+    return ["stale" if value == "_" and before != "_" else value for before, value in pairs]
