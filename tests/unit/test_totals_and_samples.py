@@ -10,7 +10,7 @@ from notbefore.events.delivery import FALLBACK, OutboxView
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Tracked, diff
 from notbefore.events.samples import VM_LABELS, Family, View, samples
-from notbefore.events.totals import MAX_SERIES, Histogram, Totals
+from notbefore.events.totals import MAX_SERIES, TYPES, Histogram, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -130,7 +130,26 @@ def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
 
 def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
     agent = Agent().sees(0, item(), blind=None)
-    assert "azure_scheduled_event_notice_seconds" not in agent.families(0)
+    assert agent.value("azure_scheduled_event_notice_seconds", 0, "Freeze").count == 0
+    assert agent.value("azure_scheduled_event_given_notice_seconds", 0, ID) is None
+
+
+def test_notice_and_interruption_stand_at_zero_before_the_first(agent: Agent) -> None:
+    for name in ("notice", "interruption"):
+        family = agent.families(1)[f"azure_scheduled_event_{name}_seconds"].samples
+        assert {
+            labels: histogram.count for labels, histogram in family.items() if isinstance(histogram, Histogram)
+        } == {(event_type,): 0 for event_type in TYPES}
+
+
+def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_started(agent: Agent) -> None:
+    name = "azure_scheduled_event_given_notice_seconds"
+    agent.sees(10, item())
+    assert agent.value(name, 10, ID) == 890
+    agent.sees(20, item(NotBefore="Sun, 01 Mar 2026 12:25:00 GMT"))
+    assert agent.value(name, 20, ID) == 1490
+    agent.sees(1500, item(**STARTED), item("sudden", **STARTED))
+    assert (agent.value(name, 1501, ID), agent.value(name, 1501, "sudden")) == (1490, 0)
 
 
 def test_a_value_on_a_bound_belongs_to_the_bucket_below() -> None:

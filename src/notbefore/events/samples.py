@@ -17,9 +17,11 @@ from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Life, Tracked
 from notbefore.events.totals import (
     APPROVAL_RESULTS,
+    INTERRUPTION_BOUNDS,
     KNOWN_CHANGES,
     LATENCY_BOUNDS,
     MAX_SERIES,
+    NOTICE_BOUNDS,
     OTHER,
     SOURCES,
     STATUSES,
@@ -94,6 +96,13 @@ EXPECTED: Final = Metric(
     "azure_scheduled_event_expected_duration_seconds",
     "gauge",
     "Interruption that Azure expects (DurationInSeconds); absent when unknown.",
+    ("event_id",),
+)
+GIVEN_NOTICE: Final = Metric(
+    "azure_scheduled_event_given_notice_seconds",
+    "gauge",
+    "Notice of this event: its last known NotBefore less its first sight; 0 where it began without notice,"
+    " absent where its beginning was not seen.",
     ("event_id",),
 )
 RESOURCES: Final = Metric("azure_scheduled_event_resources", "gauge", "VMs that the event affects.", ("event_id",))
@@ -309,6 +318,10 @@ def _expected(life: Life, _now: datetime) -> float | None:
     return float(life.event.duration) if life.event.duration is not None else None
 
 
+def _given_notice(life: Life, _now: datetime) -> float | None:
+    return life.notice
+
+
 def _resources(life: Life, _now: datetime) -> float | None:
     return float(len(life.event.resources))
 
@@ -318,6 +331,7 @@ _PER_EVENT: Final = (
     (SECONDS_TO_NOT_BEFORE, _seconds_to),
     (STARTED_AT, _started_at),
     (EXPECTED, _expected),
+    (GIVEN_NOTICE, _given_notice),
     (RESOURCES, _resources),
 )
 
@@ -327,10 +341,10 @@ def _counted(totals: Totals) -> Iterator[Family]:
         CHANGES, {**dict.fromkeys(sorted(KNOWN_CHANGES), 0.0), **{k: float(v) for k, v in totals.changes.items()}}
     )
     for metric, by_type in (
-        (NOTICE, totals.notice),
+        (NOTICE, {**_known(NOTICE_BOUNDS), **totals.notice}),
         (SCHEDULED_TIME, totals.scheduled),
         (STARTED_TIME, totals.started),
-        (INTERRUPTION, totals.interruption),
+        (INTERRUPTION, {**_known(INTERRUPTION_BOUNDS), **totals.interruption}),
     ):
         yield Family(metric, {(event_type,): histogram for event_type, histogram in by_type.items()})
     yield Family(FOLDED, _by_one(totals.folded))
@@ -339,6 +353,11 @@ def _counted(totals: Totals) -> Iterator[Family]:
 def _approvals(view: View) -> Family:
     zeros: dict[Labels, float | Histogram] = dict.fromkeys(product(view.rules, APPROVAL_RESULTS), 0.0)
     return Family(APPROVALS, zeros | {labels: float(count) for labels, count in view.totals.approvals.items()})
+
+
+def _known(bounds: tuple[float, ...]) -> dict[str, Histogram]:
+    """The known types without observations: a VM has few events, and increase() does not see the first otherwise."""
+    return {event_type: Histogram.empty(bounds) for event_type in TYPES}
 
 
 def _outbox(view: View) -> Iterator[Family]:
