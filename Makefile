@@ -8,13 +8,14 @@ PARALLEL ?= --numprocesses 4 --dist worksteal
 PINS   := $(if $(wildcard constraints.txt),--constraint constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench dashboards clean
 
 help:
 	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
 	@echo 'make test    all tests, with the coverage gates'
 	@echo 'make check   ruff, mypy, import directions'
 	@echo 'make bench   the figures that are claimed'
+	@echo 'make dashboards  write dashboards/*.json anew'
 	@echo 'make clean   remove what these made'
 
 $(VENV)/base: pyproject.toml
@@ -47,6 +48,9 @@ check: $(VENV)/dev
 
 bench: $(VENV)/dev
 	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+dashboards: $(VENV)/dev
+	PYTHONPATH=dashboards/src $(BIN)/python -m boards dashboards
 
 clean:
 	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

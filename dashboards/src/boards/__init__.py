@@ -1,0 +1,1 @@
+"""The Grafana dashboards as code; ``python -m boards DIRECTORY`` writes their JSON."""

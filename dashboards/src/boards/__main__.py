@@ -1,0 +1,18 @@
+"""Write the dashboards: ``python -m boards DIRECTORY``."""
+
+import sys
+from pathlib import Path
+
+from boards import agents, fleet, vm
+
+DASHBOARDS = {"fleet.json": fleet.build, "vm.json": vm.build, "notbefore.json": agents.build}
+
+
+def main(directory: Path) -> None:
+    """Write all of them."""
+    for name, build in DASHBOARDS.items():
+        (directory / name).write_text(build(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
