@@ -11,10 +11,11 @@ from itertools import accumulate
 
 import msgspec
 
+from notbefore.events.change import Gap
 from notbefore.events.delivery import OutboxView
 from notbefore.events.document import parse
 from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Gap, Moment, Tracked, diff
+from notbefore.events.lifecycle import Moment, Tracked, diff
 from notbefore.events.samples import Family, View, samples
 from notbefore.events.totals import LATENCY_BOUNDS, Histogram, Totals
 from notbefore.simulator.scenarios import Play

@@ -40,7 +40,11 @@ class Prometheus:
             yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scraped]}), encoding="utf-8"
         )
         self._log = (directory / "prometheus.log").open("wb")
-        words = [f"--config.file={config}", f"--storage.tsdb.path={data}", f"--web.listen-address=127.0.0.1:{self.port}"]
+        words = [
+            f"--config.file={config}",
+            f"--storage.tsdb.path={data}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        ]
         self._process = subprocess.Popen(
             ["prometheus", *words, "--storage.tsdb.retention.time=10y"], stdout=self._log, stderr=self._log
         )

@@ -207,7 +207,7 @@ def _interruptions() -> Panel:
     ]
     return parts.table_panel(
         "Interruption: advertised and felt",
-        "Advertised: the mean DurationInSeconds of the events in the time range, of those that have one. Felt: how often"
+        "Advertised: the mean DurationInSeconds of the events in the time range that have one. Felt: how often"
         " a VM could measure how long it stood still, the mean, and the 95th percentile.",
         asked,
         columns,

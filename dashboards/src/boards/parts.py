@@ -157,6 +157,7 @@ def table_panel(  # noqa: PLR0913 - what such a panel has
 ) -> board.Panel:
     """A table: the rows of the queries, put together where their labels are the same."""
     panel = table.Panel().targets(list(asked)).unit("none").no_value(none).cell_height(models.TableCellHeight.SM)
+    panel.cell_options(models.TableAutoCellOptions())
     panel.with_transformation(board.DataTransformerConfig("merge", options={}))
     order = {column.field: number for number, column in enumerate(columns)}
     names = {column.field: column.title for column in columns}
@@ -234,11 +235,14 @@ def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
 
 
 def _tidy(values: dict[str, Any]) -> None:
-    """Leave out what the SDK writes and is not wanted: things in the menu instead of above the panels, a footer."""
+    """Leave out what the SDK writes and is not wanted: what is for other kinds, and links in a menu of their own."""
     for item in (*values["links"], *values["annotations"]["list"]):
         item.pop("placement", None)
     for panel in values["panels"]:
         panel["options"].pop("footer", None)
+    for variable in values["templating"]["list"]:
+        for key in ("auto", "auto_count", "auto_min"):
+            variable.pop(key, None)
 
 
 def _variable(name: str, *, one: bool) -> dashboard.QueryVariable:
@@ -250,7 +254,7 @@ def _variable(name: str, *, one: bool) -> dashboard.QueryVariable:
         if chosen
         else f"label_values(notbefore_vm_info, {label})"
     )
-    variable = dashboard.QueryVariable(name).label(title).datasource(SOURCE).definition(query)
+    variable = dashboard.QueryVariable(name).label(title).datasource(SOURCE)
     variable.query({"qryType": 1, "query": query, "refId": "Variable"})
     variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(board.VariableSort.NATURAL_ASC)
     if one:
