@@ -8,14 +8,14 @@ PARALLEL ?= --numprocesses 4 --dist worksteal
 PINS   := $(if $(wildcard constraints.txt),--constraint constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench dashboards clean
+.PHONY: help demo test check bench dashboards dashboard-pictures clean
 
 help:
 	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
 	@echo 'make test    all tests, with the coverage gates'
 	@echo 'make check   ruff, mypy, import directions'
 	@echo 'make bench   the figures that are claimed'
-	@echo 'make dashboards  write dashboards/*.json anew'
+	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
 	@echo 'make clean   remove what these made'
 
 $(VENV)/base: pyproject.toml
@@ -51,6 +51,10 @@ bench: $(VENV)/dev
 
 dashboards: $(VENV)/dev
 	PYTHONPATH=dashboards/src $(BIN)/python -m boards dashboards
+
+# on demand: needs npm, chromium and prometheus, and some minutes
+dashboard-pictures: dashboards
+	PYTHONPATH=tests $(BIN)/python dashboards/pictures/render.py docs/pictures
 
 clean:
 	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

@@ -6,14 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from notbefore.simulator.scenarios import SCENARIOS, Play
+from notbefore.simulator.scenarios import SCENARIOS, Play, http_date
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port
 from support.azure import body, item
-from support.history import PastVm, openmetrics
+from support.history import PastVm, Present, openmetrics
 from support.peers import HttpPeer, Say
 from support.scraping import Prometheus
 
@@ -25,13 +26,13 @@ HOUR = 3600.0
 def past(now: float, hours: float, step: float) -> list[PastVm]:
     """A scale set of three, one VM of it gone and one deaf, and two VMs alone in another region."""
     begins = now - hours * HOUR
-    begins -= begins % step
     ends = now - now % step
+    begins -= begins % step
     names = sorted(SCENARIOS)
     scale_set, alone = ("EastUS_0", "EastUS_1", "EastUS_2"), ("db-a", "db-b")
 
-    def plays(vms: tuple[str, ...], apart: float, first: float) -> list[Play]:
-        starts = range(round(begins + first), round(ends), round(apart))
+    def plays(vms: tuple[str, ...], apart: float, last: float) -> list[Play]:
+        starts = range(round(ends - last), round(begins), -round(apart))
         return [
             Play(
                 scenario=SCENARIOS[names[number % len(names)]],
@@ -43,12 +44,12 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
             for number, start in enumerate(starts)
         ]
 
-    shared = plays(scale_set, 15 * 60, 600)
+    shared = plays(scale_set, 15 * 60, 240)
     return [
         PastVm(scale_set[0], shared, begins, ends, "eastus", "web"),
-        PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web"),
+        PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web", gone=True),
         PastVm(scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True),
-        *(PastVm(name, plays((name,), 35 * 60, 300), begins, ends, "westeurope", "data", felt=9.0) for name in alone),
+        *(PastVm(name, plays((name,), 35 * 60, 420), begins, ends, "westeurope", "data", felt=9.0) for name in alone),
     ]
 
 
@@ -56,7 +57,9 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
 def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) -> Iterator[Prometheus]:
     """A Prometheus after a quarter of a minute of real events: some over, one scheduled, one started."""
     with ExitStack() as stack:
-        history = openmetrics(past(time.time(), hours, step), step)
+        vms = past(time.time(), hours, step)
+        history = openmetrics(vms, step)
+        present = stack.enter_context(Present(vm for vm in vms if not vm.gone))
         answering, refusing = (stack.enter_context(HttpPeer()) for _ in range(2))
         refusing.default = Say(503)
         config = directory / "notbefore.yaml"
@@ -73,7 +76,8 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         for agent in (*agents, stopped):
             agent.ready()
         targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, deaf)]
-        prometheus = stack.enter_context(Prometheus(directory, targets, history))
+        scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets]
+        prometheus = stack.enter_context(Prometheus(directory, scraped, history))
         eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets))
         eventually(lambda: prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1)
         _play(simulator, agents, stopped, prometheus)
@@ -83,7 +87,8 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
 def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgent, prometheus: Prometheus) -> None:
     """Let things happen, and wait until they have been scraped."""
     stopped.stop()
-    simulator.set_document(body(item("flawed", Resources=["EastUS_7"], DurationInSeconds="soon")))
+    soon = http_date(time.time() + 900)
+    simulator.set_document(body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon")))
     eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
     simulator.start("live-migration", speed=300)
     simulator.fault("garbage", times=2)

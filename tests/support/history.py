@@ -1,13 +1,19 @@
 """What agents would have told of hours gone by: the simulator's scenarios played through the core, on a past clock.
 
 The samples are those of ``samples()``, as an agent serves them; only the clock, the polls and what the VM felt are made
-up. Rendered as OpenMetrics with timestamps, for ``promtool tsdb create-blocks-from openmetrics``.
+up. Rendered as OpenMetrics with timestamps, for ``promtool tsdb create-blocks-from openmetrics``. A ``Present`` serves
+those that have not ended on from there, for a Prometheus to scrape.
 """
 
+import http.server
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import accumulate
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 
@@ -18,6 +24,7 @@ from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Moment, Tracked, diff
 from notbefore.events.samples import Family, View, samples
 from notbefore.events.totals import LATENCY_BOUNDS, Histogram, Totals
+from notbefore.exposition.prometheus import Exposition
 from notbefore.simulator.scenarios import Play
 
 SINKS = ("oncall", "hub")
@@ -35,6 +42,7 @@ class PastVm:
     resource_group: str = "fleet"
     deaf_from: float = float("inf")  # IMDS does not answer any more
     degraded: bool = False
+    gone: bool = False  # it is no more: nobody serves its metrics
     felt: float = 4.0  # seconds that each of its events stops it
     tracked: Tracked = field(default_factory=Tracked)
     totals: Totals = field(default_factory=Totals)
@@ -117,3 +125,42 @@ def _lines(family: Family, target: str, now: float) -> Iterator[str]:
             yield f'{name}_bucket{{{labels},le="{bound}"}} {count} {now}'
         yield f"{name}_count{{{labels}}} {sample.count} {now}"
         yield f"{name}_sum{{{labels}}} {sample.sum} {now}"
+
+
+class Present:
+    """Serves the metrics of VMs whose past is over, each under ``/NAME``."""
+
+    def __init__(self, vms: Iterable[PastVm]) -> None:
+        by_path = {f"/{vm.name}": vm for vm in vms}
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                vm = by_path[self.path]
+                body, kind = Exposition(lambda: vm.look(time.time(), 1.0)).render(self.headers.get("Accept", ""))
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        address = f"127.0.0.1:{self._server.server_address[1]}"
+        self.targets: list[dict[str, Any]] = [
+            {"targets": [address], "labels": {"__metrics_path__": path, "instance": vm.instance}}
+            for path, vm in by_path.items()
+        ]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -25,7 +25,7 @@ needs_prometheus = pytest.mark.skipif(
 class Prometheus:
     """Scrapes each second; ``history`` is OpenMetrics text with timestamps that it is to have known all along."""
 
-    def __init__(self, directory: Path, targets: Sequence[str], history: bytes = b"") -> None:
+    def __init__(self, directory: Path, targets: Sequence[dict[str, Any]], history: bytes = b"") -> None:
         self.port = free_port()
         data = directory / "prometheus"
         data.mkdir(parents=True)
@@ -35,7 +35,7 @@ class Prometheus:
             command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(text), str(data)]
             subprocess.run(command, check=True, timeout=600, capture_output=True)
         config = directory / "prometheus.yml"
-        scraped = {"job_name": "notbefore", "static_configs": [{"targets": [*targets]}]}
+        scraped = {"job_name": "notbefore", "static_configs": [*targets]}
         config.write_text(
             yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scraped]}), encoding="utf-8"
         )

@@ -11,6 +11,7 @@ from boards.queries import STALE, chosen, counted, each_event, events, increase_
 SELF: Final = '{scope="self"}'
 COMING: Final = '{scope="self", event_status="Scheduled"}'
 NOTICE: Final = each_event("azure_scheduled_event_given_notice_seconds")
+KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
 FELT: Final = "azure_scheduled_event_interruption_seconds"
 LATENCY: Final = "notbefore_delivery_latency_seconds"
 
@@ -20,7 +21,7 @@ def build() -> str:
     panels = parts.grid(
         (3, [(4, panel) for panel in (*_events(), *_agents())]),
         (7, [(16, _coming()), (8, _failing())]),
-        (7, [(8, _by_type()), (8, _notices()), (8, _notice_by_type())]),
+        (7, [(7, _by_type()), (7, _notices()), (10, _notice_by_type())]),
         (7, [(7, _interruptions()), (4, _outcomes()), (4, _approvals()), (9, _notifications())]),
     )
     return parts.dashboard_json(
@@ -100,7 +101,7 @@ def _coming() -> Panel:
         rows(f"{listed(SELF)} * on (event_id) group_left () {expected}", "expected"),
     ]
     columns = [
-        Column("name", "VM"),
+        Column("name", "VM", width=150),
         Column("event_type", "Type", width=90),
         Column("event_status", "Status", width=90),
         Column("event_source", "Source", width=80),
@@ -130,8 +131,8 @@ def _failing() -> Panel:
         " was (else the start). One that never learned who it is stands here whatever the variables say.",
         [rows(queries.failing(), "age")],
         [
-            Column("name", "VM"),
-            Column("instance", "Instance"),
+            Column("name", "VM", width=95),
+            Column("instance", "Instance", width=150),
             Column("problem", "Problem"),
             Column("Value", "Since", "s", steps=AGE, width=90),
         ],
@@ -173,12 +174,12 @@ def _notice_by_type() -> Panel:
     ]
     columns = [
         Column("event_type", "Type"),
-        Column("Value #events", "Events", "short", decimals=0),
+        Column("Value #events", "Events", "short", decimals=0, width=70),
         Column("Value #promised", "Promised", "s", decimals=1),
         Column("Value #shortest", "Shortest", "s", decimals=1),
         Column("Value #p10", "10 %", "s", decimals=1),
         Column("Value #p50", "Median", "s", decimals=1),
-        Column("Value #kept", "Kept", "percentunit", decimals=0, steps=((None, "red"), (0.9, "yellow"), (1, "green"))),
+        Column("Value #kept", "Kept", "percentunit", decimals=0, width=65, steps=KEPT),
     ]
     return parts.table_panel(
         "Notice: promised and given",
@@ -254,8 +255,8 @@ def _notifications() -> Panel:
         Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
         Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
         Column("Value #waiting", "Waiting", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
-        Column("Value #p50", "Median", "s", decimals=2),
-        Column("Value #p95", "95 %", "s", decimals=2),
+        Column("Value #p50", "Median", "s", decimals=1),
+        Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Notifications",

@@ -28,7 +28,8 @@ VARIABLES: Final = {  # a variable, its label, the label of notbefore_vm_info
 # names of Grafana's palette: each theme has its own shade of them
 COLORS: Final = {
     "Freeze": "blue", "Reboot": "orange", "Redeploy": "purple", "Preempt": "red", "Terminate": "dark-red",
-    "finished": "green", "canceled": "blue", "ended": "yellow",
+    "announced": "yellow", "updated": "light-blue", "started": "orange",
+    "finished": "green", "canceled": "blue", "ended": "purple",
 }  # fmt: skip
 
 Steps = Sequence[tuple[float | None, str]]  # from this value on, this colour; the first has no value
@@ -36,7 +37,7 @@ PLAIN: Final[Steps] = ((None, "text"),)
 GOOD: Final[Steps] = ((None, "green"),)
 NONE_IS_GOOD: Final[Steps] = ((None, "green"), (1, "red"))
 NONE_IS_CALM: Final[Steps] = ((None, "green"), (1, "orange"))
-COUNTDOWN: Final[Steps] = ((None, "red"), (300, "orange"), (900, "yellow"), (3600, "green"))
+COUNTDOWN: Final[Steps] = ((None, "text"), (0, "red"), (300, "orange"), (900, "yellow"), (3600, "green"))
 AGE: Final[Steps] = ((None, "green"), (15, "yellow"), (60, "red"))
 
 Query = prometheus.Dataquery
@@ -54,7 +55,7 @@ class Column:
 
     def properties(self) -> list[board.DynamicConfigValue]:
         """What is particular to it, as Grafana's overrides."""
-        found: dict[str, object] = {}
+        found: dict[str, object] = {"noValue": "–"}  # noqa: RUF001 - what the panel says when there is no row is not for a cell
         if self.unit:
             found["unit"] = self.unit
         if self.decimals is not None:
@@ -97,6 +98,8 @@ def lines_panel(
 ) -> board.Panel:
     """Series over time: lines, or stacked bars, at most ``points`` of them."""
     panel = lines.Panel().targets(list(asked)).unit(unit).min(0)
+    if unit == "short":
+        panel.decimals(0)  # it counts: there is no half an event
     panel.legend(
         common.VizLegendOptions()
         .show_legend(True)  # noqa: FBT003 - the SDK has it so
@@ -157,7 +160,7 @@ def table_panel(  # noqa: PLR0913 - what such a panel has
 ) -> board.Panel:
     """A table: the rows of the queries, put together where their labels are the same."""
     panel = table.Panel().targets(list(asked)).unit("none").no_value(none).cell_height(models.TableCellHeight.SM)
-    panel.cell_options(models.TableAutoCellOptions())
+    panel.cell_options(models.TableAutoCellOptions()).min_width(40)
     panel.with_transformation(board.DataTransformerConfig("merge", options={}))
     order = {column.field: number for number, column in enumerate(columns)}
     names = {column.field: column.title for column in columns}

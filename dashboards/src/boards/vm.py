@@ -15,7 +15,7 @@ BY_EVENT: Final = "event_type, event_id, scope"
 def build() -> str:
     """The dashboard as JSON."""
     panels = parts.grid(
-        (3, [(4, panel) for panel in _figures()] + [(8, _identity())]),
+        (4, [(4, panel) for panel in _figures()] + [(8, _identity())]),
         (6, [(14, _listed()), (10, _states())]),
         (7, [(8, _countdown()), (8, _interruptions()), (8, _changes())]),
         (7, [(8, _polls()), (8, _lag()), (8, _deliveries())]),
@@ -151,7 +151,7 @@ def _interruptions() -> Panel:
         "Felt: seconds for which the VM stood still in its events, at the end of each. Advertised: DurationInSeconds of"
         " the events that hit it, while they are listed.",
         "s",
-        over_time(rate_by("event_type", f"{FELT}_sum", function="increase"), "felt, {{event_type}}", "felt"),
+        over_time(rate_by("event_type", f"{FELT}_sum", function="increase") + " > 0", "felt, {{event_type}}", "felt"),
         over_time(f"max({expected})", "advertised", "advertised"),
     )
 
@@ -204,8 +204,8 @@ def _deliveries() -> Panel:
         Column("Value #delivered", "Delivered", "short", decimals=0),
         Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
         Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
-        Column("Value #oldest", "Oldest waiting", "s", steps=((None, "text"), (60, "yellow"), (300, "red"))),
-        Column("Value #p95", "95 %", "s", decimals=2),
+        Column("Value #oldest", "Oldest", "s", steps=((None, "text"), (60, "yellow"), (300, "red"))),
+        Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Notifications of this VM",
