@@ -10,7 +10,7 @@ import React from 'react';
 import { createRoot } from 'react-dom/client';
 import { firstValueFrom } from 'rxjs';
 
-type Series = { refId: string; labels: Record<string, string>; times: number[]; values: number[] };
+type Series = { refId: string; labels: Record<string, string>; times: number[]; values: number[]; step: number };
 type Drawn = { panel: any; series: Series[]; frames: DataFrame[] };
 const { dashboard, shown, width, mode, from, to } = (window as any).dashboard;
 
@@ -47,14 +47,29 @@ function configured(panel: any, field: Field, name: string): Field {
   return made;
 }
 
+// Grafana breaks a line where a sample is missing
+function broken({ times, values, step }: Series): { times: number[]; values: Array<number | null> } {
+  const made = { times: [] as number[], values: [] as Array<number | null> };
+  times.forEach((time, number) => {
+    if (number && time - times[number - 1] > 1.5 * step) {
+      made.times.push(times[number - 1] + step);
+      made.values.push(null);
+    }
+    made.times.push(time);
+    made.values.push(values[number]);
+  });
+  return made;
+}
+
 function overTime(panel: any, series: Series[]): DataFrame[] {
   return series.map((one, number) => {
     const target = panel.targets.find((target: any) => target.refId === one.refId);
+    const { times, values } = broken(one);
     const frame = toDataFrame({
       refId: one.refId,
       fields: [
-        { name: 'Time', type: FieldType.time, values: one.times, config: {} },
-        { name: 'Value', type: FieldType.number, values: one.values, config: {}, labels: one.labels },
+        { name: 'Time', type: FieldType.time, values: times, config: {} },
+        { name: 'Value', type: FieldType.number, values, config: {}, labels: one.labels },
       ],
     });
     const value = configured(panel, frame.fields[1], legend(target.legendFormat ?? '', one.labels) || panel.title);

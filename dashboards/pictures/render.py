@@ -87,7 +87,8 @@ def found(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, st
             answers = [(one["metric"], one["values"]) for one in answer]
         for labels, points in answers:
             times, values = [at * 1000 for at, _ in points], [float(value) for _, value in points]
-            series.append({"refId": target["refId"], "labels": labels, "times": times, "values": values})
+            one = {"refId": target["refId"], "labels": labels, "times": times, "values": values, "step": step * 1000}
+            series.append(one)
     return series
 
 

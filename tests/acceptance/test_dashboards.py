@@ -148,6 +148,36 @@ def test_events_are_counted_once_however_many_vms_report_them(prometheus: Promet
     assert shown["values"] == [3.0]
 
 
+def test_a_scale_set_counts_once_in_the_heatmap_of_notices(prometheus: Prometheus) -> None:
+    (panel,) = (panel for panel in loaded("fleet")["panels"] if panel["type"] == "heatmap")
+
+    def told(vm: str) -> float:
+        found = series(prometheus, panel["targets"][0], {**EVERYTHING, "vm": vm})
+        (everything,) = (one["values"] for one in found if one["labels"]["le"] == "+Inf")
+        return max(everything)
+
+    assert told("EastUS_.*") == pytest.approx(told("EastUS_0"))
+    assert told("EastUS_0") > 1  # increase() extrapolates: one event in four minutes, seen from the samples of three
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "number"),
+    [
+        ("fleet", "Silent or failing agents", 5),  # EastUS_2 fails in two ways
+        ("notbefore", "Agents", 6),
+        ("notbefore", "Versions", 1),
+        ("notbefore", "Not polling", 1),
+        ("notbefore", "State not written", 1),
+        ("notbefore", "Damaged state files", 0),
+        ("notbefore", "Failed reloads", 0),
+    ],
+)
+def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus, name: str, title: str, number: int) -> None:
+    (panel,) = (panel for panel in loaded(name)["panels"] if panel["title"] == title and panel["type"] == "stat")
+    (shown,) = series(prometheus, panel["targets"][0], EVERYTHING)
+    assert shown["values"] == [number]
+
+
 def test_each_way_of_failing_is_shown(prometheus: Prometheus) -> None:
     (panel,) = (
         panel

@@ -146,7 +146,11 @@ class Present:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        class Server(http.server.HTTPServer):
+            def handle_error(self, *_: Any) -> None:
+                pass  # a Prometheus that is stopped does not wait for its last answer
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         address = f"127.0.0.1:{self._server.server_address[1]}"
         self.targets: list[dict[str, Any]] = [
             {"targets": [address], "labels": {"__metrics_path__": path, "instance": vm.instance}}

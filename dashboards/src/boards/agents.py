@@ -29,7 +29,7 @@ def build() -> str:
 
 
 def _figures() -> list[Panel]:
-    late = chosen(f"time() - {LAST_POLL}") + f" > {STALE}"
+    late = chosen(f"time() - {LAST_POLL} > {STALE}")
     failed = queries.chosen_in_range('increase(notbefore_config_reloads_total{result="failure"}[$__range])')
     damaged = queries.chosen_in_range("increase(notbefore_store_damaged_files_total[$__range])")
     return [

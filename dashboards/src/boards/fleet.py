@@ -20,7 +20,7 @@ def build() -> str:
     """The dashboard as JSON."""
     panels = parts.grid(
         (3, [(4, panel) for panel in (*_events(), *_agents())]),
-        (7, [(16, _coming()), (8, _failing())]),
+        (8, [(16, _coming()), (8, _failing())]),
         (7, [(7, _by_type()), (7, _notices()), (10, _notice_by_type())]),
         (7, [(7, _interruptions()), (4, _outcomes()), (4, _approvals()), (9, _notifications())]),
     )

@@ -93,10 +93,10 @@ def stat_panel(  # noqa: PLR0913 - what such a panel has
     return _described(panel, title, description)
 
 
-def lines_panel(
-    title: str, description: str, unit: str, *asked: Query, stacked: bool = False, points: int = 0
+def lines_panel(  # noqa: PLR0913 - what such a panel has
+    title: str, description: str, unit: str, *asked: Query, stacked: bool = False, dots: bool = False, points: int = 0
 ) -> board.Panel:
-    """Series over time: lines, or stacked bars, at most ``points`` of them."""
+    """Series over time: lines, dots, or stacked bars; at most ``points`` of them."""
     panel = lines.Panel().targets(list(asked)).unit(unit).min(0)
     if unit == "short":
         panel.decimals(0)  # it counts: there is no half an event
@@ -112,6 +112,8 @@ def lines_panel(
     if stacked:
         panel.draw_style(models.GraphDrawStyle.BARS).fill_opacity(70).line_width(0)
         panel.stacking(common.StackingConfig().mode(models.StackingMode.NORMAL))
+    if dots:
+        panel.draw_style(models.GraphDrawStyle.POINTS).point_size(7)
     if points:
         panel.max_data_points(points)
     for name, color in COLORS.items():

@@ -131,13 +131,14 @@ def _states() -> Panel:
 
 def _countdown() -> Panel:
     left = chosen("azure_scheduled_event_seconds_to_not_before")
-    types = chosen(queries.INFO)
+    types = f"max by ({BY_EVENT}) ({chosen(queries.INFO)})"
     return parts.lines_panel(
         "Time to NotBefore",
-        "The countdown of each event as it was scraped; a step up is a NotBefore that was put off.",
+        "The countdown of the next event of each type as it was scraped; a step up is a NotBefore that was put off, or"
+        " the next event.",
         "s",
         over_time(
-            f"max by ({BY_EVENT}) ({types}) * on (event_id) group_left () max by (event_id) ({left})",
+            f"min by (event_type, scope) ({types} * on (event_id) group_left () max by (event_id) ({left}))",
             "{{event_type}} ({{scope}})",
         ),
     )
@@ -153,6 +154,8 @@ def _interruptions() -> Panel:
         "s",
         over_time(rate_by("event_type", f"{FELT}_sum", function="increase") + " > 0", "felt, {{event_type}}", "felt"),
         over_time(f"max({expected})", "advertised", "advertised"),
+        dots=True,
+        points=200,
     )
 
 
