@@ -50,7 +50,7 @@ bench: $(VENV)/dev
 	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 dashboards: $(VENV)/dev
-	PYTHONPATH=dashboards/src $(BIN)/python -m boards dashboards
+	PYTHONPATH=dashboards/src $(BIN)/python -m boards
 
 # on demand: needs npm, chromium and prometheus, and some minutes
 dashboard-pictures: dashboards

@@ -27,10 +27,20 @@ STEP: Final = 120.0  # seconds between the samples of the past
 EVERYTHING: Final = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
 PICTURES: Final = {"fleet": ("dark", EVERYTHING), "vm": ("light", {**EVERYTHING, "vm": "EastUS_0"})}
 LINE: Final = 38  # pixels of a line of the grid
+BUNDLING: Final = (
+    "--format=iife",
+    '--define:process.env.NODE_ENV="production"',
+    "--loader:.svg=dataurl",
+    "--loader:.ttf=empty",
+    "--log-level=error",
+)
 
 
 def main(into: Path) -> None:
     """Draw all of them."""
+    for program in ("npm", "chromium", "prometheus", "promtool"):
+        if shutil.which(program) is None:
+            sys.exit(f"there is no {program}: apt-get install npm chromium prometheus")
     work = Path(sys.prefix) / "pictures"  # kept beside the environment: what npm installs is half a gigabyte
     work.mkdir(exist_ok=True)
     for name in ("package.json", "page.tsx", "shoot.mjs"):
@@ -47,19 +57,9 @@ def main(into: Path) -> None:
             print(f"{picture}: {picture.stat().st_size // 1000} kB")  # noqa: T201 - it is a command
 
 
-BUNDLING: Final = (
-    "--format=iife",
-    '--define:process.env.NODE_ENV="production"',
-    "--loader:.svg=dataurl",
-    "--loader:.ttf=empty",
-    "--log-level=error",
-)
-
-
 def run(work: Path, *command: str) -> None:
     """Run a command there; what it says is shown."""
-    environment = {**os.environ, "CHROMIUM": shutil.which("chromium") or "/usr/bin/chromium"}
-    subprocess.run(command, cwd=work, check=True, env=environment)
+    subprocess.run(command, cwd=work, check=True, env={**os.environ, "CHROMIUM": shutil.which("chromium") or ""})
 
 
 def page_of(prometheus: Prometheus, name: str, mode: str, variables: dict[str, str]) -> dict[str, Any]:

@@ -65,12 +65,12 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         config = directory / "notbefore.yaml"
         sinks = {"oncall": answering.url, "hub": refusing.url}
         hooks = {name: {"webhook": {"url": url, "allow_private": True}} for name, url in sinks.items()}
-        config.write_text(yaml.safe_dump({"sinks": hooks}), encoding="utf-8")
+        approval = {"enabled": True, "rules": [{"name": "users", "match": {"event_source": "User"}}]}  # a rehearsal
+        config.write_text(yaml.safe_dump({"sinks": hooks, "approval": approval}), encoding="utf-8")
         simulator = stack.enter_context(Simulator((*LIVE, STOPPED)))
         simulator.set_document(body())
-        agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, str(config))) for vm in LIVE
-        ]
+        words = (str(config), "--allow-approval")
+        agents = [stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, *words)) for vm in LIVE]
         stopped = stack.enter_context(RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED))
         deaf = stack.enter_context(RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf"))
         for agent in (*agents, stopped):
@@ -107,6 +107,7 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="delivered"}[5m]))': 1.0,
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="failed"}[5m]))': 1.0,
         'sum(increase(azure_scheduled_event_interruption_seconds_count{instance=~"127.+"}[5m]))': 0.5,
+        'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
         "count(up == 0)": 1.0,
     }.items():
         eventually(lambda: (prometheus.value(expr) or 0.0) >= least, patience=60)  # noqa: B023 - it is called here

@@ -1,1 +1,1 @@
-"""The Grafana dashboards as code; ``python -m boards DIRECTORY`` writes their JSON."""
+"""The Grafana dashboards as code; ``python -m boards`` writes their JSON."""

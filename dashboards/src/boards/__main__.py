@@ -1,6 +1,5 @@
-"""Write the dashboards: ``python -m boards DIRECTORY``."""
+"""Write the dashboards' JSON beside their code: ``python -m boards``."""
 
-import sys
 from pathlib import Path
 
 from boards import agents, fleet, vm
@@ -15,4 +14,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(__file__).parents[2])

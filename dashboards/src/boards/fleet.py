@@ -231,7 +231,7 @@ def _approvals() -> Panel:
         "Approvals",
         "What the approval rules came to in the time range, by rule; nothing where approval is not enabled.",
         "short",
-        now(increase_by("rule, result", "azure_scheduled_event_approvals_total"), "{{rule}}: {{result}}"),
+        now(increase_by("rule, result", "azure_scheduled_event_approvals_total") + " > 0", "{{rule}}: {{result}}"),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, prometheus, stat, statetimeline, table
@@ -43,19 +44,20 @@ AGE: Final[Steps] = ((None, "green"), (15, "yellow"), (60, "red"))
 Query = prometheus.Dataquery
 
 
+@dataclass(frozen=True)
 class Column:
     """A column of a table: the label or query it comes from, its title, and how it is shown."""
 
-    def __init__(  # noqa: PLR0913 - what a column may have, by name
-        self, field: str, title: str, unit: str = "", *, steps: Steps = (), width: int = 0, decimals: int | None = None
-    ) -> None:
-        self.field, self.title, self.unit, self.steps, self.width, self.decimals = (
-            field, title, unit, steps, width, decimals,
-        )  # fmt: skip
+    field: str
+    title: str
+    unit: str = ""
+    steps: Steps = ()
+    width: int = 0  # pixels; 0: what is left
+    decimals: int | None = None
 
     def properties(self) -> list[board.DynamicConfigValue]:
         """What is particular to it, as Grafana's overrides."""
-        found: dict[str, object] = {"noValue": "–"}  # noqa: RUF001 - what the panel says when there is no row is not for a cell
+        found: dict[str, object] = {"noValue": "-"}  # in a cell; what the panel says is for when there is no row
         if self.unit:
             found["unit"] = self.unit
         if self.decimals is not None:
