@@ -1,6 +1,5 @@
 """A fleet to look at: agents of the past and real ones, and a Prometheus that knows both."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import yaml
 from notbefore.simulator.scenarios import SCENARIOS, Play, http_date
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port
-from support.azure import body, item
+from support.azure import ID, body, item
 from support.history import PastVm, Present, openmetrics
 from support.peers import HttpPeer, Say
 from support.scraping import Prometheus
@@ -55,7 +54,7 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
 
 @contextmanager
 def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) -> Iterator[Prometheus]:
-    """A Prometheus after a quarter of a minute of real events: some over, one scheduled, one started."""
+    """A Prometheus after some seconds of real events: one is over, two are scheduled, one has started."""
     with ExitStack() as stack:
         vms = past(time.time(), hours, step)
         history = openmetrics(vms, step)
@@ -78,8 +77,10 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, deaf)]
         scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets]
         prometheus = stack.enter_context(Prometheus(directory, scraped, history))
-        eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets))
-        eventually(lambda: prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1)
+        eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets), patience=60)
+        eventually(
+            lambda: prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1, patience=60
+        )
         _play(simulator, agents, stopped, prometheus)
         yield prometheus
 
@@ -89,16 +90,18 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
     stopped.stop()
     soon = http_date(time.time() + 900)
     simulator.set_document(body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon")))
-    eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
-    simulator.start("live-migration", speed=300)
+    eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"), patience=60)
     simulator.fault("garbage", times=2)
-    for agent in agents:
-        eventually(lambda: "started" in agent.kinds)  # noqa: B023 - it is called here
+    # step by step, and not in fast motion: however slow the machine is, no step is missed
+    simulator.set_document(body(item(NotBefore=soon)))
+    _told(agents, "announced")
+    simulator.set_document(body(item(EventStatus="Started", NotBefore="")))
+    _told(agents, "started")
     agents[0].process.send_signal(signal.SIGSTOP)
     time.sleep(1.0)  # this is the interruption
-    os.kill(agents[0].process.pid, signal.SIGCONT)
-    for agent in agents:
-        eventually(lambda: "finished" in agent.kinds)  # noqa: B023 - it is called here
+    agents[0].process.send_signal(signal.SIGCONT)
+    simulator.set_document(body())
+    _told(agents, "finished")
     simulator.start("user-reboot")
     simulator.start("hardware-failure")
     simulator.start("memory-preserving-update", resources=LIVE)
@@ -111,3 +114,16 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
         "count(up == 0)": 1.0,
     }.items():
         eventually(lambda: (prometheus.value(expr) or 0.0) >= least, patience=60)  # noqa: B023 - it is called here
+
+
+def _told(agents: list[RunningAgent], kind: str) -> None:
+    def told() -> bool:
+        changes = [
+            record["azure.scheduled_event.change"]
+            for agent in agents
+            for record in agent.records
+            if record["azure.scheduled_event.id"] == ID
+        ]
+        return changes.count(kind) == len(agents)
+
+    eventually(told, patience=60)
