@@ -8,7 +8,7 @@ PARALLEL ?= --numprocesses 4 --dist worksteal
 PINS   := $(if $(wildcard constraints.txt),--constraint constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench reference clean
+.PHONY: help demo test check bench reference dashboards dashboard-pictures clean
 
 help:
 	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
@@ -16,6 +16,7 @@ help:
 	@echo 'make check   ruff, mypy, import directions'
 	@echo 'make bench   the figures that are claimed'
 	@echo 'make reference  docs/configuration.md, metrics.md and record.md, from the code'
+	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
 	@echo 'make clean   remove what these made'
 
 $(VENV)/base: pyproject.toml
@@ -51,6 +52,13 @@ bench: $(VENV)/dev
 
 reference: $(VENV)/base
 	@$(BIN)/python tools/reference.py
+
+dashboards: $(VENV)/dev
+	PYTHONPATH=dashboards/src $(BIN)/python -m boards
+
+# on demand: needs npm, chromium and prometheus, and some minutes
+dashboard-pictures: dashboards
+	PYTHONPATH=tests $(BIN)/python dashboards/pictures/render.py docs/pictures
 
 clean:
 	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

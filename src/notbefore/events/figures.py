@@ -1,10 +1,11 @@
 """The agent's own figures: how its polling, its store and its configuration fare. They begin anew with each start."""
 
-from typing import Final
+from typing import Final, get_args
 
 from msgspec import Struct, field
 
 from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
+from notbefore.events.document import FlawReason
 from notbefore.events.totals import Histogram
 
 COURIER_STARTS: Final = ("due", "crashed", "hung", "reload")  # why a courier was started
@@ -27,7 +28,7 @@ class Figures(Struct):
     last_successful_poll: float | None = None
     beat_lag: float = 0.0  # of the last beat, or of the one that is overdue
     documents_rejected: dict[str, int] = field(default_factory=lambda: _zeros(tuple(DOCUMENT_REASONS)))
-    flaws: dict[str, int] = field(default_factory=dict)  # by FlawReason
+    flaws: dict[str, int] = field(default_factory=lambda: _zeros(get_args(FlawReason)))
     store_degraded: bool = False
     store_damaged: int = 0  # files set aside
     config_reloads: dict[str, int] = field(default_factory=lambda: _zeros(("success", "failure")))

@@ -1,0 +1,170 @@
+// A dashboard's panels, drawn by Grafana's own components from answers of a Prometheus (window.dashboard, see render.py).
+// What is not in @grafana/ui (heatmap, state timeline) is drawn by plugins of Grafana itself: here its place says so.
+import {
+  createTheme, DataFrame, EventBusSrv, Field, FieldType, getDisplayProcessor, standardTransformers, standardTransformersRegistry,
+  ThemeContext, toDataFrame, transformDataFrame,
+} from '@grafana/data';
+import { BarGauge, BigValue, GlobalStyles, PanelChrome, PanelContextProvider, TimeSeries } from '@grafana/ui';
+import { TableNG } from '@grafana/ui/unstable';
+import React from 'react';
+import { createRoot } from 'react-dom/client';
+import { firstValueFrom } from 'rxjs';
+
+type Series = { refId: string; labels: Record<string, string>; times: number[]; values: number[]; step: number };
+type Drawn = { panel: any; series: Series[]; frames: DataFrame[] };
+const { dashboard, shown, width, mode, from, to } = (window as any).dashboard;
+
+const CELL = width / 24;
+const LINE = 38; // pixels of a line of the grid, as Grafana has it
+const GAP = 8;
+const theme = createTheme({ colors: { mode } });
+const range: any = { from: { valueOf: () => from }, to: { valueOf: () => to }, raw: { from, to } };
+
+standardTransformersRegistry.setInit(() =>
+  [standardTransformers.mergeTransformer, standardTransformers.organizeFieldsTransformer].map((transformation: any) => ({
+    id: transformation.id, name: transformation.id, aliasIds: [], editor: () => null,
+    transformation: () => Promise.resolve(transformation),
+  })) as any
+);
+
+const legend = (format: string, labels: Record<string, string>) =>
+  format.replace(/{{(\w+)}}/g, (_: string, name: string) => labels[name] ?? '');
+
+// what Grafana does with a field: the panel's defaults, and the overrides that name it
+function configured(panel: any, field: Field, name: string): Field {
+  const { defaults, overrides } = panel.fieldConfig;
+  const config: any = { ...field.config, ...defaults, custom: { ...defaults.custom } };
+  for (const { matcher, properties } of overrides) {
+    for (const { id, value } of matcher.options === name ? properties : []) {
+      id.startsWith('custom.') ? (config.custom[id.slice(7)] = value) : (config[id] = value);
+    }
+  }
+  config.displayName = name;
+  config.links = undefined;
+  const made: Field = { ...field, config };
+  made.display = getDisplayProcessor({ field: made, theme });
+  made.state = { displayName: name } as any;
+  return made;
+}
+
+// Grafana breaks a line where a sample is missing
+function broken({ times, values, step }: Series): { times: number[]; values: Array<number | null> } {
+  const made = { times: [] as number[], values: [] as Array<number | null> };
+  times.forEach((time, number) => {
+    if (number && time - times[number - 1] > 1.5 * step) {
+      made.times.push(times[number - 1] + step);
+      made.values.push(null);
+    }
+    made.times.push(time);
+    made.values.push(values[number]);
+  });
+  return made;
+}
+
+function overTime(panel: any, series: Series[]): DataFrame[] {
+  return series.map((one, number) => {
+    const target = panel.targets.find((target: any) => target.refId === one.refId);
+    const { times, values } = broken(one);
+    const frame = toDataFrame({
+      refId: one.refId,
+      fields: [
+        { name: 'Time', type: FieldType.time, values: times, config: {} },
+        { name: 'Value', type: FieldType.number, values, config: {}, labels: one.labels },
+      ],
+    });
+    const value = configured(panel, frame.fields[1], legend(target.legendFormat ?? '', one.labels) || panel.title);
+    value.config.custom = {
+      drawStyle: 'line', axisPlacement: 'auto', scaleDistribution: { type: 'linear' }, pointSize: 5,
+      hideFrom: { legend: false, tooltip: false, viz: false }, ...value.config.custom,
+    };
+    value.config.color ??= { mode: 'palette-classic' };
+    value.state = { ...value.state, seriesIndex: number } as any;
+    value.display = getDisplayProcessor({ field: value, theme });
+    return { ...frame, fields: [frame.fields[0], value] };
+  });
+}
+
+async function tabled(panel: any, series: Series[]): Promise<DataFrame[]> {
+  const refs = panel.targets.map((target: any) => target.refId).filter((ref: string) => series.some((s) => s.refId === ref));
+  const frames = refs.map((ref: string) => {
+    const mine = series.filter((one) => one.refId === ref);
+    const labels = [...new Set(mine.flatMap((one) => Object.keys(one.labels)))].sort();
+    return toDataFrame({
+      refId: ref,
+      fields: [
+        { name: 'Time', type: FieldType.time, values: mine.map((one) => one.times[0]), config: {} },
+        ...labels.map((name) => ({ name, type: FieldType.string, values: mine.map((one) => one.labels[name]), config: {} })),
+        { name: refs.length > 1 ? `Value #${ref}` : 'Value', type: FieldType.number, values: mine.map((one) => one.values[0]), config: {} },
+      ],
+    });
+  });
+  const [frame] = await firstValueFrom(transformDataFrame(panel.transformations, frames));
+  if (!frame) {
+    return [];
+  }
+  return [{ ...frame, fields: frame.fields.map((field) => configured(panel, field, field.config.displayName ?? field.name)) }];
+}
+
+function Inside({ panel, frames, width, height }: Drawn & { width: number; height: number }) {
+  const values = frames.map(({ fields: [, field] }) => field.display!(field.values[field.values.length - 1]));
+  if (['heatmap', 'state-timeline'].includes(panel.type)) {
+    return <div style={{ padding: 16, opacity: 0.6 }}>Grafana draws this {panel.type} by a plugin of its own.</div>;
+  }
+  if (!frames.length) {
+    return <div style={{ padding: 16, opacity: 0.6 }}>{panel.fieldConfig.defaults.noValue ?? 'No data'}</div>;
+  }
+  if (panel.type === 'stat') {
+    return <BigValue theme={theme} value={{ ...values[0], title: undefined }} width={width} height={height} {...panel.options} />;
+  }
+  if (panel.type === 'bargauge') {
+    const each = height / frames.length;
+    const top = Math.max(...values.map((value) => value.numeric), 1);
+    return frames.map(({ fields: [, field] }, number) => (
+      <BarGauge key={number} theme={theme} width={width} height={Math.min(each, 42)} {...panel.options} itemSpacing={4}
+        value={{ ...values[number], title: field.config.displayName }} display={field.display}
+        field={{ ...field.config, min: 0, max: top }} />
+    ));
+  }
+  if (panel.type === 'table') {
+    return <TableNG data={frames[0]} width={width} height={height} {...panel.options} />;
+  }
+  return (
+    <TimeSeries frames={frames} timeRange={range} timeZone="utc" width={width} height={height} {...panel.options} structureRev={1}>
+      {() => null}
+    </TimeSeries>
+  );
+}
+
+function Board({ drawn }: { drawn: Drawn[] }) {
+  const height = Math.max(...drawn.map(({ panel: { gridPos } }) => gridPos.y + gridPos.h)) * LINE;
+  return (
+    <ThemeContext.Provider value={theme}>
+      <GlobalStyles />
+      <PanelContextProvider value={{ eventsScope: 'x', eventBus: new EventBusSrv() } as any}>
+        <div style={{ position: 'relative', width, height, background: theme.colors.background.canvas }}>
+          {drawn.map((one) => {
+            const { x, y, w, h } = one.panel.gridPos;
+            const [wide, high] = [w * CELL - GAP, h * LINE - GAP];
+            return (
+              <div key={one.panel.id} style={{ position: 'absolute', left: x * CELL + GAP / 2, top: y * LINE + GAP / 2 }}>
+                <PanelChrome title={one.panel.title} width={wide} height={high}>
+                  {(width, height) => <Inside {...one} width={width} height={height} />}
+                </PanelChrome>
+              </div>
+            );
+          })}
+        </div>
+      </PanelContextProvider>
+    </ThemeContext.Provider>
+  );
+}
+
+async function draw() {
+  const drawn: Drawn[] = [];
+  for (const panel of dashboard.panels) {
+    const series: Series[] = shown[panel.id];
+    drawn.push({ panel, series, frames: panel.type === 'table' ? await tabled(panel, series) : overTime(panel, series) });
+  }
+  createRoot(document.getElementById('board')!).render(<Board drawn={drawn} />);
+}
+draw();

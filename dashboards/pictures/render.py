@@ -1,0 +1,108 @@
+"""Pictures of the dashboards: ``make dashboard-pictures``.
+
+Each panel is drawn by Grafana's own components (``@grafana/ui``) in headless Chromium, from what a real Prometheus
+answers to the panel's queries; it has scraped the tests' fleet (``tests/support/fleet.py``). There is no Grafana in it:
+the heading, the variables and the annotations are missing, and so are panels that Grafana draws by plugins of its own.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from support.fleet import watched_fleet
+from support.scraping import Prometheus
+
+HERE: Final = Path(__file__).parent
+DASHBOARDS: Final = HERE.parent
+WIDTH: Final = 1600  # pixels
+HOURS: Final = 12.0
+STEP: Final = 120.0  # seconds between the samples of the past
+EVERYTHING: Final = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
+PICTURES: Final = {"fleet": ("dark", EVERYTHING), "vm": ("light", {**EVERYTHING, "vm": "EastUS_0"})}
+LINE: Final = 38  # pixels of a line of the grid
+BUNDLING: Final = (
+    "--format=iife",
+    '--define:process.env.NODE_ENV="production"',
+    "--loader:.svg=dataurl",
+    "--loader:.ttf=empty",
+    "--log-level=error",
+)
+
+
+def main(into: Path) -> None:
+    """Draw all of them."""
+    for program in ("npm", "chromium", "prometheus", "promtool"):
+        if shutil.which(program) is None:
+            sys.exit(f"there is no {program}: apt-get install npm chromium prometheus")
+    work = Path(sys.prefix) / "pictures"  # kept beside the environment: what npm installs is half a gigabyte
+    work.mkdir(exist_ok=True)
+    for name in ("package.json", "page.tsx", "shoot.mjs"):
+        shutil.copy(HERE / name, work)
+    run(work, "npm", "install", "--no-audit", "--no-fund", "--loglevel=error")
+    run(work, "npx", "esbuild", "page.tsx", "--bundle", "--outfile=page.js", *BUNDLING)
+    with (
+        tempfile.TemporaryDirectory(prefix="notbefore-pictures-") as temporary,
+        watched_fleet(Path(temporary), hours=HOURS, step=STEP) as prometheus,
+    ):
+        for name, (mode, variables) in PICTURES.items():
+            picture = into / f"{name}-{mode}.png"
+            shoot(work, picture, page_of(prometheus, name, mode, variables))
+            print(f"{picture}: {picture.stat().st_size // 1000} kB")  # noqa: T201 - it is a command
+
+
+def run(work: Path, *command: str) -> None:
+    """Run a command there; what it says is shown."""
+    subprocess.run(command, cwd=work, check=True, env={**os.environ, "CHROMIUM": shutil.which("chromium") or ""})
+
+
+def page_of(prometheus: Prometheus, name: str, mode: str, variables: dict[str, str]) -> dict[str, Any]:
+    """The dashboard, and what its queries found, for ``page.tsx``."""
+    dashboard = json.loads((DASHBOARDS / f"{name}.json").read_bytes())
+    now = time.time()
+    shown = {panel["id"]: found(prometheus, panel, variables, now) for panel in dashboard["panels"]}
+    begin = (now - HOURS * 3600) * 1000
+    return {"dashboard": dashboard, "shown": shown, "width": WIDTH, "mode": mode, "from": begin, "to": now * 1000}
+
+
+def found(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str], now: float) -> list[dict[str, Any]]:
+    """The series of all queries of a panel."""
+    step = HOURS * 3600 / panel.get("maxDataPoints", 360)
+    known = {**variables, "__range": f"{HOURS:g}h", "__rate_interval": f"{max(4 * STEP, step + STEP):.0f}s"}
+    series = []
+    for target in panel["targets"]:
+        expr = re.sub(r"\$([a-z_]\w*)", lambda match: known[match[1]], target["expr"])
+        if target["instant"]:
+            answer = prometheus.ask("query", query=expr, time=now)["result"]
+            answers = [(one["metric"], [one["value"]]) for one in answer]
+        else:
+            begin = now - HOURS * 3600
+            answer = prometheus.ask("query_range", query=expr, start=begin, end=now, step=step)["result"]
+            answers = [(one["metric"], one["values"]) for one in answer]
+        for labels, points in answers:
+            times, values = [at * 1000 for at, _ in points], [float(value) for _, value in points]
+            one = {"refId": target["refId"], "labels": labels, "times": times, "values": values, "step": step * 1000}
+            series.append(one)
+    return series
+
+
+def shoot(work: Path, picture: Path, page: dict[str, Any]) -> None:
+    """Draw one page."""
+    # NaN is no JSON; and nothing in a label may end the script
+    data = re.sub(r"\bNaN\b", "null", json.dumps(page)).replace("<", "\\u003c")
+    head = "<!doctype html><meta charset=utf-8><link rel=stylesheet href=page.css>"
+    body = f"<body style=margin:0><div id=board></div><script>window.dashboard={data}</script>"
+    (work / "page.html").write_text(f"{head}{body}<script src=page.js></script>", encoding="utf-8")
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in page["dashboard"]["panels"]) * LINE
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    run(work, "node", "shoot.mjs", str(work / "page.html"), str(WIDTH), str(height), str(picture.absolute()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The Grafana dashboards as code; ``python -m boards`` writes their JSON."""

@@ -1,0 +1,17 @@
+"""Write the dashboards' JSON beside their code: ``python -m boards``."""
+
+from pathlib import Path
+
+from boards import agents, fleet, vm
+
+DASHBOARDS = {"fleet.json": fleet.build, "vm.json": vm.build, "notbefore.json": agents.build}
+
+
+def main(directory: Path) -> None:
+    """Write all of them."""
+    for name, build in DASHBOARDS.items():
+        (directory / name).write_text(build(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parents[2])

@@ -1,0 +1,109 @@
+"""PromQL that stands in several panels.
+
+Two things hold everywhere. What the variables choose are VMs, by the labels of ``notbefore_vm_info``; the other metrics
+are filtered by it over ``instance``. And every VM of a group reports the same event: where events are counted they are
+first reduced to one series an ``event_id``.
+"""
+
+from typing import Final
+
+VM: Final = 'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set", name=~"$vm"}'
+VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
+ONE_NAME: Final = f"topk by (instance) (1, {VM_IN_RANGE})"  # an address may have had several VMs in that time
+
+INFO: Final = "azure_scheduled_event_info"
+LAST_POLL: Final = "notbefore_last_successful_poll_timestamp_seconds"
+
+PROMISED: Final = {"Freeze": 900, "Reboot": 900, "Redeploy": 600, "Preempt": 30, "Terminate": 300}
+"""Seconds of notice that Azure promises, by type; of a Terminate the least that can be configured."""
+
+GRACE: Final = 5  # seconds by which a notice may seem short: NotBefore is cut to seconds, and polls are a second apart
+STALE: Final = 60  # seconds without a good poll after which an agent counts as failing
+
+
+def chosen(expr: str) -> str:
+    """Those series of an expression that come from a chosen VM."""
+    return f"({expr}) and on (instance) {VM}"
+
+
+def chosen_in_range(expr: str) -> str:
+    """As ``chosen``, for an expression over ``$__range``: with VMs that have gone since."""
+    return f"({expr}) and on (instance) {VM_IN_RANGE}"
+
+
+def counted(expr: str) -> str:
+    """How many series; 0 for none."""
+    return f"count({expr}) or vector(0)"
+
+
+def events(selector: str = "", *, by: str = "event_id") -> str:
+    """One series for each event that is listed now, whoever reports it."""
+    return f"group by ({by}) ({chosen(INFO + selector)})"
+
+
+def listed(selector: str = "") -> str:
+    """One series for each listed event and VM that reports it, with what a table shows of both."""
+    labels = "name, event_id, event_type, event_status, event_source, scope, description"
+    return f"max by ({labels}) ({INFO}{selector} * on (instance) group_left (name) {VM})"
+
+
+def of_event(metric: str) -> str:
+    """A metric of the event, told once."""
+    return f"max by (event_id) ({metric})"
+
+
+def each_event(metric: str) -> str:
+    """The last value of a metric for each event of the time range, with its type."""
+    types = f"group by (event_id, event_type) ({chosen_in_range(f'last_over_time({INFO}[$__range])')})"
+    return f"max by (event_id) (last_over_time({metric}[$__range])) * on (event_id) group_right () {types}"
+
+
+def rate_by(labels: str, metric: str, *, function: str = "rate") -> str:
+    """A sum of rates, for a panel over time."""
+    return f"sum by ({labels}) ({chosen(f'{function}({metric}[$__rate_interval])')})"
+
+
+def increase_by(labels: str, metric: str) -> str:
+    """What was counted in the time range."""
+    return f"sum by ({labels}) ({chosen_in_range(f'increase({metric}[$__range])')})"
+
+
+def quantile_by(labels: str, quantile: float, metric: str) -> str:
+    """A quantile over the time range; nothing, rather than NaN, where nothing was observed."""
+    buckets = increase_by(f"le, {labels}", f"{metric}_bucket")
+    return f"histogram_quantile({quantile:g}, {buckets}) >= 0"
+
+
+def promised() -> str:
+    """The notice that Azure promises, as a series a type."""
+    constants = (f'label_replace(vector({s}), "event_type", "{t}", "", "")' for t, s in PROMISED.items())
+    return " or ".join(constants)
+
+
+def failing() -> str:
+    """A series for each agent that is silent or failing: what is wrong, and for how long nothing good was heard."""
+    last = f"max by (instance) (last_over_time({LAST_POLL}[$__range]))"
+    recent = f"max by (instance) (last_over_time({LAST_POLL}[1h]))"
+    problems = {
+        "cannot be scraped": f"(time() - {last}) and on (instance) (up == 0)",
+        "gone from the scrape": f"(time() - {recent}) unless on (instance) up",
+        "IMDS does not answer": f"(time() - max by (instance) ({LAST_POLL})) > {STALE} and on (instance) (up == 1)",
+        "state cannot be written": f"(time() - {last}) and on (instance) (notbefore_store_degraded == 1)",
+    }
+    named = (
+        f'label_replace({expr}, "problem", "{problem}", "", "") * on (instance) group_left (name) {ONE_NAME}'
+        for problem, expr in problems.items()
+    )
+    started = "max by (instance) (notbefore_config_loaded_timestamp_seconds)"
+    # it does not know who it is, so it is shown whatever the variables say
+    never = f'label_replace((time() - {started}) unless on (instance) {LAST_POLL}, "problem", "never polled", "", "")'
+    return " or ".join((*named, never))
+
+
+def notice_buckets() -> str:
+    """The notices of events by bucket. A scale set counts once: its VMs tell of the same events."""
+    alone = f'label_replace({VM}, "group", "$1", "name", "(.*)")'
+    group = f'label_replace({alone}, "group", "$1", "scale_set", "(.+)")'
+    increase = "increase(azure_scheduled_event_notice_seconds_bucket[$__rate_interval])"
+    joined = f"{increase} * on (instance) group_left (resource_group, group) {group}"
+    return f"sum by (le) (max by (le, event_type, resource_group, group) ({joined}))"

@@ -1,0 +1,222 @@
+"""``vm.json``: one VM, with its events as annotations."""
+
+from typing import Final
+
+from grafana_foundation_sdk.models.dashboard import Panel
+
+from boards import parts, queries
+from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
+from boards.queries import chosen, counted, increase_by, listed, of_event, quantile_by, rate_by
+
+FELT: Final = "azure_scheduled_event_interruption_seconds"
+BY_EVENT: Final = "event_type, event_id, scope"
+
+
+def build() -> str:
+    """The dashboard as JSON."""
+    panels = parts.grid(
+        (4, [(4, panel) for panel in _figures()] + [(8, _identity())]),
+        (6, [(14, _listed()), (10, _states())]),
+        (7, [(8, _countdown()), (8, _interruptions()), (8, _changes())]),
+        (7, [(8, _polls()), (8, _lag()), (8, _deliveries())]),
+    )
+    return parts.dashboard_json(
+        "notbefore-vm",
+        "Azure Scheduled Events: one VM",
+        "What is scheduled for one VM and its neighbours, what it felt of it, and how its agent fares.",
+        panels,
+        time="24h",
+        one_vm=True,
+    )
+
+
+def _figures() -> list[Panel]:
+    upcoming = 'azure_scheduled_events_next_not_before_timestamp_seconds{scope!="peer"}'
+    return [
+        parts.stat_panel(
+            "Next NotBefore",
+            "Time until the first event that hits this VM may start.",
+            "dtdhms",
+            now(f"clamp_min(min({chosen(upcoming)}) - time(), 0)"),
+            COUNTDOWN,
+            none="nothing scheduled",
+        ),
+        parts.stat_panel(
+            "Events that hit it",
+            "Listed events with this VM in their Resources.",
+            "short",
+            now(counted(queries.events('{scope="self"}'))),
+            NONE_IS_CALM,
+        ),
+        parts.stat_panel(
+            "Started now",
+            "Events of this VM that are going on.",
+            "short",
+            now(counted(queries.events('{scope="self", event_status="Started"}'))),
+            NONE_IS_GOOD,
+        ),
+        parts.stat_panel(
+            "Last good poll",
+            "How long ago IMDS last answered; also of an agent that has fallen silent in the time range.",
+            "s",
+            now(f"time() - max({queries.chosen_in_range(f'last_over_time({queries.LAST_POLL}[$__range])')})"),
+            AGE,
+            none="never",
+        ),
+    ]
+
+
+def _identity() -> Panel:
+    columns = [
+        Column("location", "Region"),
+        Column("zone", "Zone", width=55),
+        Column("resource_group", "Group"),
+        Column("scale_set", "Scale set"),
+        Column("fault_domain", "FD", width=40),
+        Column("update_domain", "UD", width=40),
+        Column("version", "Agent", width=70),
+    ]
+    shown = "location, zone, resource_group, scale_set, fault_domain, update_domain, version"
+    return parts.table_panel(
+        "Who it is",
+        "As IMDS says: region, zone, resource group, scale set, fault domain and update domain; the agent's version.",
+        [rows(f"group by ({shown}) ({queries.VM} * on (instance) group_left (version) notbefore_build_info)", "vm")],
+        columns,
+        none="not known",
+    )
+
+
+def _listed() -> Panel:
+    due = f"clamp_min({of_event('azure_scheduled_event_not_before_timestamp_seconds')} - time(), 0)"
+    coming = listed('{event_status="Scheduled"}')
+    notice = of_event("azure_scheduled_event_given_notice_seconds")
+    expected = of_event("azure_scheduled_event_expected_duration_seconds")
+    asked = [
+        rows(listed(), "listed"),
+        rows(f"{coming} * on (event_id) group_left () {due}", "countdown"),
+        rows(f"{listed()} * on (event_id) group_left () {notice}", "notice"),
+        rows(f"{listed()} * on (event_id) group_left () {expected}", "expected"),
+    ]
+    columns = [
+        Column("scope", "Hits", width=60),
+        Column("event_type", "Type", width=90),
+        Column("event_status", "Status", width=90),
+        Column("Value #countdown", "May start in", "dtdhms", steps=COUNTDOWN, width=120),
+        Column("Value #notice", "Notice", "s", width=90, decimals=1),
+        Column("Value #expected", "Expected", "s", width=85, decimals=0),
+        Column("description", "Description"),
+    ]
+    return parts.table_panel(
+        "Listed now",
+        "What this VM is told: events that hit it (self) and those of its neighbours (peer).",
+        asked,
+        columns,
+        none="nothing scheduled",
+        sort="May start in",
+    )
+
+
+def _states() -> Panel:
+    scheduled = chosen(f'{queries.INFO}{{event_status="Scheduled"}}')
+    started = chosen(f'{queries.INFO}{{event_status="Started"}}')
+    return parts.timeline_panel(
+        "Events over time",
+        "When each event was scheduled and started, as this VM saw it.",
+        {"1": ("Scheduled", "yellow"), "2": ("Started", "red")},
+        over_time(
+            f"max by ({BY_EVENT}) ({scheduled}) or 2 * max by ({BY_EVENT}) ({started})", "{{event_type}} ({{scope}})"
+        ),
+    )
+
+
+def _countdown() -> Panel:
+    left = chosen("azure_scheduled_event_seconds_to_not_before")
+    types = f"max by ({BY_EVENT}) ({chosen(queries.INFO)})"
+    return parts.lines_panel(
+        "Time to NotBefore",
+        "The countdown of the next event of each type as it was scraped; a step up is a NotBefore that was put off, or"
+        " the next event.",
+        "s",
+        over_time(
+            f"min by (event_type, scope) ({types} * on (event_id) group_left () max by (event_id) ({left}))",
+            "{{event_type}} ({{scope}})",
+        ),
+    )
+
+
+def _interruptions() -> Panel:
+    hit = rate_by("event_type", f"{FELT}_count")
+    hits = f'{queries.INFO}{{scope="self"}}'
+    expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (instance, event_id) {hits}")
+    return parts.lines_panel(
+        "Interruption: advertised and felt",
+        "Felt: seconds for which the VM stood still in its events, at the end of each. Advertised: DurationInSeconds of"
+        " the events that hit it, while they are listed.",
+        "s",
+        # the mean of those in a window: increase() extrapolates, in a quotient that cancels
+        over_time(f"{rate_by('event_type', f'{FELT}_sum')} / ({hit} > 0)", "felt, {{event_type}}", "felt"),
+        over_time(f"max({expected})", "advertised", "advertised"),
+        dots=True,
+        points=200,
+    )
+
+
+def _changes() -> Panel:
+    changes = 'azure_scheduled_event_changes_total{scope="self"}'
+    return parts.lines_panel(
+        "Changes",
+        "Steps in the life of the events that hit this VM. `ended`: gone, and nobody watched how.",
+        "short",
+        over_time(rate_by("change", changes, function="increase") + " > 0", "{{change}}"),
+        stacked=True,
+        points=200,
+    )
+
+
+def _polls() -> Panel:
+    buckets = rate_by("le", "notbefore_poll_duration_seconds_bucket")
+    return parts.lines_panel(
+        "Answers of IMDS",
+        "Time to the end of an answer, errors included.",
+        "s",
+        over_time(f"histogram_quantile(0.5, {buckets})", "median", "p50"),
+        over_time(f"histogram_quantile(0.99, {buckets})", "99 %", "p99"),
+    )
+
+
+def _lag() -> Panel:
+    return parts.lines_panel(
+        "Lag of the beat",
+        "How late a poll was, or how long the next one was overdue at the scrape. A frozen VM shows here too.",
+        "s",
+        over_time(f"max({chosen('notbefore_beat_lag_seconds')})", "lag"),
+    )
+
+
+def _deliveries() -> Panel:
+    def deliveries(results: str) -> str:
+        return increase_by("sink", f'notbefore_deliveries_total{{result=~"{results}"}}')
+
+    asked = [
+        rows(deliveries("delivered"), "delivered"),
+        rows(deliveries("failed"), "failed"),
+        rows(deliveries("dead|expired|overflowed"), "lost"),
+        rows(f"max by (sink) ({chosen('notbefore_outbox_oldest_pending_seconds')})", "oldest"),
+        rows(quantile_by("sink", 0.95, "notbefore_delivery_latency_seconds"), "p95"),
+    ]
+    columns = [
+        Column("sink", "Sink"),
+        Column("Value #delivered", "Delivered", "short", decimals=0),
+        Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
+        Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
+        Column("Value #oldest", "Oldest", "s", steps=((None, "text"), (60, "yellow"), (300, "red"))),
+        Column("Value #p95", "95 %", "s", decimals=1),
+    ]
+    return parts.table_panel(
+        "Notifications of this VM",
+        "By sink, in the time range: accepted by the far side; attempts that failed and are made again; refused for"
+        " good, expired or pushed out. Then the age of the oldest that waits, and how long acceptance took.",
+        asked,
+        columns,
+        none="no sink is configured",
+    )

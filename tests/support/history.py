@@ -1,0 +1,170 @@
+"""What agents would have told of hours gone by: the simulator's scenarios played through the core, on a past clock.
+
+The samples are those of ``samples()``, as an agent serves them; only the clock, the polls and what the VM felt are made
+up. Rendered as OpenMetrics with timestamps, for ``promtool tsdb create-blocks-from openmetrics``. A ``Present`` serves
+those that have not ended on from there, for a Prometheus to scrape.
+"""
+
+import http.server
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from notbefore.events.change import Gap
+from notbefore.events.delivery import OutboxView
+from notbefore.events.document import parse
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Moment, Tracked, diff
+from notbefore.events.samples import Family, View, samples
+from notbefore.events.totals import LATENCY_BOUNDS, Histogram, Totals
+from notbefore.exposition.prometheus import Exposition
+from notbefore.simulator.scenarios import Play
+
+SINKS = ("oncall", "hub")
+
+
+@dataclass
+class PastVm:
+    """A VM of the past and its agent, from ``begins`` to ``ends`` in Unix seconds; ``group``: the events it is told."""
+
+    name: str
+    group: Sequence[Play]
+    begins: float
+    ends: float
+    location: str = "westeurope"
+    resource_group: str = "fleet"
+    deaf_from: float = float("inf")  # IMDS does not answer any more
+    degraded: bool = False
+    gone: bool = False  # it is no more: nobody serves its metrics
+    felt: float = 4.0  # seconds that each of its events stops it
+    tracked: Tracked = field(default_factory=Tracked)
+    totals: Totals = field(default_factory=Totals)
+    figures: Figures = field(default_factory=lambda: Figures("0.1.0", "3.11.2", "2020-07-01"))
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    latency: dict[str, Histogram] = field(default_factory=dict)
+
+    @property
+    def instance(self) -> str:
+        return f"{self.name.lower().replace('_', '-')}:10169"
+
+    def look(self, now: float, step: float) -> Iterator[Family]:
+        """Poll once, and tell what /metrics would."""
+        if now < self.deaf_from:
+            self._poll(now, step)
+        else:
+            self.figures.polls["timeout"] += round(step)
+        self.figures.config_loaded = self.begins
+        self.figures.store_degraded = self.degraded
+        self.figures.vm = {
+            "name": self.name,
+            "location": self.location,
+            "resource_group": self.resource_group,
+            "scale_set": self.name.rpartition("_")[0],
+            "zone": "1",
+            "fault_domain": "0",
+            "update_domain": "0",
+        }
+        outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
+        moment = datetime.fromtimestamp(now, UTC)
+        return samples(View(self.tracked, self.totals, self.figures, moment, outbox, SINKS))
+
+    def _poll(self, now: float, step: float) -> None:
+        items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
+        document = parse(msgspec.json.encode({"DocumentIncarnation": 1, "Events": items}))
+        gap = Gap(self.felt, 0.0) if self.tracked.interrupting else Gap(0.0, 0.0)
+        done = diff(self.tracked, document, Moment(datetime.fromtimestamp(now, UTC), self.name, gap=gap))
+        self.tracked = done.tracked
+        for change in done.changes:
+            self.totals.add(change)
+            for sink in SINKS if change.scope == "self" else ():
+                self._deliver(sink)
+        self.figures.polls["unchanged"] += round(step) - 1
+        self.figures.polls["changed" if done.changes else "unchanged"] += 1
+        self.figures.last_successful_poll = now
+        self.figures.beat_lag = 0.001
+        for seconds in (0.002, 0.004, 0.02):
+            self.figures.poll_duration.observe(seconds)
+
+    def _deliver(self, sink: str) -> None:
+        number = sum(self.counts.values())
+        for result in ("accepted", "delivered") if number % 7 else ("accepted", "failed", "delivered"):
+            self.counts[sink, result] = self.counts.get((sink, result), 0) + 1
+        self.latency.setdefault(sink, Histogram.empty(LATENCY_BOUNDS)).observe(0.3 if number % 7 else 8.0)
+
+
+def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
+    """The whole past of these VMs."""
+    lines: list[str] = []
+    for vm in vms:
+        now = vm.begins
+        while now <= vm.ends:
+            target = f'instance="{vm.instance}",job="notbefore"'
+            lines.append(f"up{{{target}}} 1 {now}")
+            lines += (line for family in vm.look(now, step) for line in _lines(family, target, now))
+            now += step
+    return "\n".join((*lines, "# EOF\n")).encode()
+
+
+def _lines(family: Family, target: str, now: float) -> Iterator[str]:
+    metric = family.metric
+    name = f"{metric.name}_total" if metric.kind == "counter" else metric.name
+    for values, sample in family.samples.items():
+        labels = ",".join([*(f'{k}="{v}"' for k, v in zip(metric.labels, values, strict=True)), target])
+        if not isinstance(sample, Histogram):
+            yield f"{name}{{{labels}}} {sample} {now}"
+            continue
+        bounds = [*map(str, sample.bounds), "+Inf"]
+        for bound, count in zip(bounds, accumulate(sample.counts), strict=True):
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {count} {now}'
+        yield f"{name}_count{{{labels}}} {sample.count} {now}"
+        yield f"{name}_sum{{{labels}}} {sample.sum} {now}"
+
+
+class Present:
+    """Serves the metrics of VMs whose past is over, each under ``/NAME``."""
+
+    def __init__(self, vms: Iterable[PastVm]) -> None:
+        by_path = {f"/{vm.name}": vm for vm in vms}
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                vm = by_path[self.path]
+                body, kind = Exposition(lambda: vm.look(time.time(), 1.0)).render(self.headers.get("Accept", ""))
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(http.server.HTTPServer):
+            def handle_error(self, *_: Any) -> None:
+                pass  # a Prometheus that is stopped does not wait for its last answer
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        address = f"127.0.0.1:{self._server.server_address[1]}"
+        self.targets: list[dict[str, Any]] = [
+            {"targets": [address], "labels": {"__metrics_path__": path, "instance": vm.instance}}
+            for path, vm in by_path.items()
+        ]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
