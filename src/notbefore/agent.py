@@ -1,8 +1,9 @@
 """``Agent``: the always-on process. Joins poller, watch, store and exposition; its main thread waits for signals.
 
 Threads: main (signals, the beat written down, the state mended), poll, who (asks IMDS who this VM is, once an hour),
-pulse (only while something is expected), tell (records to standard output), approve and control (only with
-``--allow-approval``), and those of the HTTP server. None waits for another's network, nor for whoever reads.
+pulse (only while something is expected), tell (records to standard output), otlp (only where it is configured),
+approve and control (only with ``--allow-approval``), and those of the HTTP server. None waits for another's network, nor
+for whoever reads.
 """
 
 import logging
@@ -26,6 +27,7 @@ from notbefore.delivery.orders import Orders
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
+from notbefore.events.samples import Family
 from notbefore.exposition.http import Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
 from notbefore.exposition.server import HttpServer
@@ -36,8 +38,9 @@ from notbefore.logs import set_up
 from notbefore.start_request import Switches
 from notbefore.store.outbox import OutboxReader
 from notbefore.store.store import Store
+from notbefore.telemetry import Moment, Telemetry
 from notbefore.tell import Teller
-from notbefore.watch import Watch
+from notbefore.watch import Watch, now_utc
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
@@ -118,7 +121,9 @@ class Agent:
         self._config = config
         self._allow_approval = allow_approval
         self._reload = reload
-        self._figures = Figures(version=__version__, python=platform.python_version(), config_loaded=time.time())
+        self._figures = Figures(
+            since=now_utc(), version=__version__, python=platform.python_version(), config_loaded=time.time()
+        )
         self._store = Store(Path(config.state.dir))
         self._teller = Teller()
         self._watch = Watch(self._store, self._figures, self._teller)
@@ -133,7 +138,9 @@ class Agent:
         self._watcher = Watcher(config, self._watch)
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
-        self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
+        self._exposition = Exposition(self._families)
+        self._telemetry = Telemetry(lambda: Moment(self._families(), self._watch.vm, __version__), self._figures)
+        self._watch.moved.append(self._telemetry.wake)
         self._server = HttpServer(config.server.listen, make_app(self))
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
@@ -149,6 +156,7 @@ class Agent:
             self._approver.start()
             if self._control is not None:
                 self._control.start()
+            self._telemetry.use(self._config.otlp, STOP_PATIENCE)
             self._supervise()
         finally:
             self._stop()
@@ -158,6 +166,9 @@ class Agent:
             self._reader.close()
             self._writer.close()
         return 0
+
+    def _families(self) -> list[Family]:
+        return self._watch.families(time.monotonic() - self._watcher.poller.due)
 
     def _supervise(self) -> None:
         """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
@@ -233,6 +244,7 @@ class Agent:
         if (config.server, config.state) != (self._config.server, self._config.state):
             log.warning("server and state are taken over at the next start")
         set_up(config.log.format, config.log.level)
+        self._telemetry.use(config.otlp, STOP_PATIENCE)
         if (config.imds, config.vm) != (self._config.imds, self._config.vm):
             self._watcher.stop()
             self._watcher = watcher
@@ -255,6 +267,7 @@ class Agent:
         if self._watch.last_good is not None:  # it was at work: what was seen last is to be told
             self._dispatcher.tick()
         self._dispatcher.stop(self._told_to_stop)
+        self._telemetry.stop(STOP_PATIENCE)
         self._outbox.close()
         self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()

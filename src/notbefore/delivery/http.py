@@ -73,9 +73,10 @@ class Http:
             for scheme in ("http://", "https://"):
                 self._session.mount(scheme, _GuardedAdapter())
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> Answer:
         """Send and return the answer, whatever it is; raises ``SendError`` where there is none."""
-        deadline = time.monotonic() + self._timeout
+        timeout = timeout or self._timeout
+        deadline = time.monotonic() + timeout
         host = urlsplit(url).hostname or ""
         if self._guarded:
             _refuse_literal(host)
@@ -84,7 +85,7 @@ class Http:
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},
-                timeout=self._timeout,
+                timeout=timeout,
                 allow_redirects=False,
                 stream=True,
                 verify=self._ca_file,  # None: what the environment says, or the bundle of certifi
