@@ -31,7 +31,7 @@ GATHER: Final = 5.0  # seconds in which lines of the log are gathered
 RETRY: Final = 5.0  # seconds to the next attempt after the first failure; doubled with each, up to the usual pause
 LONGEST_ASKED: Final = 300.0  # seconds: what a Retry-After may ask for at most
 LAST_EXPORT: Final = 0.8  # seconds for the export at the end
-MAX_LINES: Final = 256  # of the agent's own log
+MAX_LINES: Final = 128  # of the agent's own log; as many again may be under way
 MAX_TEXT: Final = 1_000  # characters of one, and of its stack
 LEVELS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
 
@@ -150,7 +150,7 @@ class _Exporter:
             return None
         records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines]
         resource = self._resource(self._read())
-        return _Made(logs_request([(resource, records)]), lambda: kept.sent(lines))
+        return _Made(logs_request([(resource, records)]), kept.sent)
 
     def _resource(self, moment: Moment) -> dict[str, str]:
         known = identity(moment.vm).items() if moment.vm is not None else ()
@@ -273,7 +273,8 @@ class Lines(logging.Handler):
         self._sender = thread
         self._redact = redact
         self._lines: deque[Line] = deque(maxlen=MAX_LINES)
-        self._lost = self._told = 0
+        self._under_way: list[Line] = []
+        self._lost = 0
         self._mutex = threading.Lock()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -299,17 +300,17 @@ class Lines(logging.Handler):
         return Line(time_of, LEVELS[level], self._redact(record.getMessage())[:MAX_TEXT], attributes)
 
     def waiting(self) -> list[Line]:
-        """What is to be sent, with a line that says how many were lost."""
+        """What is to be sent, the same again until it was sent; with a line that says how many were lost before."""
         with self._mutex:
-            lines, self._told = list(self._lines), self._lost
-        if self._told:
-            text = f"{self._told} lines of the log before these were left out: nobody took them"
-            lines.insert(0, Line(lines[0].time, "warning", text, {"log.logger": log.name}))
-        return lines
+            if not self._under_way:
+                self._under_way, lost, self._lost = list(self._lines), self._lost, 0
+                self._lines.clear()
+                if lost:
+                    text = f"{lost} lines of the log before these were left out: nobody took them"
+                    self._under_way.insert(0, Line(self._under_way[0].time, "warning", text, {"log.logger": log.name}))
+            return self._under_way
 
-    def sent(self, lines: list[Line]) -> None:
-        """They need not be kept any longer."""
-        gone = set(map(id, lines))
+    def sent(self) -> None:
+        """What was waiting need not be kept any longer."""
         with self._mutex:
-            self._lines = deque((line for line in self._lines if id(line) not in gone), MAX_LINES)
-            self._lost -= self._told
+            self._under_way = []
