@@ -149,6 +149,7 @@ class Agent:
         previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
+            self._telemetry.use(self._config.otlp, STOP_PATIENCE)  # first: it hears what is logged from here on
             self._server.start()
             log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
             self._teller.start()
@@ -156,7 +157,6 @@ class Agent:
             self._approver.start()
             if self._control is not None:
                 self._control.start()
-            self._telemetry.use(self._config.otlp, STOP_PATIENCE)
             self._supervise()
         finally:
             self._stop()
@@ -220,6 +220,7 @@ class Agent:
             state_file=str(self._store.path.absolute()),
             sinks=config.sinks,
             links=config.links,
+            hidden=config.hidden,
             log_format=config.log.format,
             log_level=config.log.level,
         )

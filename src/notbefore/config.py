@@ -106,6 +106,12 @@ class Config(_Section, frozen=True):
         """What decides where a change goes."""
         return Routing(self.routes, {name: sink.settings.terms for name, sink in self.sinks.items()})
 
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The variables of the environment that hold a secret of the section ``otlp``."""
+        headers = self.otlp.headers.values() if self.otlp is not None else ()
+        return tuple(secret.variable for secret in headers if secret.variable)
+
 
 def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None]) -> Config:
     """Read the configuration; raises ``ConfigError``.
