@@ -98,7 +98,7 @@ class _Exporter:
             self._roads.append(_Road("metrics", self._metrics, config.interval.seconds, common))
         if config.agent_log != "none":
             self._lines = Lines(config.agent_log, self._thread, redact)
-            self._roads.append(_Road("logs", self._logs, GATHER, common))
+            self._roads.append(_Road("logs", self._logs, min(GATHER, config.interval.seconds), common))
 
     def start(self) -> None:
         """Begin."""
