@@ -129,7 +129,7 @@ def cost(url: str) -> None:
 
 
 def common(url: str) -> _Common:
-    return _Common(Connection(endpoint=url, timeout=Duration("1s")), {}, Redactor())
+    return _Common(Connection(endpoint=url, timeout=Duration("1s")), Figures(), Redactor())
 
 
 def down(url: str, exports: int) -> None:

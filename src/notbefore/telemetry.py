@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.settings import Connection, Otlp
+from notbefore.delivery.settings import Connection, Headers, Otlp
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.figures import OTLP_RESULTS, Figures
 from notbefore.events.record import Vm, identity
@@ -88,12 +88,10 @@ class _Exporter:
         self._over = False
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         redact = Redactor()
-        for secret in config.headers.values():
-            with suppress(ConfigError):  # what cannot be read cannot be told either
-                redact.add(secret.reveal())
+        learn(config.headers, redact)
         self._roads: list[_Road] = []
         self._lines: Lines | None = None
-        common = _Common(Connection.of(config), figures.otlp_exports, redact)
+        common = _Common(Connection.of(config), figures, redact)
         if config.metrics:
             self._roads.append(_Road("metrics", self._metrics, config.interval.seconds, common))
         if config.agent_log != "none":
@@ -173,8 +171,15 @@ class _Common(Struct, frozen=True):
     """What both signals share."""
 
     connection: Connection
-    counts: dict[tuple[str, str], int]
+    figures: Figures
     redact: Redactor
+
+
+def learn(headers: Headers, redact: Redactor) -> None:
+    """Have the secrets kept that are in use now: a file may hold another one than before."""
+    for secret in headers.values():
+        with suppress(ConfigError):  # what cannot be read cannot be told either
+            redact.add(secret.reveal())
 
 
 class _Road:
@@ -186,13 +191,14 @@ class _Road:
         self._make = make
         self._pause = pause
         self._connection = common.connection
-        self._counts = common.counts
+        self._figures = common.figures
         self._redact = common.redact
         self._sender: Any = None  # delivery.otlp.Sender; made at the first attempt
         self._sent = 0.0  # monotonic seconds of the last attempt
         self._failures = 0
-        for result in OTLP_RESULTS:
-            self._counts.setdefault((signal, result), 0)
+        self._warned = ""  # what the far side said of the last export that it took
+        zeros = {(signal, result): 0 for result in OTLP_RESULTS}
+        self._figures.otlp_exports = zeros | self._figures.otlp_exports  # a new one: a scrape may be reading the old
 
     def send_if_due(self) -> None:
         """Send, if it is time."""
@@ -212,39 +218,38 @@ class _Road:
             self._sender.close()
 
     def _send(self, timeout: float | None) -> None:
-        from notbefore.delivery.otlp import Sender  # noqa: PLC0415 - as above
-
         self._sent = time.monotonic()
         self.due = self._sent + self._pause
-        made = self._make()
-        if made is None:
-            return
+        made: _Made | None = None
         try:
-            self._sender = self._sender or Sender(self._connection, self._signal)
-            partial = self._sender.send(made.request, timeout)
+            from notbefore.delivery.otlp import Sender  # noqa: PLC0415 - as above
+
+            made = self._make()
+            if made is not None:
+                self._sender = self._sender or Sender(self._connection, self._signal)
+                partial = self._sender.send(made.request, timeout)
+                self._worked(partial.rejected, partial.reason)
+                made.done()
         except SendError as error:
             self._failed(error)
-            if not error.permanent:
-                return
-        except Exception as error:  # noqa: BLE001 - a secret that cannot be read, a library's whims: the next may go
-            self._failed(
-                SendError(str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}")
-            )
-            return
-        else:
-            self._worked(partial.rejected, partial.reason)
-        made.done()  # it was taken, or would be refused again
+            if error.permanent and made is not None:
+                made.done()  # it would be refused again
+        except ConfigError as error:  # a secret that cannot be read: somebody will mend it
+            self._failed(SendError(str(error)))
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
+            self._failed(SendError(f"{type(error).__name__}: {error}"))
 
     def _worked(self, rejected: int, reason: str) -> None:
         self._count("rejected" if rejected else "success")
-        if rejected or reason:
-            log.warning("OTLP %s: %d rejected: %s", self._signal, rejected, self._redact(reason))
-        elif self._failures:
+        if self._failures:
             log.info("OTLP %s: the far side takes them again", self._signal)
-        self._failures = 0
+        if reason and reason != self._warned:
+            log.warning("OTLP %s: %d rejected, the far side says: %s", self._signal, rejected, self._redact(reason))
+        self._failures, self._warned = 0, reason
 
     def _failed(self, error: SendError) -> None:
         self._count("failure")
+        learn(self._connection.headers, self._redact)
         asked = min(error.retry_after or 0.0, LONGEST_ASKED)
         wait = max(asked, min(self._pause, RETRY * 2.0 ** min(self._failures, 10)))
         self.due = time.monotonic() + wait
@@ -253,7 +258,7 @@ class _Road:
         self._failures += 1
 
     def _count(self, result: str) -> None:
-        self._counts[self._signal, result] += 1
+        self._figures.otlp_exports[self._signal, result] += 1
 
 
 class Line(Struct, frozen=True):

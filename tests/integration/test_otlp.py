@@ -240,6 +240,15 @@ def test_an_answer_that_is_none_of_otlp_rejects_nothing() -> None:
     assert partial_of("metrics", b"").rejected == 0
 
 
+def test_a_sink_can_be_asked_whether_it_would_take_a_record() -> None:
+    with Receiver() as receiver:
+        sink_to(receiver.url).connect()
+        assert receiver.records == []
+        receiver.default = Say(401, (), b"who?")
+        with pytest.raises(SendError, match="401: who"):
+            sink_to(receiver.url).connect()
+
+
 # ---- the connection
 
 

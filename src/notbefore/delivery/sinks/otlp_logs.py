@@ -54,6 +54,10 @@ class Sink:
             return [_rejected(partial)] * len(messages)
         return self._each(messages, deadline) if partial.rejected else [Receipt()] * len(messages)
 
+    def connect(self) -> None:
+        """An empty request, which OTLP allows: is it taken?"""
+        self._sender.send(logs_request([]), self._timeout)
+
     def close(self) -> None:
         """Let go of the connection."""
         self._sender.close()
