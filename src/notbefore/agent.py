@@ -2,8 +2,8 @@
 
 Threads: main (signals, the beat written down, the state mended), poll, who (asks IMDS who this VM is, once an hour),
 pulse (only while something is expected), tell (records to standard output), otlp (only where it is configured),
-approve and control (only with ``--allow-approval``), and those of the HTTP server. None waits for another's network, nor
-for whoever reads.
+approve and control (only with ``--allow-approval``), and those of the HTTP server. None waits for another's network,
+nor for whoever reads.
 """
 
 import logging
