@@ -325,6 +325,7 @@ def lines() -> Iterator[Lines]:
 
 def test_the_log_waits_bounded_and_says_what_was_lost(lines: Lines) -> None:
     logger = logging.getLogger("notbefore.test")
+    logger.debug("not wanted")
     for number in range(MAX_LINES + 3):
         logger.warning("line %d with %s", number, "hunter2" * 1000)
     waiting = lines.waiting()
@@ -338,13 +339,14 @@ def test_the_log_waits_bounded_and_says_what_was_lost(lines: Lines) -> None:
 
 
 def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: Lines) -> None:
-    logger = logging.getLogger("notbefore.test")
-    logger.debug("not wanted")
-    lines.handle(logging.LogRecord("x", logging.INFO, "x", 1, "too few %s %s", (1,), None))
+    def log(text: str, *args: Any, error: Any = None) -> None:  # not to pytest's own handler, which takes no odd texts
+        lines.handle(logging.LogRecord("x", logging.ERROR, "x", 1, text, args, error))
+
+    log("too few %s %s", 1)
     try:
         int("hunter2")
     except ValueError:
-        logger.exception("odd \udcff")
+        log("odd \udcff", error=sys.exc_info())
     (line,) = lines.waiting()
     assert line.attributes["exception.type"] == "ValueError"
     assert line.attributes["exception.stacktrace"].endswith("with base 10: '***'")
