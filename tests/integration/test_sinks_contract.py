@@ -232,6 +232,13 @@ def test_a_far_side_that_falls_silent_is_to_be_tried_again(http: HttpFar, how: s
     assert str(error)
 
 
+def test_an_answer_whose_head_does_not_end_is_cut_off(http: HttpFar, request: pytest.FixtureRequest) -> None:
+    if "apprise" in request.node.name:
+        return  # it would hang; the courier gives it up
+    http.peer.default = Say(how="drip_head")
+    assert not failure(sink_of(http.config)).permanent
+
+
 def test_the_pause_that_was_asked_for_is_passed_on(http: HttpFar, request: pytest.FixtureRequest) -> None:
     if "apprise" in request.node.name:
         return  # apprise does not tell it
