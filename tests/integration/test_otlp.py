@@ -17,7 +17,7 @@ from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.otlp import Sender, log_record, logs_request, partial_of
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import Connection, Links, OtlpLogs
+from notbefore.delivery.settings import Connection, Links, Otlp, OtlpLogs
 from notbefore.delivery.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.events.duration import Duration
@@ -27,7 +27,7 @@ from notbefore.events.samples import View, samples
 from notbefore.events.totals import Totals
 from notbefore.exposition.otlp import metrics_request
 from notbefore.exposition.prometheus import Exposition
-from notbefore.telemetry import MAX_LINES, MAX_TEXT, Lines
+from notbefore.telemetry import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry
 from peers.otlp import (
     Collector,
     GrpcReceiver,
@@ -36,6 +36,7 @@ from peers.otlp import (
     collected,
     metrics_of,
     rejecting,
+    rejecting_metrics,
     scraped,
     series,
     starts,
@@ -131,6 +132,34 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert found["notbefore.polls"] == found["notbefore.poll.duration"] == {own}
     assert {start for each in found.values() for start in each} == {kept, own}
     assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
+
+
+def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent, key = busy(), tmp_path / "key"
+    key.write_text("hunter2", encoding="utf-8")
+    counts = agent.figures
+
+    def read() -> Moment:
+        return Moment(list(samples(View(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
+
+    with Receiver() as receiver, caplog.at_level("INFO"):
+        receiver.default = rejecting_metrics(2, "too old for hunter2")
+        telemetry = Telemetry(read, agent.figures)
+        headers = {"Api-Key": Secret(str(key), "file")}
+        telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers), 1.0)
+        eventually(lambda: counts.otlp_exports["metrics", "rejected"] >= 2)
+        key.unlink()
+        eventually(lambda: counts.otlp_exports["metrics", "failure"] >= 2)
+        key.write_text("hunter3", encoding="utf-8")
+        receiver.default = Say(200)
+        eventually(lambda: counts.otlp_exports["metrics", "success"] >= 1)
+        telemetry.stop(5.0)
+    told = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
+    assert told == [
+        "OTLP metrics: 2 rejected, the far side says: too old for ***",
+        f"OTLP metrics: the export failed ({key} cannot be read: No such file or directory): trying again",
+        "OTLP metrics: the far side takes them again",
+    ]
 
 
 # ---- records

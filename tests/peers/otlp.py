@@ -22,7 +22,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
 )
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsPartialSuccess,
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
@@ -163,6 +167,12 @@ def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
     """A collector, and the receiver behind it."""
     with Receiver() as receiver, Collector(directory, receiver.url) as collector:
         yield collector, receiver
+
+
+def rejecting_metrics(count: int, why: str) -> Say:
+    """The same of data points."""
+    partial = ExportMetricsPartialSuccess(rejected_data_points=count, error_message=why)
+    return Say(200, (), ExportMetricsServiceResponse(partial_success=partial).SerializeToString())
 
 
 def rejecting(count: int, why: str) -> Say:

@@ -122,6 +122,7 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp:\n", {}, "notbefore.yaml:1: otlp: expected settings; `otlp: {}` for the defaults"),
         ("otlp: {endpoint: 'collector:4318'}", {}, "notbefore.yaml:1: otlp: endpoint: expected http://HOST or https"),
         ("otlp: {endpoint: 'http://u:p@c'}", {}, "user and password do not belong in the address"),
+        ("otlp: {endpoint: 'http://c:99999'}", {}, "otlp: endpoint: Port out of range"),
         ("otlp: {interval: 100ms}", {}, "interval: expected 1s to 1h"),
         ("otlp: {timeout: 10m}", {}, "timeout: expected 100ms to 5m"),
         ("otlp: {key_file: k}", {}, "expected `cert_file` beside `key_file`"),

@@ -6,6 +6,7 @@ redirect for success, do not read what was rejected, and read an answer without 
 
 import gzip
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol
@@ -122,6 +123,7 @@ class _Grpc:
     """OTLP/gRPC: its own library, some 12 MB, imported here alone."""
 
     def __init__(self, connection: Connection, signal: Signal) -> None:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes to standard error past all logging
         import grpc  # noqa: PLC0415 - heavy, and only for those who ask for it
 
         self._grpc = grpc

@@ -47,6 +47,10 @@ def _http(url: str, what: str) -> str:
         raise ValueError(f"{what}: expected http://HOST or https://HOST")
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"{what}: user and password do not belong in the address")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
     return url
 
 
