@@ -17,13 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from notbefore import __version__
 from notbefore.approver import Approver
 from notbefore.config import Config
 from notbefore.control import ControlSocket
 from notbefore.delivery.orders import Orders
+from notbefore.delivery.settings import Otlp
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
@@ -38,7 +39,6 @@ from notbefore.logs import set_up
 from notbefore.start_request import Switches
 from notbefore.store.outbox import OutboxReader
 from notbefore.store.store import Store
-from notbefore.telemetry import Moment, Telemetry
 from notbefore.tell import Teller
 from notbefore.watch import Watch, now_utc
 
@@ -139,8 +139,7 @@ class Agent:
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
         self._exposition = Exposition(self._families)
-        self._telemetry = Telemetry(lambda: Moment(self._families(), self._watch.vm, __version__), self._figures)
-        self._watch.moved.append(self._telemetry.wake)
+        self._telemetry: Any = None  # telemetry.Telemetry, where OTLP is configured
         self._server = HttpServer(config.server.listen, make_app(self))
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
@@ -149,7 +148,7 @@ class Agent:
         previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
-            self._telemetry.use(self._config.otlp, STOP_PATIENCE)  # first: it hears what is logged from here on
+            self._export(self._config.otlp)  # first: it hears what is logged from here on
             self._server.start()
             log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
             self._teller.start()
@@ -169,6 +168,16 @@ class Agent:
 
     def _families(self) -> list[Family]:
         return self._watch.families(time.monotonic() - self._watcher.poller.due)
+
+    def _export(self, otlp: Otlp | None) -> None:
+        """From now on export as this says; ``None``: not at all."""
+        if self._telemetry is None and otlp is not None:
+            from notbefore.telemetry import Moment, Telemetry  # noqa: PLC0415 - only where it is configured
+
+            self._telemetry = Telemetry(lambda: Moment(self._families(), self._watch.vm, __version__), self._figures)
+            self._watch.moved.append(self._telemetry.wake)
+        if self._telemetry is not None:
+            self._telemetry.use(otlp, STOP_PATIENCE)
 
     def _supervise(self) -> None:
         """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
@@ -245,7 +254,7 @@ class Agent:
         if (config.server, config.state) != (self._config.server, self._config.state):
             log.warning("server and state are taken over at the next start")
         set_up(config.log.format, config.log.level)
-        self._telemetry.use(config.otlp, STOP_PATIENCE)
+        self._export(config.otlp)
         if (config.imds, config.vm) != (self._config.imds, self._config.vm):
             self._watcher.stop()
             self._watcher = watcher
@@ -268,7 +277,7 @@ class Agent:
         if self._watch.last_good is not None:  # it was at work: what was seen last is to be told
             self._dispatcher.tick()
         self._dispatcher.stop(self._told_to_stop)
-        self._telemetry.stop(STOP_PATIENCE)
+        self._export(None)
         self._outbox.close()
         self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()

@@ -56,10 +56,11 @@ class Telemetry:
         self._exporter: _Exporter | None = None
 
     def use(self, config: Otlp | None, patience: float) -> None:
-        """From now on export as this says; ``None``: not at all."""
+        """From now on export as this says; ``None``: not at all. What is known last is told in so many seconds."""
         if config != self._config:
-            self.stop(patience)
-            self._config = config
+            if self._exporter is not None:
+                self._exporter.stop(patience)
+            self._exporter, self._config = None, config
             if config is not None and (config.metrics or config.agent_log != "none"):
                 self._exporter = _Exporter(config, self._read, self._figures)
                 self._exporter.start()
@@ -70,12 +71,6 @@ class Telemetry:
         """Something has changed. From any thread; never waits."""
         if (exporter := self._exporter) is not None:
             exporter.wake()
-
-    def stop(self, patience: float) -> None:
-        """Tell what is known last, in at most so many seconds."""
-        exporter, self._exporter, self._config = self._exporter, None, None
-        if exporter is not None:
-            exporter.stop(patience)
 
 
 class _Exporter:

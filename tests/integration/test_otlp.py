@@ -153,7 +153,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         key.write_text("hunter3", encoding="utf-8")
         receiver.default = Say(200)
         eventually(lambda: counts.otlp_exports["metrics", "success"] >= 1)
-        telemetry.stop(5.0)
+        telemetry.use(None, 5.0)
     told = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
     assert told == [
         "OTLP metrics: 2 rejected, the far side says: too old for ***",

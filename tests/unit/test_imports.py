@@ -87,7 +87,7 @@ def test_imports_point_inward(module: str) -> None:
         ("events.x", "import yaml as y", "the core imports yaml"),
         ("imds.x", "from notbefore.store import store", "the edge imds imports notbefore.store"),
         ("store.x", "import notbefore.agent", "the edge store imports notbefore.agent"),
-        ("telemetry", "from notbefore.exposition.otlp import metrics_request", "notbefore.exposition.otlp at the top"),
+        ("agent", "from notbefore.exposition.otlp import metrics_request", "notbefore.exposition.otlp at the top"),
         ("agent", "import apprise.plugins", "apprise.plugins at the top"),
         ("agent", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
     ],
