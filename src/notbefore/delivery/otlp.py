@@ -120,7 +120,7 @@ def _cause(answer: Answer) -> str:
 
 
 class _Grpc:
-    """OTLP/gRPC: its own library, some 12 MB, imported here alone."""
+    """OTLP/gRPC: its own library, some 14 MB, imported here alone."""
 
     def __init__(self, connection: Connection, signal: Signal) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it writes to standard error past all logging
