@@ -29,6 +29,7 @@ from notbefore.events.document import parse
 from notbefore.events.duration import Duration
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Moment, Tracked, diff
+from notbefore.events.otel import table
 from notbefore.events.record import Vm, json_line, record
 from notbefore.events.samples import Metric, View
 from notbefore.events.totals import Totals
@@ -307,9 +308,16 @@ def _example() -> bytes:
     return json_line(record(change, Vm(name="WestNO_0", location="westeurope", zone="1")))
 
 
+def opentelemetry() -> str:
+    """The page as it is, with the table of names made anew."""
+    page = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
+    return re.sub(r"(?m)^\| Prometheus \| OpenTelemetry .*\n(\|.*\n)*", lambda _: table(), page)
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration,
     "metrics.md": metrics,
+    "opentelemetry.md": opentelemetry,
     "record.md": record_reference,
 }
 

@@ -1,8 +1,9 @@
 """``Agent``: the always-on process. Joins poller, watch, store and exposition; its main thread waits for signals.
 
 Threads: main (signals, the beat written down, the state mended), poll, who (asks IMDS who this VM is, once an hour),
-pulse (only while something is expected), tell (records to standard output), approve and control (only with
-``--allow-approval``), and those of the HTTP server. None waits for another's network, nor for whoever reads.
+pulse (only while something is expected), tell (records to standard output), otlp (only where it is configured),
+approve and control (only with ``--allow-approval``), and those of the HTTP server. None waits for another's network,
+nor for whoever reads.
 """
 
 import logging
@@ -16,13 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from notbefore import __version__
 from notbefore.approver import Approver
 from notbefore.config import Config
 from notbefore.control import ControlSocket
 from notbefore.delivery.orders import Orders
+from notbefore.delivery.settings import Otlp
 from notbefore.dispatcher import Dispatcher, check
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.figures import Figures
@@ -39,7 +41,7 @@ from notbefore.start_request import Switches
 from notbefore.store.outbox import OutboxReader
 from notbefore.store.store import Store
 from notbefore.tell import Teller
-from notbefore.watch import Watch
+from notbefore.watch import Watch, now_utc
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
@@ -120,7 +122,9 @@ class Agent:
         self._config = config
         self._allow_approval = allow_approval
         self._reload = reload
-        self._figures = Figures(version=__version__, python=platform.python_version(), config_loaded=time.time())
+        self._figures = Figures(
+            since=now_utc(), version=__version__, python=platform.python_version(), config_loaded=time.time()
+        )
         self._store = Store(Path(config.state.dir))
         self._teller = Teller()
         self._watch = Watch(self._store, self._figures, self._teller)
@@ -136,6 +140,7 @@ class Agent:
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
         self._exposition = Exposition(self._scraped)
+        self._telemetry: Any = None  # telemetry.Telemetry, where OTLP is configured
         self._server = HttpServer(config.server.listen, make_app(self))
         self._notifier = Notifier()
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
@@ -145,6 +150,7 @@ class Agent:
         previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
+            self._export(self._config.otlp)  # first: it hears what is logged from here on
             self._server.start()
             log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
             self._teller.start()
@@ -163,13 +169,25 @@ class Agent:
             self._writer.close()
         return 0
 
+    def _families(self) -> list[Family]:
+        return self._watch.families(time.monotonic() - self._watcher.poller.due)
+
     def _scraped(self) -> list[Family]:
-        overdue = time.monotonic() - self._watcher.poller.due
         if self._config.exposition.compat == "none":
-            return self._watch.families(overdue)
+            return self._families()
         from notbefore.events.compat import webdevops  # noqa: PLC0415 - for those who ask for it
 
-        return self._watch.families(overdue, webdevops)
+        return self._watch.families(time.monotonic() - self._watcher.poller.due, webdevops)
+
+    def _export(self, otlp: Otlp | None) -> None:
+        """From now on export as this says; ``None``: not at all."""
+        if self._telemetry is None and otlp is not None:
+            from notbefore.telemetry import Moment, Telemetry  # noqa: PLC0415 - only where it is configured
+
+            self._telemetry = Telemetry(lambda: Moment(self._families(), self._watch.vm, __version__), self._figures)
+            self._watch.moved.append(self._telemetry.wake)
+        if self._telemetry is not None:
+            self._telemetry.use(otlp, STOP_PATIENCE)
 
     def _supervise(self) -> None:
         """Until told to stop: keep the beat, see to the courier, mend the state, take signals."""
@@ -224,6 +242,7 @@ class Agent:
             state_file=str(self._store.path.absolute()),
             sinks=config.sinks,
             links=config.links,
+            hidden=config.hidden,
             log_format=config.log.format,
             log_level=config.log.level,
         )
@@ -255,6 +274,7 @@ class Agent:
             log.warning("server and state are taken over at the next start")
         set_up(config.log.format, config.log.level)
         self._approver.configure(self._switches(config))  # first of all: what is taken back is not done any more
+        self._export(config.otlp)
         if (config.imds, config.vm) != (self._config.imds, self._config.vm):
             self._watcher.stop()
             self._watcher = watcher
@@ -278,6 +298,7 @@ class Agent:
         if self._watch.last_good is not None:  # it was at work: what was seen last is to be told
             self._dispatcher.tick()
         self._dispatcher.stop(self._told_to_stop)
+        self._export(None)
         self._outbox.close()
         self._teller.stop(STOP_PATIENCE / 2)
         self._server.stop()

@@ -38,7 +38,7 @@ class Approver:
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
-        watch.moved = self._woken.set
+        watch.moved.append(self._woken.set)
         watch.preview = self.preview
         self.configure(switches)
 

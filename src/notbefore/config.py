@@ -20,13 +20,14 @@ import msgspec
 from msgspec import Struct, field
 
 from notbefore.delivery.secret import SOURCES, Secret
-from notbefore.delivery.settings import KINDS, Links, SinkConfig
-from notbefore.delivery.sinks import check_installed
+from notbefore.delivery.settings import KINDS, Links, Otlp, SinkConfig
+from notbefore.delivery.sinks import check_installed, check_otlp_installed
 from notbefore.errors import ConfigError
 from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
 from notbefore.events.routing import Route
+from notbefore.otel_variables import fold
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
@@ -105,11 +106,18 @@ class Config(_Section, frozen=True):
     routes: tuple[Route, ...] = ()  # without any, changes of events of this VM go to every sink
     links: Links = Links()
     approval: Policy = Policy()
+    otlp: Otlp | None = None  # metrics over OTLP; none without it, or the variables that ask for it
 
     @property
     def routing(self) -> Routing:
         """What decides where a change goes."""
         return Routing(self.routes, {name: sink.settings.terms for name, sink in self.sinks.items()})
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The variables of the environment that hold a secret of the section ``otlp``."""
+        headers = self.otlp.headers.values() if self.otlp is not None else ()
+        return tuple(secret.variable for secret in headers if secret.variable)
 
 
 def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None]) -> Config:
@@ -130,8 +138,10 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
         if value is not None:
             _put(values, dotted.split("."), value, "the command line")
             places[dotted] = "the command line"
+    fold(values, places, environment)
     config = _convert(_prepared(values, base), places, strict=False)
     _check_sinks(config, places, environment)
+    _check_otlp(config.otlp, places, environment)
     return config
 
 
@@ -142,7 +152,11 @@ def plain_secrets(config: Config) -> list[str]:
         for name, sink in config.sinks.items()
         for key, secret in sink.secrets.items()
         if secret.source == "inline"
-    ]
+    ] + [f"otlp.headers.{name}" for name, secret in _otlp_headers(config).items() if secret.source == "inline"]
+
+
+def _otlp_headers(config: Config) -> dict[str, Secret]:
+    return config.otlp.headers if config.otlp is not None else {}
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
@@ -160,6 +174,8 @@ def dump(config: Config) -> str:
     values = msgspec.to_builtins(config, enc_hook=_encode)
     for name, sink in values["sinks"].items():
         values["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
+    if config.otlp is None:
+        del values["otlp"]  # empty, it would be wrong
     return yaml.safe_dump(values, sort_keys=False)
 
 
@@ -181,6 +197,8 @@ def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
     values = dict(values)
     if isinstance(values.get("sinks"), dict):
         values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
+    if isinstance(values.get("otlp"), dict):
+        values["otlp"] = _prepared_keys((), values["otlp"], base)
     if isinstance(values.get("routes"), list):
         values["routes"] = [_prepared_route(route) for route in values["routes"]]
     approval = values.get("approval")
@@ -198,17 +216,21 @@ def _prepared_sink(sink: Any, base: Path) -> Any:
 def _prepared_settings(kind: str, settings: Any, base: Path) -> Any:
     if not isinstance(settings, dict) or kind not in KINDS:
         return settings
+    return _prepared_keys(KINDS[kind].SECRETS, settings, base)
+
+
+def _prepared_keys(secrets: tuple[str, ...], settings: dict[str, Any], base: Path) -> dict[str, Any]:
     prepared: dict[str, Any] = {}
     for key, value in settings.items():
         name, _, source = str(key).rpartition("_")
-        if name in KINDS[kind].SECRETS and source in SOURCES:
+        if name in secrets and source in SOURCES:
             prepared[name] = _found_at(base, {source: value})
         elif str(key).endswith("_file") and isinstance(value, str):
             prepared[key] = str(base / value)
         elif key == "headers" and isinstance(value, dict):
             prepared[key] = {header: _found_at(base, secret) for header, secret in value.items()}
         else:
-            prepared[key] = value if key not in KINDS[kind].SECRETS else _found_at(base, value)
+            prepared[key] = value if key not in secrets else _found_at(base, value)
     return prepared
 
 
@@ -250,6 +272,21 @@ def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[st
                 place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
                 known = ", ".join(config.sinks) or "none"
                 raise ConfigError(f"{place}: routes[{number}].sinks: there is no sink {name!r} (known: {known})")
+
+
+def _check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[str, str]) -> None:
+    """Libraries and secrets of the section."""
+    if otlp is None:
+        return
+    try:
+        where = "otlp"
+        check_otlp_installed(otlp.protocol)
+        for name, secret in otlp.headers.items():
+            where = f"otlp.headers.{name}"
+            secret.reveal(environment)
+    except ConfigError as error:
+        place = places.get(where) or places.get("otlp.endpoint") or places.get("", "the configuration")
+        raise ConfigError(f"{place}: {where}: {error}") from None
 
 
 def _check_secret(sink: SinkConfig, key: str, value: str) -> None:

@@ -89,7 +89,7 @@ class Child:
 
 def _environment(orders: Orders) -> dict[str, str]:
     """The agent's, without what holds a secret: what the courier needs of them goes through the pipe."""
-    hidden = {secret.variable for sink in orders.sinks.values() for secret in sink.secrets.values()}
+    hidden = {secret.variable for sink in orders.sinks.values() for secret in sink.secrets.values()} | {*orders.hidden}
     return {
         name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("NOTBEFORE_")
     }

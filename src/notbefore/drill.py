@@ -170,7 +170,7 @@ class Exercise:
         self._outbox = Outbox(directory / FILE_NAME)
         self._ear = Listening(self._outbox)
         # a linger of nothing: it leaves once nothing is due
-        self._orders = Orders(str(directory / FILE_NAME), config.sinks, config.links, linger=0.0)
+        self._orders = Orders(str(directory / FILE_NAME), config.sinks, config.links, hidden=config.hidden, linger=0.0)
 
     def send(self, change: Change, patience: float) -> None:
         """Have one change delivered; what fails is tried again for so many seconds."""

@@ -52,7 +52,7 @@ class Watch:
         self.routing = Routing()
         self.outbox: Callable[[], OutboxView] = OutboxView
         self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
-        self.moved: Callable[[], None] = lambda: None  # called when what is listed has changed; must not wait
+        self.moved: list[Callable[[], None]] = []  # called when what is listed has changed; must not wait
         self.rules: tuple[str, ...] = ()  # of approval, those that may approve
         self.preview: Callable[[Life, str | None], PendingApproval | None] = lambda _life, _vm: None
         self.pulse = Pulse()
@@ -168,7 +168,8 @@ class Watch:
         for one in told:
             self._tell(one.record + b"\n")
         self._feel()
-        self.moved()
+        for hear in self.moved:
+            hear()
 
     def _told(self, change: Change) -> Told:
         line = json_line(record(change, self.vm))

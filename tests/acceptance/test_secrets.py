@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from support.hub import Hub
 from support.peers import HttpPeer, MailPeer, Say
 
 CANARY = "cAnArY"
+OTEL_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 HTTP_FAILURES = {
     "unauthorized": Say(401, body=b"who are you?"),
     "missing": Say(404),
@@ -74,6 +76,11 @@ class Zoo:
         self.add(f"apprise-{way}", "apprise", self.found("url", address))
         user = {"username": "me", **self.found("password", self.secret())}
         self.add(f"am-{way}", "alertmanager", {"urls": [url], **user})
+        self.add(f"otlp-{way}", "otlp_logs", {"endpoint": url, "headers": self.headers()})
+
+    def headers(self) -> dict[str, Any]:
+        self.environment[f"SECRET_{next(self._numbers)}"] = value = self.secret()
+        return {"Api-Key": self.secret(), "X-Key": {"env": next(n for n, v in self.environment.items() if v == value)}}
 
     def mail(self, way: str, scheme: str, port: int, mode: str) -> None:
         address = f"{scheme}://me:{self.secret()}@localhost:{port}?from=vm@example.org&mode={mode}"
@@ -143,10 +150,17 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
     with ExitStack() as stack:
         zoo = zoo_of(tmp_path, stack, silent)
         assert len(zoo.sinks) >= 40
+        config = tmp_path / "notbefore.yaml"
+        echo = stack.enter_context(HttpPeer())
+        monkeypatch.setenv(OTEL_HEADERS, f"tenant={zoo.secret()}")
+        headers = zoo.headers()
+        otlp = {"endpoint": echo.url, "headers": headers, "agent_log": "info", "interval": "1s"}
+        repeated = (headers["Api-Key"], zoo.environment[headers["X-Key"]["env"]], os.environ[OTEL_HEADERS])
+        echo.default = Say(400, body=" ".join(repeated).encode())  # it says what it should not
+        values = {"sinks": zoo.sinks, "otlp": otlp, "log": {"level": "debug"}}
+        config.write_text(yaml.safe_dump(values), encoding="utf-8")
         for name, value in zoo.environment.items():
             monkeypatch.setenv(name, value)
-        config = tmp_path / "notbefore.yaml"
-        config.write_text(yaml.safe_dump({"sinks": zoo.sinks, "log": {"level": "debug"}}), encoding="utf-8")
         simulator = stack.enter_context(Simulator((ME,)))
         simulator.set_document(body())
         told: dict[str, Any] = {}
@@ -167,6 +181,7 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
                 return not told["left"]
 
             eventually(tried, patience=90)
+            eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics", "/v1/logs"})
             path = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
             courier = Path("/proc") / eventually(lambda: path.read_text(encoding="ascii").split())[0]
             told["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()

@@ -22,7 +22,7 @@ class Request(NamedTuple):
 
 
 class Say(NamedTuple):
-    """One answer. ``how``: plain; hang (nothing comes); drip (a byte a second); cut (taken, and no answer)."""
+    """One answer. ``how``: plain; hang (nothing comes); drip, drip_head (a byte now and then); cut (no answer)."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -78,6 +78,11 @@ class HttpPeer:
         if say.how == "cut":
             handler.close_connection = True
             return
+        if say.how == "drip_head":
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 50:
+                if self.over.wait(0.3):
+                    return
+                handler.wfile.write(bytes([byte]))
         handler.send_response(say.status)
         for name, value in say.headers:
             handler.send_header(name, value)

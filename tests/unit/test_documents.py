@@ -80,8 +80,8 @@ def test_what_looks_like_a_configuration_is_one(name: str, values: dict[str, Any
             values.setdefault("sinks", {}).setdefault(sink, {"command": {"command": ["/bin/true"]}})
     text = yaml.safe_dump(values)
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    for key, found in re.findall(r"(\w+_(?:file|env|credential)): (\S+)", text):
-        if key.endswith("_env"):
+    for key, found in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
+        if key.endswith("env"):
             environment[found] = "https://example.org/secret"
         else:
             (tmp_path / found.lstrip("/").replace("/", "-")).write_text(

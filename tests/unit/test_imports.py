@@ -14,7 +14,10 @@ IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
-HEAVY = ("apprise", "azure", "opentelemetry", "yaml")  # only inside functions: nobody pays for them unasked
+LATE = ("delivery.otlp", "exposition.otlp")  # modules that are imported where they are configured, and may import much
+HEAVY = (  # only inside functions: nobody pays for them unasked
+    "apprise", "azure", "google", "grpc", "opentelemetry", "yaml", *(f"notbefore.{module}" for module in LATE),
+)  # fmt: skip
 LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without
 
 
@@ -44,7 +47,8 @@ def faults(module: str, source: str) -> list[str]:
     tree = ast.parse(source)
     room = module.split(".", maxsplit=1)[0]
     # a sink's module is imported on first use, in the courier alone
-    light = () if module.startswith("delivery.sinks.") and not module.endswith("__init__") else (*HEAVY, *LATE_ONLY)
+    late = module in LATE or (module.startswith("delivery.sinks.") and not module.endswith("__init__"))
+    light = () if late else (*HEAVY, *LATE_ONLY)
     found = [f"{name} at the top" for name in at_top(tree) for heavy in light if within(name, heavy)]
     for name in imported(tree):
         if room == "events":
@@ -83,6 +87,7 @@ def test_imports_point_inward(module: str) -> None:
         ("events.x", "import yaml as y", "the core imports yaml"),
         ("imds.x", "from notbefore.store import store", "the edge imds imports notbefore.store"),
         ("store.x", "import notbefore.agent", "the edge store imports notbefore.agent"),
+        ("agent", "from notbefore.exposition.otlp import metrics_request", "notbefore.exposition.otlp at the top"),
         ("agent", "import apprise.plugins", "apprise.plugins at the top"),
         ("agent", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
     ],

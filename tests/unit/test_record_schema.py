@@ -1,7 +1,9 @@
 """The JSON Schema that the package ships holds for every record, and says what is in it."""
 
 import json
+import re
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -70,3 +72,10 @@ def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
     assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
     assert "dataschema" not in envelope
     assert "host.name" not in heartbeat(None, 0, "1", T0)
+
+
+def test_the_queries_for_azure_monitor_ask_for_what_is_there() -> None:
+    document = Path(__file__).parents[2] / "docs" / "azure-monitor.md"
+    asked = set(re.findall(r'(?:r|Properties)\["([^"]+)"\]', document.read_text(encoding="utf-8")))
+    assert len(asked) > 12
+    assert asked - SCHEMA["properties"].keys() == set()

@@ -6,9 +6,11 @@ requests does it; a ``.netrc`` is not.
 
 import ipaddress
 import socket
+import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import requests
@@ -23,6 +25,7 @@ from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
+LONGEST_HEAD: Final = 300.0  # seconds for the head of an answer, where no timeout says less
 MAX_CAUSE: Final = 200  # characters of an answer that are told as the cause of a failure
 WIRE_SERVER: Final = ipaddress.ip_address("168.63.129.16")  # the host's agent channel in Azure: as private as IMDS
 
@@ -69,13 +72,13 @@ class Http:
         self._ca_file = ca_file
         if cert is not None:
             self._session.cert = cert if cert[1] is not None else cert[0]  # type: ignore[assignment] # its stubs know less
-        if guarded:
-            for scheme in ("http://", "https://"):
-                self._session.mount(scheme, _GuardedAdapter())
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, _GuardedAdapter() if guarded else _TimedAdapter())
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> Answer:
         """Send and return the answer, whatever it is; raises ``SendError`` where there is none."""
-        deadline = time.monotonic() + self._timeout
+        timeout = timeout or self._timeout
+        deadline = time.monotonic() + timeout
         host = urlsplit(url).hostname or ""
         if self._guarded:
             _refuse_literal(host)
@@ -84,7 +87,7 @@ class Http:
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},
-                timeout=self._timeout,
+                timeout=timeout,
                 allow_redirects=False,
                 stream=True,
                 verify=self._ca_file,  # None: what the environment says, or the bundle of certifi
@@ -138,6 +141,58 @@ def _reason(error: BaseException) -> str:
     return f"{type(seen).__name__}: {seen}"
 
 
+# ---- an end to every answer
+
+
+class _Timed:
+    """Cuts an answer off whose head does not end in time: a timeout is only for the next bytes of it."""
+
+    sock: socket.socket | None
+
+    def getresponse(self) -> Any:
+        sock, late = self.sock, threading.Event()
+
+        def cut() -> None:
+            late.set()
+            with suppress(OSError, AttributeError):  # it has ended after all
+                sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr] # as above
+
+        timer = threading.Timer((sock.gettimeout() if sock is not None else None) or LONGEST_HEAD, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            response = super().getresponse()  # type: ignore[misc] # of the class beside it
+        finally:
+            timer.cancel()
+        if late.is_set():  # a head that was cut off looks like one that has ended
+            raise TimeoutError("the head of the answer did not end in time")
+        return response
+
+
+class _TimedHTTPConnection(_Timed, HTTPConnection):
+    pass
+
+
+class _TimedHTTPSConnection(_Timed, HTTPSConnection):
+    pass
+
+
+class _TimedHTTPPool(HTTPConnectionPool):
+    ConnectionCls = _TimedHTTPConnection
+
+
+class _TimedHTTPSPool(HTTPSConnectionPool):
+    ConnectionCls = _TimedHTTPSConnection
+
+
+class _TimedAdapter(HTTPAdapter):
+    POOLS: ClassVar[dict[str, Any]] = {"http": _TimedHTTPPool, "https": _TimedHTTPSPool}
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = self.POOLS
+
+
 # ---- public addresses alone
 
 
@@ -173,11 +228,11 @@ class _Guarded:
         return sock
 
 
-class _GuardedHTTPConnection(_Guarded, HTTPConnection):
+class _GuardedHTTPConnection(_Guarded, _TimedHTTPConnection):
     pass
 
 
-class _GuardedHTTPSConnection(_Guarded, HTTPSConnection):
+class _GuardedHTTPSConnection(_Guarded, _TimedHTTPSConnection):
     pass
 
 
@@ -189,7 +244,5 @@ class _GuardedHTTPSPool(HTTPSConnectionPool):
     ConnectionCls = _GuardedHTTPSConnection
 
 
-class _GuardedAdapter(HTTPAdapter):
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = {"http": _GuardedHTTPPool, "https": _GuardedHTTPSPool}
+class _GuardedAdapter(_TimedAdapter):
+    POOLS: ClassVar[dict[str, Any]] = {"http": _GuardedHTTPPool, "https": _GuardedHTTPSPool}

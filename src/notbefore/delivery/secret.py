@@ -4,17 +4,21 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import unquote
 
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
 HIDDEN: Final = "***"
-Source = Literal["inline", "file", "env", "credential"]
+Source = Literal["inline", "file", "env", "credential", "otel_header"]
 SOURCES: Final[tuple[Source, ...]] = ("file", "env", "credential")
 
 
 class Secret:
-    """Where a secret is found: in a file, an environment variable, a systemd credential, or in the configuration."""
+    """Where a secret is found: in a file, an environment variable, a systemd credential, or in the configuration.
+
+    ``otel_header`` is ``VARIABLE/NAME``: one header of those in a variable such as ``OTEL_EXPORTER_OTLP_HEADERS``.
+    """
 
     __slots__ = ("_reference", "source")
 
@@ -29,7 +33,7 @@ class Secret:
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
             ((source, reference),) = value.items()
-            if source in ("inline", *SOURCES) and isinstance(reference, str) and reference:
+            if source in ("inline", "otel_header", *SOURCES) and isinstance(reference, str) and reference:
                 return cls(reference, source)
         raise ValueError("expected text that is not empty, or one of file, env, credential with where it is found")
 
@@ -42,6 +46,12 @@ class Secret:
             if not text:
                 raise ConfigError(f"the environment variable {self._reference} is not set, or empty")
             return text
+        if self.source == "otel_header":
+            variable, _, header = self._reference.partition("/")
+            value = env_pairs(environment.get(variable, "")).get(header, "")
+            if not value:
+                raise ConfigError(f"the environment variable {variable} holds no header {header}")
+            return value
         path = Path(self._reference)
         if self.source == "credential":
             directory = environment.get("CREDENTIALS_DIRECTORY")
@@ -78,7 +88,13 @@ class Secret:
     @property
     def variable(self) -> str | None:
         """The environment variable that holds it, if one does."""
-        return self._reference if self.source == "env" else None
+        return self._reference.partition("/")[0] if self.source in ("env", "otel_header") else None
+
+
+def env_pairs(text: str) -> dict[str, str]:
+    """``key=value,key=value`` as OpenTelemetry writes headers and attributes in a variable: values may be ``%XX``."""
+    pairs = (item.partition("=") for item in text.split(","))
+    return {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
 
 
 def _read(path: Path) -> str:

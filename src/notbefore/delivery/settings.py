@@ -11,6 +11,8 @@ from notbefore.events.delivery import Terms
 from notbefore.events.duration import Duration
 
 Headers = dict[str, Secret]
+OtlpProtocol = Literal["http/protobuf", "grpc"]
+OtlpCompression = Literal["gzip", "none"]
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
 _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
@@ -45,7 +47,17 @@ def _http(url: str, what: str) -> str:
         raise ValueError(f"{what}: expected http://HOST or https://HOST")
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"{what}: user and password do not belong in the address")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
     return url
+
+
+def _check_headers(headers: Headers) -> None:
+    for name in headers:
+        if not _HEADER.fullmatch(name):
+            raise ValueError(f"headers: {name!r} is no name of a header")
 
 
 class Slack(SinkSettings, frozen=True, kw_only=True):
@@ -110,9 +122,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
         super().__post_init__()
         if self.key_file and not self.cert_file:
             raise ValueError("expected `cert_file` beside `key_file`")
-        for name in self.headers:
-            if not _HEADER.fullmatch(name):
-                raise ValueError(f"headers: {name!r} is no name of a header")
+        _check_headers(self.headers)
 
 
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
@@ -193,6 +203,87 @@ class Command(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("command: expected a list that begins with the absolute path of an executable")
 
 
+class Connection(Struct, frozen=True, kw_only=True):
+    """Where OTLP goes and how; the fields stand in ``Otlp`` and ``OtlpLogs`` as well, under the same names."""
+
+    endpoint: str | None = None  # of all signals: /v1/metrics and /v1/logs are added
+    metrics_endpoint: str | None = None  # of one signal, taken as it stands
+    logs_endpoint: str | None = None
+    protocol: OtlpProtocol = "http/protobuf"
+    headers: Headers = {}
+    compression: OtlpCompression = "gzip"
+    timeout: Duration = Duration("10s")
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    resource: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, settings: Struct) -> "Connection":
+        """What a struct with these fields says of them."""
+        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__ if hasattr(settings, name)})
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where it cannot be."""
+        for name in ("endpoint", "metrics_endpoint", "logs_endpoint"):
+            url = getattr(self, name)
+            if url is not None:
+                _http(url, name)
+        _check_headers(self.headers)
+        if self.key_file and not self.cert_file:
+            raise ValueError("expected `cert_file` beside `key_file`")
+        if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("timeout: expected 100ms to 5m")
+
+
+class Otlp(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section ``otlp``: metrics, and the agent's own log if that is wanted. The records are a sink's."""
+
+    endpoint: str | None = None
+    metrics_endpoint: str | None = None
+    logs_endpoint: str | None = None
+    protocol: OtlpProtocol = "http/protobuf"
+    headers: Headers = {}
+    compression: OtlpCompression = "gzip"
+    timeout: Duration = Duration("10s")  # for one export
+    ca_file: str | None = None
+    cert_file: str | None = None  # the client's certificate
+    key_file: str | None = None
+    resource: dict[str, str] = {}  # attributes beside what IMDS says
+    interval: Duration = Duration("60s")
+    metrics: bool = True
+    agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it goes along
+
+    def __post_init__(self) -> None:
+        Connection.of(self).check()
+        if not 1 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("interval: expected 1s to 1h")
+
+
+class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
+    """Each change as an OTLP log record. Without an endpoint of its own it takes that of the section ``otlp``."""
+
+    BATCH: ClassVar[int] = 100
+
+    endpoint: str | None = None
+    logs_endpoint: str | None = None
+    protocol: OtlpProtocol = "http/protobuf"
+    headers: Headers = {}
+    compression: OtlpCompression = "gzip"
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    resource: dict[str, str] = {}
+    expire_after: Duration = Duration("7d")  # a log is to be whole
+    expire_on_end: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Connection.of(self).check()
+        if self.title is not None or self.body is not None:
+            raise ValueError("title and body are not for a stream of records")
+
+
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a message leads: an address, or none."""
 
@@ -216,6 +307,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     alertmanager: Alertmanager | None = None
     command: Command | None = None
     event_hub: EventHub | None = None
+    otlp_logs: OtlpLogs | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]

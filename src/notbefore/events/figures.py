@@ -1,5 +1,6 @@
 """The agent's own figures: how its polling, its store and its configuration fare. They begin anew with each start."""
 
+from datetime import datetime
 from typing import Final, get_args
 
 from msgspec import Struct, field
@@ -11,6 +12,10 @@ from notbefore.events.totals import Histogram
 COURIER_STARTS: Final = ("due", "crashed", "hung", "reload")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
+
+
+OTLP_SIGNALS: Final = ("metrics", "logs")
+OTLP_RESULTS: Final = ("success", "rejected", "failure")
 
 
 def _zeros(names: tuple[str, ...]) -> dict[str, int]:
@@ -36,4 +41,6 @@ class Figures(Struct):
     config_loaded: float | None = None
     courier_running: bool = False
     courier_starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))
+    otlp_exports: dict[tuple[str, str], int] = field(default_factory=dict)  # (signal, result)
     vm: dict[str, str] = field(default_factory=dict)  # label -> value; empty until the identity is known
+    since: datetime | None = None  # when this process began to count

@@ -113,6 +113,10 @@ def identity(vm: Vm) -> dict[str, Value | None]:
     }
 
 
+RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
+"""What a record says of who reports it; in OpenTelemetry these stand at the resource."""
+
+
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
 
 

@@ -49,6 +49,7 @@ class Family(Struct, frozen=True):
 
     metric: Metric
     samples: dict[Labels, float | Histogram]
+    since: datetime | None = None  # when counting began, for counters and histograms
 
 
 class View(Struct, frozen=True):
@@ -234,6 +235,12 @@ COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while a
 COURIER_STARTS: Final = Metric(
     "notbefore_courier_starts", "counter", "Couriers that were started, by why.", ("reason",)
 )
+OTLP_EXPORTS: Final = Metric(
+    "notbefore_otlp_exports",
+    "counter",
+    "Exports over OTLP by result; `rejected`: taken in part. Absent unless OTLP is configured.",
+    ("signal", "result"),
+)
 VM_LABELS: Final = (
     "name",
     "vm_id",
@@ -252,9 +259,16 @@ VM: Final = Metric(
 
 def samples(view: View) -> Iterator[Family]:
     """Every family with its samples at ``view.now``; a family without a sample is left out."""
-    for family in (*_listed(view), *_counted(view.totals), _approvals(view), *_outbox(view), *_agent(view.figures)):
-        if family.samples:
-            yield family
+    kept, own = view.totals.since, view.figures.since  # what the state keeps, and what each start begins anew
+    for families, since in (
+        (_listed(view), None),
+        ((*_counted(view.totals), _approvals(view)), kept),
+        (_outbox(view), kept),
+        (_agent(view.figures), own),
+    ):
+        for family in families:
+            if family.samples:
+                yield Family(family.metric, family.samples, since)
 
 
 def _listed(view: View) -> Iterator[Family]:
@@ -394,6 +408,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(DAMAGED, _once(float(figures.store_damaged)))
     yield Family(COURIER_RUNNING, _once(float(figures.courier_running)))
     yield Family(COURIER_STARTS, _by_one(figures.courier_starts))
+    yield Family(OTLP_EXPORTS, {labels: float(count) for labels, count in figures.otlp_exports.items()})
     yield Family(RELOADS, _by_one(figures.config_reloads))
     yield Family(LAST_RELOAD, _once(float(not figures.config_refused)))
     yield Family(CONFIG_LOADED, _once(figures.config_loaded))
@@ -404,3 +419,6 @@ def _agent(figures: Figures) -> Iterator[Family]:
 
 def _once(value: float | None) -> dict[Labels, float | Histogram]:
     return {} if value is None else {(): value}
+
+
+METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

@@ -30,6 +30,7 @@ REGISTRY: Final = {
     "alertmanager": Kind("notbefore.delivery.sinks.alertmanager"),
     "command": Kind("notbefore.delivery.sinks.command"),
     "event_hub": Kind("notbefore.delivery.sinks.event_hub", "azure.eventhub", "eventhub"),
+    "otlp_logs": Kind("notbefore.delivery.sinks.otlp_logs", "opentelemetry.proto", "otlp"),
 }
 
 
@@ -41,8 +42,19 @@ def check_installed(config: SinkConfig) -> None:
     if kind.needs is not None and not _found(kind.needs, find_spec):
         raise ConfigError(f"{config.kind} needs {kind.needs}: pip install 'notbefore[{kind.extra}]'")
     settings = config.settings
+    check_otlp_installed(getattr(settings, "protocol", ""))
     if (settings.title is not None or settings.body is not None) and find_spec("jinja2") is None:
         raise ConfigError("title and body need jinja2: pip install 'notbefore[templates]'")
+
+
+def check_otlp_installed(protocol: str) -> None:
+    """Raise ``ConfigError`` where a library that the protocol of OTLP needs is not there."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where it is configured
+
+    if protocol and not _found("opentelemetry.proto", find_spec):
+        raise ConfigError("otlp needs opentelemetry-proto: pip install 'notbefore[otlp]'")
+    if protocol == "grpc" and not _found("grpc", find_spec):
+        raise ConfigError("protocol grpc needs grpcio: pip install 'notbefore[otlp-grpc]'")
 
 
 def _found(name: str, find_spec: Callable[[str], object]) -> bool:

@@ -1,0 +1,169 @@
+"""What OTLP costs the agent, as figures: ``python benchmarks/otlp.py [--exports 720]``.
+
+The installed agent without OTLP, with it over HTTP, and over gRPC: resident size. Then an hour with the far side down,
+in short time: so many failing exports as an agent makes in an hour at 5 s, refused, cut off and answered with 503 by
+turns, with its own log going the same way and ever full; how much the process grows over the second half of them and
+over all. And what an export costs.
+"""
+
+import argparse
+import gc
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.settings import Connection
+from notbefore.events.document import parse
+from notbefore.events.duration import Duration
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Moment as Look
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.samples import View, samples
+from notbefore.events.totals import Totals
+from notbefore.show import ask
+from notbefore.simulator.server import Simulator
+from notbefore.telemetry import MAX_LINES, Lines, _Common, _Made, _Road
+
+PORT = 11171
+
+
+class Far(BaseHTTPRequestHandler):
+    """Takes what it is sent; under ``/down`` it answers with 503 or not at all, by turns."""
+
+    protocol_version = "HTTP/1.1"
+    turn = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        Far.turn += 1
+        if self.path.startswith("/down") and Far.turn % 2:
+            self.close_connection = True
+            return
+        self.send_response(503 if self.path.startswith("/down") else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--exports", type=int, default=720, help="failing exports of each signal")
+    options = parser.parse_args()
+    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Far)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    without = agent("")
+    print(f"agent without OTLP: {without:.1f} MiB resident")
+    for words in ("metrics alone", "metrics and log", "the same over gRPC, far side down"):
+        given = "" if words == "metrics alone" else ", agent_log: info"
+        where = f"endpoint: '{url}'" if "gRPC" not in words else "endpoint: 'http://127.0.0.1:9', protocol: grpc"
+        size = agent(f"otlp: {{{where}, interval: 1s{given}}}\n")
+        print(f"agent with OTLP, {words}: {size:.1f} MiB resident, {size - without:.1f} more (bar 30)")
+    cost(url)
+    down(url, options.exports)
+    server.shutdown()
+
+
+def agent(text: str) -> float:
+    """MiB of an agent with this configuration, some exports after its start."""
+    with tempfile.TemporaryDirectory() as directory, Simulator() as simulator:
+        config = Path(directory) / "notbefore.yaml"
+        config.write_text(text + "log: {level: warning}\n", encoding="utf-8")
+        words = ["--imds", simulator.endpoint, "--state-dir", directory, "--listen", f"127.0.0.1:{PORT}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "notbefore", "run", str(config), *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            time.sleep(3)
+            for number in range(10):
+                simulator.start("live-migration", event_id=f"pending-{number}")
+            time.sleep(7)
+            ask(f"http://127.0.0.1:{PORT}", "/readyz")
+            return resident(process.pid)
+        finally:
+            process.terminate()
+            process.wait(15)
+
+
+def resident(pid: int) -> float:
+    """MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def made() -> _Made:
+    """Ten events pending, as OTLP."""
+    from notbefore.exposition.otlp import metrics_request  # noqa: PLC0415 - as the agent does
+
+    items = ",".join(
+        f'{{"EventId":"{number}","EventStatus":"Scheduled","EventType":"Freeze","Resources":["a"]}}'
+        for number in range(10)
+    )
+    document = parse(f'{{"DocumentIncarnation":1,"Events":[{items}]}}'.encode(), "2020-07-01")
+    now = datetime.now(UTC)
+    step = diff(Tracked(), document, Look(now, "a", 1.0, rebooted=False))
+    families = samples(View(step.tracked, Totals(since=now), Figures(since=now), now))
+    return _Made(metrics_request(families, {"service.name": "notbefore"}, "1", now))
+
+
+def cost(url: str) -> None:
+    road = _Road("metrics", made, 60.0, common(url))
+    road._send(None)  # noqa: SLF001 - the road alone, without its thread
+    begun, rounds = time.thread_time(), 100
+    for _ in range(rounds):
+        road._send(None)  # noqa: SLF001 - as above
+    print(f"an export with 10 pending events: {(time.thread_time() - begun) / rounds * 1e3:.1f} ms CPU")
+
+
+def common(url: str) -> _Common:
+    return _Common(Connection(endpoint=url, timeout=Duration("1s")), Figures(), Redactor())
+
+
+def down(url: str, exports: int) -> None:
+    logging.getLogger("notbefore.otlp").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("benchmark")
+    logger.propagate = False
+    lines = Lines("info", threading.Thread(), Redactor())
+    logger.addHandler(lines)
+
+    def waiting() -> _Made:
+        from notbefore.delivery.otlp import log_record, logs_request  # noqa: PLC0415 - as the agent does
+
+        records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines.waiting()]
+        return _Made(logs_request([({"service.name": "notbefore"}, records)]), lines.sent)
+
+    roads = []
+    for where in (f"{url}/down", "http://127.0.0.1:9"):
+        roads += [_Road("metrics", made, 60.0, common(where)), _Road("logs", waiting, 60.0, common(where))]
+
+    def fail(times: int) -> float:
+        for number in range(times):
+            for line in range(MAX_LINES // 8):
+                logger.error("line %d of %d: %s", line, number, "x" * 2_000)
+            for road in roads[number % 2 * 2 :][:2]:
+                road._send(None)  # noqa: SLF001 - as above
+        gc.collect()
+        return resident(os.getpid())
+
+    before = fail(2)  # what is imported and connected once
+    half = fail(exports // 2)
+    end = fail(exports - exports // 2)
+    counts = f"{exports} exports of each signal failed, the log full all the time"
+    print(f"far side down, {counts}: {end - before:+.2f} MiB, {end - half:+.2f} in the second half (bar 1)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The agent with OTLP: its metrics, changes and log at a far side, whatever that far side does; and without it."""
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from peers.otlp import Receiver, attributes, collected, metrics_of, scraped, series, starts
+from support.agent import RunningAgent, eventually, get, notbefore
+from support.azure import ID, ME, body, item
+from support.peers import Say
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+NANO = 1_000_000_000
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME,)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+def configured(directory: Path, endpoint: str, records: dict[str, Any] | None = None, **settings: Any) -> str:
+    path = directory / "notbefore.yaml"
+    sinks = {"rec": {"otlp_logs": records or {}}}
+    values = {"otlp": {"endpoint": endpoint, **settings}, "sinks": sinks}
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return str(path)
+
+
+def listed(receiver: Receiver) -> list[set[str]]:
+    """The events that each export names."""
+    return [
+        {value for _, labels in series(request) for name, value in labels if name == "event_id"}
+        for request in receiver.metrics
+    ]
+
+
+def changes(receiver: Receiver) -> list[str]:
+    return [one.event_name.rpartition(".")[2] for one in receiver.records if one.event_name]
+
+
+def test_what_the_agent_knows_is_at_the_far_side_through_a_collector_and_restarts(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    with collected(tmp_path) as (collector, receiver):
+        state, config = tmp_path / "state", configured(tmp_path, f"http://127.0.0.1:{collector.http}", agent_log="info")
+        with RunningAgent(imds.endpoint, state, config) as agent:
+            agent.ready()
+            imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
+            agent.told("announced")
+            eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
+            names = {(name, labels) for name, labels in series(receiver.metrics[-1]) if "otlp" not in name}
+            shown = {(name, labels) for name, labels in scraped(get(agent.port, "/metrics")[1].decode())}
+            assert names <= shown
+            assert len(names) > 150
+            imds.set_document(body(item(EventStatus="Started", NotBefore=""), incarnation=3))
+            agent.told("announced", "started")
+            imds.set_document(body(incarnation=4))
+            *_, last = agent.told("announced", "started", "finished")
+            eventually(lambda: listed(receiver)[-1] == set())
+            eventually(lambda: changes(receiver) == ["announced", "started", "finished"])
+            first = receiver.metrics[-1]
+            begun = time.time() * NANO
+        with RunningAgent(imds.endpoint, state, config) as agent:
+            agent.ready()
+            eventually(lambda: max(starts(receiver.metrics[-1])["notbefore.polls"]) > begun)
+            second = receiver.metrics[-1]
+        assert starts(second)["azure.scheduled_event.changes"] == starts(first)["azure.scheduled_event.changes"]
+        labels = {"change": "finished", "event_type": "Freeze", "event_source": "Platform", "scope": "self"}
+        assert series(second)["azure_scheduled_event_changes_total", frozenset(labels.items())] == 1
+        records = [one for one in receiver.records if one.event_name]
+        moment = round(datetime.fromisoformat(last["time"]).timestamp() * 1_000) * 1_000_000
+        assert (records[-1].time_unix_nano, records[-1].body.string_value) == (moment, last["body"])
+        assert attributes(records[-1].attributes)["azure.scheduled_event.outcome"] == "finished"
+        resource = attributes(second.resource_metrics[0].resource.attributes)
+        assert (resource["service.name"], resource["host.name"], resource["cloud.platform"]) == (
+            "notbefore", ME, "azure.vm",
+        )  # fmt: skip
+        lines = [one.body.string_value for one in receiver.records if not one.event_name]
+        assert any(line.startswith("notbefore ") and "watching" in line for line in lines)
+
+
+def test_what_the_far_side_did_not_take_comes_when_it_does(imds: Simulator, tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        receiver.default = Say(503)
+        config = configured(tmp_path, receiver.url, interval="1s", agent_log="info")
+        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+            agent.ready()
+            imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
+            failed = 'notbefore_otlp_exports_total{result="failure",signal="%s"}'
+            eventually(lambda: (agent.metric(failed % "metrics") or 0) >= 2)
+            eventually(lambda: (agent.metric(failed % "logs") or 0) >= 1)
+            eventually(lambda: (agent.metric('notbefore_deliveries_total{result="failed",sink="rec"}') or 0) >= 1)
+            refused = len(receiver.requests)
+            receiver.default = Say(200)
+            eventually(lambda: "the far side takes them again" in agent.log)
+            eventually(lambda: agent.metric('notbefore_deliveries_total{result="delivered",sink="rec"}') == 1)
+            eventually(lambda: agent.metric('notbefore_otlp_exports_total{result="success",signal="logs"}'))
+            assert agent.log.count("OTLP metrics: the export failed (503") == 1
+            assert agent.log.count("OTLP logs: the export failed (503") == 1
+            receiver.requests[:] = receiver.requests[refused:]
+            assert changes(receiver) == ["announced"]
+            assert {ID} in listed(receiver)
+            assert not any("OTLP" in one.body.string_value for one in receiver.records)
+
+
+def test_a_far_side_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        receiver.default = Say(how="hang")
+        config = configured(tmp_path, receiver.url, {"endpoint": "http://127.0.0.1:9"}, timeout="5m")
+        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+            agent.ready()
+            eventually(lambda: receiver.requests)
+            polls = imds.requests
+            eventually(lambda: imds.requests > polls + 10)
+            assert get(agent.port, "/readyz")[0] == 200
+            assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
+
+
+def test_the_last_moment_is_told(imds: Simulator, tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        config = configured(tmp_path, receiver.url, interval="1h")
+        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+            agent.ready()
+            eventually(lambda: receiver.metrics)
+            told = len(receiver.metrics)
+            assert agent.stop() == 0
+            assert len(receiver.metrics) == told + 1
+
+
+def mapped(agent: RunningAgent) -> str:
+    return Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
+
+
+def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    with Receiver() as receiver:
+        config = tmp_path / "notbefore.yaml"
+        config.write_text("log: {level: info}\n", encoding="utf-8")
+        with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
+            agent.ready()
+            assert "google/_upb" not in mapped(agent)
+            assert agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}') is None
+            configured(tmp_path, receiver.url, interval="1s")
+            agent.process.send_signal(signal.SIGHUP)
+            eventually(lambda: receiver.metrics)
+            assert "google/_upb" in mapped(agent)
+            assert "grpc" not in mapped(agent)
+            config.write_text("log: {level: info}\n", encoding="utf-8")
+            agent.process.send_signal(signal.SIGHUP)
+            eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 2)
+            last = metrics_of(receiver.metrics[-1])
+            polls = imds.requests
+            eventually(lambda: imds.requests > polls + 10)  # two intervals
+            assert metrics_of(receiver.metrics[-1]) == last
+
+
+def test_the_standard_variables_are_enough_and_a_wrong_one_is_named(
+    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=k%2F1")
+        with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
+            agent.ready()
+            (request, *_) = eventually(lambda: receiver.requests)
+            assert request.headers["api-key"] == "k/1"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+        told = notbefore("check-config")
+    assert told.returncode == 2
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: " in told.stderr

@@ -1,0 +1,397 @@
+"""OTLP against real far sides: the same samples as a scrape, records taken, refused, rejected in part; TLS; gRPC."""
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.otlp import Sender, log_record, logs_request, partial_of
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import Connection, Links, Otlp, OtlpLogs
+from notbefore.delivery.sinks.otlp_logs import Sink
+from notbefore.errors import SendError
+from notbefore.events.duration import Duration
+from notbefore.events.figures import Figures
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.samples import View, samples
+from notbefore.events.totals import Totals
+from notbefore.exposition.otlp import metrics_request
+from notbefore.exposition.prometheus import Exposition
+from notbefore.telemetry import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry
+from peers.otlp import (
+    Collector,
+    GrpcReceiver,
+    Receiver,
+    attributes,
+    collected,
+    metrics_of,
+    rejecting,
+    rejecting_metrics,
+    scraped,
+    series,
+    starts,
+)
+from support.agent import eventually
+from support.azure import PEER, at, document, item, now
+from support.messages import STARTED, message
+from support.peers import Say
+
+SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Receiver]]:
+    with collected(tmp_path_factory.mktemp("rotel")) as found:
+        yield found
+
+
+class Agent:
+    """Tracked and counted, and shown both ways."""
+
+    def __init__(self) -> None:
+        self.tracked, self.totals = Tracked(), Totals(since=SINCE)
+        self.figures = Figures("1.0", "3.11", "2020-07-01", {"changed": 3}, since=BEGUN)
+        self.figures.poll_duration.observe(0.02)
+        self.figures.last_successful_poll = 1.5
+        self.figures.vm = {"name": "a"}
+
+    def sees(self, second: int, *items: Any) -> "Agent":
+        step = diff(self.tracked, document(*items), now(second))
+        self.tracked = step.tracked
+        for change in step.changes:
+            self.totals.add(change)
+        return self
+
+    def both(self) -> tuple[Any, str]:
+        """One moment as OTLP, and as text."""
+        families = list(samples(View(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
+        request = metrics_request(families, {"service.name": "notbefore"}, "1.0", at(5))
+        return request, Exposition(lambda: families).render("text/plain")[0].decode()
+
+
+def busy() -> Agent:
+    awkward = item("b", EventType='We"ird\\\n', Description="x\ny")
+    return Agent().sees(0).sees(1, item("a"), awkward).sees(3, item("a", **STARTED), item("c", Resources=[PEER]))
+
+
+def to(url: str, **fields: Any) -> Connection:
+    return Connection(endpoint=url, timeout=Duration("5s"), **fields)
+
+
+# ---- metrics
+
+
+@pytest.mark.parametrize("road", ["http", "grpc"])
+def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sample(
+    pair: tuple[Collector, Receiver], road: str
+) -> None:
+    collector, receiver = pair
+    request, text = busy().both()
+    before = len(receiver.metrics)
+    protocol: Any = {"http": "http/protobuf", "grpc": "grpc"}[road]
+    sender = Sender(to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics")
+    assert sender.send(request).rejected == 0
+    sender.close()
+    eventually(lambda: len(receiver.metrics) > before)
+    (arrived,) = receiver.metrics[before:]
+    assert len(scraped(text)) > 150
+    assert series(arrived) == scraped(text)
+
+
+def test_a_series_whose_event_is_gone_is_gone() -> None:
+    agent = Agent().sees(0)
+    held: list[set[str]] = []
+    for second, items in enumerate(([item("a"), item("b")], [item("b")], []), start=1):
+        request, text = agent.sees(second, *items).both()
+        assert series(request) == scraped(text)
+        held.append({value for _, labels in series(request) for name, value in labels if name == "event_id"})
+    assert held == [{"a", "b"}, {"b"}, set()]
+
+
+def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_this_one() -> None:
+    request, _ = busy().both()
+    found = starts(request)
+    kept, own = round(SINCE.timestamp() * 1e9), round(BEGUN.timestamp() * 1e9)
+    assert found["azure.scheduled_event.changes"] == found["azure.scheduled_event.notice"] == {kept}
+    assert found["notbefore.deliveries"] == {kept}
+    assert found["notbefore.polls"] == found["notbefore.poll.duration"] == {own}
+    assert {start for each in found.values() for start in each} == {kept, own}
+    assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
+
+
+def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent, key = busy(), tmp_path / "key"
+    key.write_text("hunter2", encoding="utf-8")
+    counts = agent.figures
+
+    def read() -> Moment:
+        return Moment(list(samples(View(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
+
+    with Receiver() as receiver, caplog.at_level("INFO"):
+        receiver.default = rejecting_metrics(2, "too old for hunter2")
+        telemetry = Telemetry(read, agent.figures)
+        headers = {"Api-Key": Secret(str(key), "file")}
+        telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers), 1.0)
+        eventually(lambda: counts.otlp_exports["metrics", "rejected"] >= 2)
+        key.unlink()
+        eventually(lambda: counts.otlp_exports["metrics", "failure"] >= 2)
+        key.write_text("hunter3", encoding="utf-8")
+        receiver.default = Say(200)
+        eventually(lambda: counts.otlp_exports["metrics", "success"] >= 1)
+        telemetry.use(None, 5.0)
+    told = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
+    assert told == [
+        "OTLP metrics: 2 rejected, the far side says: too old for ***",
+        f"OTLP metrics: the export failed ({key} cannot be read: No such file or directory): trying again",
+        "OTLP metrics: the far side takes them again",
+    ]
+
+
+# ---- records
+
+
+def sink_to(url: str, **fields: Any) -> Sink:
+    settings = OtlpLogs(
+        endpoint=url, timeout=Duration("5s"), resource={"deployment.environment.name": "test"}, **fields
+    )
+    return Sink("it", settings, Links())
+
+
+def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendError]:
+    sink = sink_to(url, **fields)
+    try:
+        return sink.send_many(messages)
+    finally:
+        sink.close()
+
+
+@pytest.mark.parametrize("road", ["http", "grpc"])
+def test_a_record_arrives_through_a_collector_as_it_is(pair: tuple[Collector, Receiver], road: str) -> None:
+    collector, receiver = pair
+    before = len(receiver.records)
+    one = message({"Description": "x\ny", "Resources": ["WestNO_0", PEER]}, severity="critical")
+    protocol = {"http": "http/protobuf", "grpc": "grpc"}[road]
+    assert sent(f"http://127.0.0.1:{getattr(collector, road)}", one, protocol=protocol) == [Receipt()]
+    (record,) = eventually(lambda: receiver.records[before:])
+    resource = attributes(receiver.logs[-1].resource_logs[0].resource.attributes)
+    shown = attributes(record.attributes)
+    assert shown.pop("notbefore.delivery.id") == one.delivery_id
+    assert shown.pop("notbefore.delivery.kind") == "announced"
+    told = {"time": one.record["time"], "body": record.body.string_value, **shown, **resource}
+    assert told.items() >= one.record.items()
+    assert resource["service.name"] == "notbefore"
+    assert resource["deployment.environment.name"] == "test"
+    assert resource["host.name"] == "WestNO_0"
+    assert "host.name" not in shown
+    assert (record.severity_text, record.severity_number) == ("critical", 18)
+    moment = round(datetime.fromisoformat(one.record["time"]).timestamp() * 1e9)
+    assert record.time_unix_nano == record.observed_time_unix_nano == moment
+    assert (record.trace_id, record.span_id) == (b"", b"")
+
+
+def many(count: int) -> list[Message]:
+    return [message({"EventId": f"e-{number}"}, delivery_id=f"d-{number}") for number in range(count)]
+
+
+def ids(receiver: Receiver) -> list[list[str]]:
+    return [
+        [attributes(one.attributes)["notbefore.delivery.id"] for one in logs.resource_logs[0].scope_logs[0].log_records]
+        for logs in receiver.logs
+    ]
+
+
+def test_a_batch_is_one_request() -> None:
+    with Receiver() as receiver:
+        assert sent(receiver.url, *many(3)) == [Receipt()] * 3
+        assert ids(receiver) == [["d-0", "d-1", "d-2"]]
+
+
+def test_where_it_is_not_said_which_were_rejected_each_is_asked_for_by_itself() -> None:
+    with Receiver() as receiver:
+        receiver.answers.extend([rejecting(1, "too old"), receiver.default, rejecting(1, "too old"), receiver.default])
+        first, second, third = sent(receiver.url, *many(3))
+        assert ids(receiver) == [["d-0", "d-1", "d-2"], ["d-0"], ["d-1"], ["d-2"]]
+    assert first == third == Receipt()
+    assert isinstance(second, SendError)
+    assert (second.permanent, str(second)) == (True, "rejected: too old")
+
+
+def test_where_all_are_rejected_all_are_dead_with_the_reason() -> None:
+    with Receiver() as receiver:
+        receiver.default = rejecting(2, "no such tenant")
+        outcomes = sent(receiver.url, *many(2))
+        assert len(receiver.requests) == 1
+    assert all(isinstance(one, SendError) and one.permanent and "no such tenant" in str(one) for one in outcomes)
+
+
+def test_one_record_that_is_refused_takes_no_other_with_it() -> None:
+    with Receiver() as receiver:
+        receiver.answers.extend([Say(400, (), b"\x12\x03bad"), receiver.default, Say(400, (), b"\x12\x03bad")])
+        taken, refused = sent(receiver.url, *many(2))
+    assert taken == Receipt()
+    assert isinstance(refused, SendError)
+    assert (refused.permanent, str(refused)) == (True, "400: bad")
+
+
+@pytest.mark.parametrize(("status", "permanent"), [(401, True), (503, False)])
+def test_a_refusal_of_the_sender_is_one_for_all(status: int, *, permanent: bool) -> None:
+    with Receiver() as receiver:
+        receiver.default = Say(status)
+        outcomes = sent(receiver.url, *many(3))
+        assert len(receiver.requests) == 1
+    assert [one.permanent for one in outcomes if isinstance(one, SendError)] == [permanent] * 3
+
+
+def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
+    with Receiver() as receiver:
+        receiver.default = rejecting(0, "this API is old")
+        assert sent(receiver.url, *many(1)) == [Receipt()]
+    assert "this API is old" in caplog.text
+
+
+def test_an_answer_that_is_none_of_otlp_rejects_nothing() -> None:
+    assert partial_of("logs", b"<html>ok").rejected == 0
+    assert partial_of("metrics", b"").rejected == 0
+
+
+def test_a_sink_can_be_asked_whether_it_would_take_a_record() -> None:
+    with Receiver() as receiver:
+        sink_to(receiver.url).connect()
+        assert receiver.records == []
+        receiver.default = Say(401, (), b"who?")
+        with pytest.raises(SendError, match="401: who"):
+            sink_to(receiver.url).connect()
+
+
+# ---- the connection
+
+
+def certificates(authority: trustme.CA, directory: Path) -> dict[str, str]:
+    cert = authority.issue_cert("agent@example.org")
+    paths = {name: str(directory / name) for name in ("ca_file", "cert_file", "key_file")}
+    authority.cert_pem.write_to_path(paths["ca_file"])
+    cert.private_key_pem.write_to_path(paths["key_file"])
+    cert.cert_chain_pems[0].write_to_path(paths["cert_file"])
+    return paths
+
+
+def test_a_client_shows_its_certificate_and_trusts_the_given_authority(authority: trustme.CA, tmp_path: Path) -> None:
+    with Receiver(authority, client_ca=authority) as receiver:
+        assert sent(receiver.url, message(), **certificates(authority, tmp_path)) == [Receipt()]
+        (refused,) = sent(receiver.url, message())
+    assert isinstance(refused, SendError)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(refused)
+
+
+def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path: Path) -> None:
+    with GrpcReceiver(authority) as receiver:
+        headers = {"Api-Key": Secret("k-1")}
+        fields: dict[str, Any] = {"protocol": "grpc", "headers": headers, **certificates(authority, tmp_path)}
+        assert sent(receiver.url, message(), **fields) == [Receipt()]
+        ((path, body, metadata),) = receiver.requests
+    assert path == "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+    assert len(ExportLogsServiceRequest.FromString(body).resource_logs) == 1
+    assert metadata["api-key"] == "k-1"
+
+
+@pytest.mark.parametrize(
+    ("code", "permanent"),
+    [("UNAVAILABLE", False), ("RESOURCE_EXHAUSTED", False), ("UNAUTHENTICATED", True), ("INVALID_ARGUMENT", True)],
+)
+def test_a_status_of_grpc_says_whether_to_come_again(code: str, *, permanent: bool) -> None:
+    with GrpcReceiver() as receiver:
+        receiver.abort = grpc.StatusCode[code]
+        (error,) = sent(receiver.url, message(), protocol="grpc")
+    assert isinstance(error, SendError)
+    assert (error.permanent, str(error)) == (permanent, f"{code}: as the test wants it")
+
+
+def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.pem")
+    with pytest.raises(SendError, match=r"none\.pem cannot be read"):
+        sent("https://127.0.0.1:9", message(), protocol="grpc", ca_file=missing)
+
+
+def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    with Receiver() as receiver:
+        sender = Sender(to(receiver.url, headers={"Api-Key": Secret(str(file), "file")}, compression="none"), "logs")
+        for key in ("first", "second"):
+            file.write_text(key, encoding="utf-8")
+            sender.send(logs_request([]))
+        sender.close()
+    assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
+    assert "content-encoding" not in receiver.requests[0].headers
+
+
+# ---- the agent's own log
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    handler = Lines("info", threading.Thread(), Redactor(["hunter2"]))
+    logger = logging.getLogger("notbefore.test")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_the_log_waits_bounded_and_says_what_was_lost(lines: Lines) -> None:
+    logger = logging.getLogger("notbefore.test")
+    logger.debug("not wanted")
+    for number in range(MAX_LINES + 3):
+        logger.warning("line %d with %s", number, "hunter2" * 1000)
+    waiting = lines.waiting()
+    assert len(waiting) == MAX_LINES + 1
+    assert waiting[0].body.startswith("3 lines of the log")
+    assert waiting[1].body == "line 3 with " + "*" * (MAX_TEXT - len("line 3 with "))
+    logger.error("later")
+    assert lines.waiting() == waiting  # until somebody has taken them
+    lines.sent()
+    assert [(line.severity, line.body) for line in lines.waiting()] == [("error", "later")]
+
+
+def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: Lines) -> None:
+    def log(text: str, *args: Any, error: Any = None) -> None:  # not to pytest's own handler, which takes no odd texts
+        lines.handle(logging.LogRecord("x", logging.ERROR, "x", 1, text, args, error))
+
+    log("too few %s %s", 1)
+    try:
+        int("hunter2")
+    except ValueError:
+        log("odd \udcff", error=sys.exc_info())
+    (line,) = lines.waiting()
+    assert line.attributes["exception.type"] == "ValueError"
+    assert line.attributes["exception.stacktrace"].endswith("with base 10: '***'")
+    assert log_record(line.time, line.severity, line.body, line.attributes).body.string_value == "odd ?"
+
+
+def test_what_the_sending_itself_logs_is_not_sent() -> None:
+    logger = logging.getLogger("notbefore.test")
+    thread = threading.Thread(target=lambda: logger.warning("the far side is down"))
+    handler = Lines("info", thread, Redactor())
+    logger.addHandler(handler)
+    thread.start()
+    thread.join()
+    logger.removeHandler(handler)
+    assert handler.waiting() == []
+
+
+def test_no_sdk_is_needed() -> None:
+    assert "opentelemetry.sdk" not in sys.modules

@@ -1,0 +1,261 @@
+"""Far sides of OTLP: a receiver that decodes what it is sent, over HTTP and gRPC, and a real collector before it."""
+
+import gzip
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import rotel
+import trustme
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+    ExportLogsPartialSuccess,
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsPartialSuccess,
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.agent import eventually, free_port
+from support.peers import HttpPeer, Request, Say
+
+REQUESTS: dict[str, Any] = {"/v1/metrics": ExportMetricsServiceRequest, "/v1/logs": ExportLogsServiceRequest}
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Receiver(HttpPeer):
+    """Over HTTP. What came, decoded; what cannot be decoded fails the test that looks."""
+
+    def __init__(self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None) -> None:
+        super().__init__(authority, client_ca=client_ca)
+        self.default = Say(200, (("Content-Type", "application/x-protobuf"),), b"")
+
+    @property
+    def metrics(self) -> list[ExportMetricsServiceRequest]:
+        return [decoded(request) for request in list(self.requests) if request.path == "/v1/metrics"]
+
+    @property
+    def logs(self) -> list[ExportLogsServiceRequest]:
+        return [decoded(request) for request in list(self.requests) if request.path == "/v1/logs"]
+
+    @property
+    def records(self) -> list[LogRecord]:
+        return [record for request in self.logs for record in records_of(request)]
+
+
+def decoded(request: Request) -> Any:
+    assert request.headers["content-type"] == "application/x-protobuf"
+    body = gzip.decompress(request.body) if request.headers.get("content-encoding") == "gzip" else request.body
+    return REQUESTS[request.path].FromString(body)
+
+
+class GrpcReceiver:
+    """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with."""
+
+    def __init__(self, authority: trustme.CA | None = None) -> None:
+        self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
+        self.abort: grpc.StatusCode | None = None
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        self._server.add_generic_rpc_handlers((_Handler(self),))
+        if authority is None:
+            self.port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            cert = authority.issue_cert("localhost", "127.0.0.1")
+            chain = b"".join(blob.bytes() for blob in cert.cert_chain_pems)
+            keys = [(cert.private_key_pem.bytes(), chain)]
+            credentials = grpc.ssl_server_credentials(keys, authority.cert_pem.bytes(), require_client_auth=True)
+            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self.url = f"{'https' if authority else 'http'}://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop(None).wait()
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def __init__(self, receiver: GrpcReceiver) -> None:
+        self._receiver = receiver
+
+    def service(self, handler_call_details: Any) -> Any:
+        path, metadata = handler_call_details.method, dict(handler_call_details.invocation_metadata)
+
+        def answer(body: bytes, context: Any) -> bytes:
+            self._receiver.requests.append((path, body, metadata))
+            if self._receiver.abort is not None:
+                context.abort(self._receiver.abort, "as the test wants it")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class Collector:
+    """rotel: a collector of OTLP, from PyPI; it receives over HTTP and gRPC, and sends on over HTTP."""
+
+    def __init__(self, directory: Path, to: str) -> None:
+        self.http, self.grpc = free_port(), free_port()
+        self.log = ""
+        words = {
+            "otlp-http-endpoint": f"127.0.0.1:{self.http}",
+            "otlp-grpc-endpoint": f"127.0.0.1:{self.grpc}",
+            "exporter": "otlp",
+            "otlp-exporter-endpoint": to,
+            "otlp-exporter-protocol": "http",
+            "batch-timeout": "50ms",
+            "pid-file": str(directory / "rotel.pid"),
+            "log-file": str(directory / "rotel.log"),
+        }
+        program = Path(rotel.__file__).with_name("rotel-agent")
+        command = [str(program), "start", *(word for key, value in words.items() for word in (f"--{key}", value))]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PATH": os.environ["PATH"]}
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.log += line.decode(errors="replace")
+
+    def __enter__(self) -> Self:
+        eventually(lambda: self._process.poll() is not None or (_listens(self.http) and _listens(self.grpc)))
+        assert self._process.poll() is None, self.log
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
+    """A collector, and the receiver behind it."""
+    with Receiver() as receiver, Collector(directory, receiver.url) as collector:
+        yield collector, receiver
+
+
+def rejecting_metrics(count: int, why: str) -> Say:
+    """The same of data points."""
+    partial = ExportMetricsPartialSuccess(rejected_data_points=count, error_message=why)
+    return Say(200, (), ExportMetricsServiceResponse(partial_success=partial).SerializeToString())
+
+
+def rejecting(count: int, why: str) -> Say:
+    """An answer that takes a request but for so many of its records."""
+    partial = ExportLogsPartialSuccess(rejected_log_records=count, error_message=why)
+    body = ExportLogsServiceResponse(partial_success=partial).SerializeToString()
+    return Say(200, (("Content-Type", "application/x-protobuf"),), body)
+
+
+# ---- what came, in other words
+
+
+def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    return getattr(value, kind)
+
+
+def records_of(request: ExportLogsServiceRequest) -> list[LogRecord]:
+    return [one for logs in request.resource_logs for scope in logs.scope_logs for one in scope.log_records]
+
+
+def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
+    return [one for metrics in request.resource_metrics for scope in metrics.scope_metrics for one in scope.metrics]
+
+
+def prometheus_name(metric: Metric) -> str:
+    """As OpenTelemetry's specification translates it (Prometheus and OpenMetrics Compatibility)."""
+    name = metric.name.replace(".", "_")
+    unit = {"s": "seconds", "1": "ratio" if metric.HasField("gauge") else ""}.get(metric.unit, metric.unit)
+    unit = "" if unit.startswith("{") else unit
+    if unit and unit not in name.split("_"):
+        name += f"_{unit}"
+    if metric.HasField("sum") and metric.sum.is_monotonic:
+        name += "_total"
+    return name
+
+
+def series(request: ExportMetricsServiceRequest) -> Series:
+    """Each sample that Prometheus would make of it."""
+    found: Series = {}
+    for metric in metrics_of(request):
+        name = prometheus_name(metric)
+        for point in (*metric.gauge.data_points, *metric.sum.data_points):
+            found[name, _labels(point)] = point.as_double
+        for histogram in metric.histogram.data_points:
+            assert metric.histogram.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+            labels = _labels(histogram)
+            found[f"{name}_count", labels] = histogram.count
+            found[f"{name}_sum", labels] = histogram.sum
+            bounds = [*histogram.explicit_bounds, float("inf")]
+            for bound, count in zip(bounds, accumulate(histogram.bucket_counts), strict=True):
+                found[f"{name}_bucket", labels | {("le", str(bound))}] = count
+    return found
+
+
+def _labels(point: Any) -> frozenset[tuple[str, str]]:
+    return frozenset(attributes(point.attributes).items())
+
+
+def starts(request: ExportMetricsServiceRequest) -> dict[str, set[int]]:
+    """The start times of each counter and histogram, by name."""
+    found: dict[str, set[int]] = {}
+    for metric in metrics_of(request):
+        points: list[Any] = [*metric.sum.data_points, *metric.histogram.data_points]
+        if points:
+            found[metric.name] = {point.start_time_unix_nano for point in points}
+    return found
+
+
+def scraped(text: str) -> Series:
+    """Each sample of ``/metrics`` but those of the process itself."""
+    parse: Any = text_string_to_metric_families  # has no types
+    found: Series = {}
+    for family in parse(text):
+        if family.name.startswith("process_"):
+            continue
+        for sample in family.samples:
+            labels = {name: str(float(value)) if name == "le" else value for name, value in sample.labels.items()}
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found

@@ -1,0 +1,165 @@
+"""OTLP in the configuration: the file, the standard variables, which of them wins, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notbefore.config import Config, dump, load, warnings
+from notbefore.delivery.settings import Connection, Otlp, OtlpLogs
+from notbefore.errors import ConfigError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "key").write_text("from-file\n", encoding="utf-8")
+    return tmp_path
+
+
+def read(place: Path, text: str = "", **environment: str) -> Config:
+    path = place / "notbefore.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environment, {})
+
+
+def otlp(config: Config) -> Otlp:
+    assert config.otlp is not None
+    return config.otlp
+
+
+def sink(config: Config, name: str = "rec") -> OtlpLogs:
+    settings = config.sinks[name].settings
+    assert isinstance(settings, OtlpLogs)
+    return settings
+
+
+def test_without_a_word_of_it_there_is_none(place: Path) -> None:
+    assert read(place).otlp is None
+    assert read(place, OTEL_SERVICE_NAME="x", OTEL_EXPORTER_OTLP_TIMEOUT="5000").otlp is None
+
+
+def test_the_variables_alone_turn_it_on_unless_they_turn_it_off(place: Path) -> None:
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+    assert otlp(read(place, **endpoint)).endpoint == "http://collector:4318"
+    assert read(place, **endpoint, OTEL_SDK_DISABLED="true").otlp is None
+    assert read(place, **endpoint, OTEL_METRICS_EXPORTER="none").otlp is None
+    only = otlp(read(place, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT="http://collector/in"))
+    assert (only.endpoint, only.metrics_endpoint) == (None, "http://collector/in")
+
+
+ALL = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4318",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "grpc",
+    "OTEL_EXPORTER_OTLP_HEADERS": "api-key=a%20b,tenant=t",
+    "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+    "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "gzip",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE": "/etc/ca.pem",
+    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": "/etc/cert.pem",
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY": "/etc/key.pem",
+    "OTEL_METRIC_EXPORT_INTERVAL": "15000",
+    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,team=a",
+    "OTEL_SERVICE_NAME": "watcher",
+}
+
+
+def test_all_variables_are_taken_those_of_a_signal_before_those_of_all(place: Path) -> None:
+    config = read(place, "sinks: {rec: {otlp_logs: {}}}", **ALL)
+    found = otlp(config)
+    assert (found.endpoint, found.protocol, found.compression) == ("http://all:4318", "http/protobuf", "gzip")
+    assert (str(found.timeout), str(found.interval)) == ("2500ms", "15000ms")
+    assert (found.ca_file, found.cert_file, found.key_file) == ("/etc/ca.pem", "/etc/cert.pem", "/etc/key.pem")
+    assert found.resource == {"deployment.environment.name": "prod", "team": "a", "service.name": "watcher"}
+    assert {name: secret.reveal(ALL) for name, secret in found.headers.items()} == {"api-key": "a b", "tenant": "t"}
+    logs = sink(config)
+    assert (logs.endpoint, logs.protocol, logs.compression) == ("http://all:4318", "grpc", "none")
+    assert logs.resource == found.resource
+
+
+FILE = """
+otlp:
+  endpoint: http://file:4318
+  headers: {api-key: {file: key}}
+  interval: 30s
+  resource: {team: b}
+sinks: {rec: {otlp_logs: {}}, own: {otlp_logs: {endpoint: "http://own:4318"}}}
+"""
+
+
+def test_the_file_wins(place: Path) -> None:
+    config = read(place, FILE, **ALL, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT="http://other/in")
+    found = otlp(config)
+    assert (found.endpoint, found.metrics_endpoint, str(found.interval)) == ("http://file:4318", None, "30s")
+    assert found.headers["api-key"].reveal(ALL) == "from-file"
+    assert found.headers["tenant"].reveal(ALL) == "t"
+    assert found.resource["team"] == "b"
+
+
+def test_a_sink_goes_where_the_section_goes_or_its_own_way_without_its_headers(place: Path) -> None:
+    config = read(place, FILE, OTEL_EXPORTER_OTLP_HEADERS="tenant=t")
+    assert Connection.of(sink(config)).endpoint == "http://file:4318"
+    assert set(sink(config).headers) == {"api-key", "tenant"}
+    assert Connection.of(sink(config, "own")) == Connection(endpoint="http://own:4318")
+    assert not sink(config).terms.expire_on_end
+
+
+def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
+    config = read(place, FILE.replace("{file: key}", "plain-secret"), OTEL_EXPORTER_OTLP_HEADERS="tenant=hidden")
+    text = dump(config)
+    assert "plain-secret" not in text
+    assert "hidden" not in text
+    assert "otel_header: OTEL_EXPORTER_OTLP_HEADERS/tenant" in text
+    assert config.hidden == ("OTEL_EXPORTER_OTLP_HEADERS",)
+    (warning,) = warnings(config, place / "notbefore.yaml")
+    assert "otlp.headers.api-key" in warning
+    assert "tenant" not in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("otlp:\n", {}, "notbefore.yaml:1: otlp: expected settings; `otlp: {}` for the defaults"),
+        ("otlp: {endpoint: 'collector:4318'}", {}, "notbefore.yaml:1: otlp: endpoint: expected http://HOST or https"),
+        ("otlp: {endpoint: 'http://u:p@c'}", {}, "user and password do not belong in the address"),
+        ("otlp: {endpoint: 'http://c:99999'}", {}, "otlp: endpoint: Port out of range"),
+        ("otlp: {interval: 100ms}", {}, "interval: expected 1s to 1h"),
+        ("otlp: {timeout: 10m}", {}, "timeout: expected 100ms to 5m"),
+        ("otlp: {key_file: k}", {}, "expected `cert_file` beside `key_file`"),
+        ("otlp: {headers: {'a b': c}}", {}, "headers: 'a b' is no name of a header"),
+        ("otlp: {headers: {a: {env: NONE}}}", {}, "otlp.headers.a: the environment variable NONE is not set"),
+        ("otlp: {protocol: http/json}", {}, "otlp.protocol: Invalid enum value 'http/json', expected one of"),
+        ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
+        ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a stream of records"),
+        ("", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
+        ("", {"TIMEOUT": "soon"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp.timeout: "),
+        ("", {"METRICS_TEMPORALITY_PREFERENCE": "delta"}, "only cumulative counters are sent, not 'delta'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(
+    place: Path, text: str, environment: dict[str, Any], expected: str
+) -> None:
+    variables = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in environment.items()}
+    if environment:
+        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://c:4318"
+    with pytest.raises(ConfigError) as raised:
+        read(place, text, **variables)
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("missing", "text", "extra"),
+    [
+        ("opentelemetry.proto", "otlp: {}", "notbefore[otlp]"),
+        ("grpc", "otlp: {protocol: grpc}", "notbefore[otlp-grpc]"),
+        ("grpc", "sinks: {rec: {otlp_logs: {protocol: grpc}}}", "notbefore[otlp-grpc]"),
+        ("opentelemetry.proto", "sinks: {rec: {otlp_logs: {}}}", "notbefore[otlp]"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    place: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, extra: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(ConfigError) as raised:
+        read(place, text)
+    assert f"pip install '{extra}'" in str(raised.value)
