@@ -20,7 +20,7 @@ from typing import Final
 
 from notbefore import __version__
 from notbefore.approver import Approver
-from notbefore.config import Config
+from notbefore.config import Config, access
 from notbefore.control import ControlSocket
 from notbefore.delivery.orders import Orders
 from notbefore.dispatcher import Dispatcher, check
@@ -111,7 +111,7 @@ class Watcher:
 class Agent:
     """Runs until SIGTERM or SIGINT; SIGHUP reads the configuration again.
 
-    Raises ``StoreError`` or ``ListenError`` where it cannot start, and nothing after it.
+    Raises ``StoreError``, ``ListenError`` or ``ConfigError`` where it cannot start, and nothing after it.
     """
 
     def __init__(self, config: Config, reload: Callable[[], Config], *, allow_approval: bool = False) -> None:
@@ -134,7 +134,7 @@ class Agent:
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
         self._exposition = Exposition(lambda: self._watch.families(time.monotonic() - self._watcher.poller.due))
-        self._server = HttpServer(config.server.listen, make_app(self))
+        self._server = HttpServer(config.server.listen, make_app(self), access(config.server))
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
     def run(self) -> int:

@@ -27,10 +27,12 @@ from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
 from notbefore.events.routing import Route
+from notbefore.exposition.access import Access, WebConfig
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 Part = TypeVar("Part")
+_TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
 MAX_FILE: Final = 1024 * 1024  # bytes
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 
@@ -58,9 +60,12 @@ class VmName(_Section, frozen=True):
 
 
 class Server(_Section, frozen=True):
-    """Where /metrics is served; ``host:port``."""
+    """Where /metrics is served, ``host:port``, and who may ask there."""
 
     listen: str = "127.0.0.1:10169"
+    web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
+    insecure: bool = False  # not only this machine may ask, and anybody
+    allowed_hosts: tuple[str, ...] = ()  # names under which we may be asked; `*.example.org` for all below it
 
 
 def default_state_dir() -> Path:
@@ -128,6 +133,21 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
     return config
 
 
+def load_web_config(path: Path) -> WebConfig:
+    """Read ``server.web_config_file``; raises ``ConfigError``. What it names is found beside it."""
+    values, places = _read(path)
+    tls = values.get("tls_server_config")
+    if isinstance(tls, dict):
+        found = {key: str(path.absolute().parent / value) for key, value in tls.items() if key in _TLS_FILES and isinstance(value, str)}
+        values["tls_server_config"] = {**tls, **found}
+    return _convert_part(values, WebConfig, "", places, strict=True)
+
+
+def access(server: Server) -> Access:
+    """Who may ask; raises ``ConfigError``."""
+    return Access(server.web_config_file, load_web_config, insecure=server.insecure, allowed_hosts=server.allowed_hosts)
+
+
 def plain_secrets(config: Config) -> list[str]:
     """The keys under which a secret stands as plain text."""
     return [
@@ -179,7 +199,18 @@ def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
     approval = values.get("approval")
     if isinstance(approval, dict) and isinstance(approval.get("rules"), list):
         values["approval"] = {**approval, "rules": [_prepared_route(rule) for rule in approval["rules"]]}
+    if isinstance(values.get("server"), dict):
+        values["server"] = _prepared_server(values["server"], base)
     return values
+
+
+def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
+    server = dict(server)
+    if isinstance(server.get("web_config_file"), str):
+        server["web_config_file"] = str(base / server["web_config_file"])
+    if isinstance(server.get("allowed_hosts"), str):  # of the environment
+        server["allowed_hosts"] = server["allowed_hosts"].split(",")
+    return server
 
 
 def _prepared_sink(sink: Any, base: Path) -> Any:
@@ -274,7 +305,7 @@ def _convert_part(values: Any, kind: type[Part], above: str, places: dict[str, s
         unknown = re.search(r"unknown field `(\w+)`", message)
         key = ".".join(filter(None, (path, unknown[1] if unknown else "")))
         if message.startswith("Invalid enum value"):
-            message += f", expected one of {', '.join(map(str, _choices(key)))}"
+            message += f", expected one of {', '.join(map(str, _choices(key, Config if above else kind)))}"
         place = _nearest(places, key)
         raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
 
@@ -286,9 +317,9 @@ def _nearest(places: dict[str, str], dotted: str) -> str:
     return places.get(dotted, "the configuration")
 
 
-def _choices(dotted: str) -> tuple[Any, ...]:
+def _choices(dotted: str, root: type) -> tuple[Any, ...]:
     """The values that a ``Literal`` of the configuration allows."""
-    kind: Any = Config
+    kind: Any = root
     for key in re.sub(r"\[\d+\]", "", dotted).split("."):
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]

@@ -14,7 +14,7 @@ IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
-HEAVY = ("apprise", "azure", "opentelemetry", "yaml")  # only inside functions: nobody pays for them unasked
+HEAVY = ("apprise", "azure", "bcrypt", "opentelemetry", "yaml")  # only inside functions: nobody pays for them unasked
 LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without
 
 

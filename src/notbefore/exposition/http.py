@@ -25,6 +25,7 @@ ALWAYS: Final = (
     ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
     ("X-Content-Type-Options", "nosniff"),
 )
+ANONYMOUS: Final = "notbefore.anonymous"  # in the environ of a request without the password that others need
 INDEX: Final = b"""notbefore watches Azure Scheduled Events on this VM.
 
 /metrics          for Prometheus
@@ -85,8 +86,8 @@ def make_app(view: View) -> App:
     routes: dict[str, Callable[[Environ], Response]] = {
         "/": lambda _: Response(INDEX, TEXT),
         "/metrics": lambda environ: _metrics(view, environ),
-        "/healthz": lambda _: _verdict(view.health(), "unhealthy"),
-        "/readyz": lambda _: _verdict(view.ready(), "not ready"),
+        "/healthz": lambda environ: _verdict(view.health(), "unhealthy", environ),
+        "/readyz": lambda environ: _verdict(view.ready(), "not ready", environ),
         "/api/v1/events": lambda _: Response(view.pending()),
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
     }
@@ -127,8 +128,9 @@ def _metrics(view: View, environ: Environ) -> Response:
     return Response(body, content_type, headers=(vary,))
 
 
-def _verdict(verdict: Verdict, otherwise: str) -> Response:
-    body = {"status": "ok" if verdict.ok else otherwise, "reasons": verdict.reasons}
+def _verdict(verdict: Verdict, otherwise: str, environ: Environ) -> Response:
+    reasons = () if environ.get(ANONYMOUS) else verdict.reasons  # they may name files and addresses
+    body = {"status": "ok" if verdict.ok else otherwise, "reasons": reasons}
     status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(msgspec.json.encode(body), status=status)
 
