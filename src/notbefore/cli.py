@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 import notbefore
-from notbefore.config import Config, default_state_dir, dump, load, warnings
+from notbefore.client import add_arguments, door
+from notbefore.config import Config, access, default_state_dir, dump, load, warnings
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 OK: Final = 0
@@ -29,7 +30,6 @@ LATE: Final = {
     "outbox": "notbefore.outbox_command",
     "approve": "notbefore.approve_command",
 }
-DEFAULT_URL: Final = "http://127.0.0.1:10169"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,9 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     events = add("events", _events, "show what is listed now, as a running agent knows it")
     history = add("history", _history, "show the last changes")
+    health = add("health", _health, "ask a running agent whether it is well: exit code 0 if so")
+    for command in (events, history, health):
+        add_arguments(command)
     for command in (events, history):
-        command.add_argument("--url", default=None, help=f"where the agent is asked (default {DEFAULT_URL})")
         command.add_argument("--json", action="store_true", help="JSON, one object a line")
+    health.add_argument("--ready", action="store_true", help="and whether it sees what Azure says")
     history.add_argument("--state-dir", help="read this state directory instead of asking an agent")
     history.add_argument("--since", help="only changes from this time on (RFC 3339)")
     history.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
@@ -137,7 +140,7 @@ def _check_config(options: argparse.Namespace) -> int:
 
     config = _load(options)
     ImdsClient(config.imds.endpoint)  # says what is wrong with the address
-    for text in warnings(config, options.config):
+    for text in [*warnings(config, options.config), *access(config.server).check_listen(config.server.listen)]:
         sys.stderr.write(f"notbefore: warning: {text}\n")
     if options.connect:
         from notbefore.connect import connect  # noqa: PLC0415 - as above
@@ -150,15 +153,22 @@ def _check_config(options: argparse.Namespace) -> int:
 def _events(options: argparse.Namespace) -> int:
     from notbefore.show import ask, show_events  # noqa: PLC0415 - as above
 
-    show_events(ask(options.url or DEFAULT_URL, "/api/v1/events"), sys.stdout, as_json=options.json)
+    show_events(ask(door(options), "/api/v1/events"), sys.stdout, as_json=options.json)
     return OK
 
 
 def _history(options: argparse.Namespace) -> int:
     from notbefore.show import read_changes, show_history  # noqa: PLC0415 - as above
 
-    changes = read_changes(options.url or DEFAULT_URL, options.state_dir, options.since, options.limit)
+    agent = door(options) if options.state_dir is None else ""
+    changes = read_changes(agent, options.state_dir, options.since, options.limit)
     show_history(changes, sys.stdout, as_json=options.json)
+    return OK
+
+
+def _health(options: argparse.Namespace) -> int:
+    door(options).ask("/readyz" if options.ready else "/healthz")
+    sys.stdout.write("ok\n")
     return OK
 
 

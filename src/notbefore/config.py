@@ -138,7 +138,11 @@ def load_web_config(path: Path) -> WebConfig:
     values, places = _read(path)
     tls = values.get("tls_server_config")
     if isinstance(tls, dict):
-        found = {key: str(path.absolute().parent / value) for key, value in tls.items() if key in _TLS_FILES and isinstance(value, str)}
+        found = {
+            key: str(path.absolute().parent / value)
+            for key, value in tls.items()
+            if key in _TLS_FILES and isinstance(value, str)
+        }
         values["tls_server_config"] = {**tls, **found}
     return _convert_part(values, WebConfig, "", places, strict=True)
 

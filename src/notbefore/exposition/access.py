@@ -128,6 +128,14 @@ class Access:
         self._refresh()
         return self._context
 
+    def check_listen(self, listen: str) -> list[str]:
+        """As ``check_address`` before it is known what a name stands for; returns what ought to be known."""
+        host = listen.rpartition(":")[0].strip("[]")
+        if host and not _is_address(host):
+            return []
+        self.check_address(host)
+        return self.warnings(host)
+
     def check_address(self, address: str) -> None:
         """Raise ``ConfigError`` where strangers could ask at ``address``, and nobody said in writing that they may."""
         if is_loopback(address) or self._insecure or self._config.protections:
@@ -142,7 +150,7 @@ class Access:
         if is_loopback(address):
             return []
         if not self._config.protections:
-            return [f"everybody who reaches {address} may ask: server.insecure is true"]
+            return [f"everybody who reaches {address or 'this machine'} may ask: server.insecure is true"]
         if "TLS" not in self._config.protections:
             return ["passwords go over the network as they are: add tls_server_config to server.web_config_file"]
         return []
