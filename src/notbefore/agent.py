@@ -30,8 +30,9 @@ from notbefore.exposition.http import Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
 from notbefore.exposition.server import HttpServer
 from notbefore.imds.client import TIMEOUT, ImdsClient
+from notbefore.imds.discovery import Discovery, Step
 from notbefore.imds.identity import fetch_vm
-from notbefore.imds.poller import Poller
+from notbefore.imds.poller import Poll, Poller
 from notbefore.logs import set_up
 from notbefore.start_request import Switches
 from notbefore.store.outbox import OutboxReader
@@ -44,6 +45,8 @@ IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one aga
 IDENTITY_PATIENCE: Final = 2.0  # seconds that the first poll waits, so that its events are known as ours or not
 MEND_INTERVAL: Final = 10.0  # seconds between attempts to write a state that could not be written
 READY_BEATS: Final = 3
+SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for
+SEARCH_PAUSE: Final = 300.0  # seconds between two searches
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
 log = logging.getLogger("notbefore.agent")
@@ -58,8 +61,13 @@ class Watcher:
         self._api_version = config.imds.api_version
         self._stop = threading.Event()
         self._known = threading.Event()
+        self._look = threading.Event()  # wakes the thread `who`
         self._client = ImdsClient(config.imds.endpoint)
         self._who_client = ImdsClient(config.imds.endpoint)
+        self.endpoint = config.imds.endpoint  # where IMDS is asked now
+        self._discovery = Discovery(self.endpoint, self._api_version) if config.imds.discover else None
+        self._next_search = 0.0  # monotonic seconds
+        self._searched: list[Step] = []
         self.poller = Poller(self._client, config.imds.api_version, config.imds.interval.seconds)
         self._threads = [
             threading.Thread(target=self._who, name="who", daemon=True),
@@ -75,6 +83,7 @@ class Watcher:
     def stop(self) -> None:
         """Ask no more; a request under way is cut off."""
         self._stop.set()
+        self._look.set()
         for client in (self._client, self._who_client):
             client.abort()
         for thread, client in zip(self._threads, (self._who_client, self._client), strict=True):
@@ -90,7 +99,17 @@ class Watcher:
     def _poll(self) -> None:
         self._known.wait(IDENTITY_PATIENCE)
         self.poller.due = time.monotonic()
-        self.poller.run(self._watch.handle, self._stop)
+        self.poller.run(self._handle, self._stop)
+
+    def _handle(self, poll: Poll) -> None:
+        self._watch.handle(poll)
+        if poll.error is not None and self._silent:
+            self._look.set()
+
+    @property
+    def _silent(self) -> bool:
+        last = self._watch.last_good
+        return self._discovery is not None and (last is None or time.monotonic() - last > SILENCE)
 
     def _who(self) -> None:
         self._watch.set_vm(None, self._name)
@@ -100,12 +119,36 @@ class Watcher:
                 self._watch.set_vm(fetch_vm(self._who_client), self._name)
                 failures, wait = 0, IDENTITY_REFRESH
             except ImdsError as error:
+                if self._found_elsewhere():
+                    continue
                 if failures == 0 and not self._stop.is_set():
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
                 wait = IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
                 failures += 1
             self._known.set()
-            self._stop.wait(wait)
+            self._look.wait(wait)
+            self._look.clear()
+
+    def _found_elsewhere(self) -> bool:
+        """Look for IMDS, if it has been silent for long; returns whether it is asked elsewhere from now on."""
+        if self._discovery is None or not self._silent or time.monotonic() < self._next_search:
+            return False
+        steps: list[Step] = []
+        for step in self._discovery.search():
+            steps.append(step)
+            if self._stop.is_set():
+                return False
+        self._next_search = time.monotonic() + SEARCH_PAUSE
+        for step in steps if steps != self._searched else ():  # the same is not said twice
+            log.info("where is IMDS? %s", step)
+        self._searched = steps
+        if not steps[-1].answers or steps[-1].found == self.endpoint:
+            return False
+        self.endpoint = steps[-1].found
+        for client in (self._client, self._who_client):
+            client.use(self.endpoint)
+        log.info("IMDS is asked at %s from now on", self.endpoint)
+        return True
 
 
 class Agent:

@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--connect", action="store_true", help="ask the sinks that can be asked: would they take a message?"
     )
+    _with_configuration(add("discover", _discover, "look for IMDS, and say what was found where"))
     events = add("events", _events, "show what is listed now, as a running agent knows it")
     history = add("history", _history, "show the last changes")
     health = add("health", _health, "ask a running agent whether it is well: exit code 0 if so")
@@ -148,6 +149,18 @@ def _check_config(options: argparse.Namespace) -> int:
         return connect(config, sys.stdout)
     sys.stdout.write(dump(config))
     return OK
+
+
+def _discover(options: argparse.Namespace) -> int:
+    from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above
+
+    imds = _load(options).imds
+    for step in Discovery(imds.endpoint, imds.api_version).search():
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()  # the next one may take its time
+        if step.answers:
+            return OK
+    return FAILED
 
 
 def _events(options: argparse.Namespace) -> int:

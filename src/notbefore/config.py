@@ -45,6 +45,7 @@ class Imds(_Section, frozen=True):
     """Where the events are asked for, and how often."""
 
     endpoint: str = "http://169.254.169.254"
+    discover: bool = True  # where the usual endpoint is silent, look for another (DHCP option 245)
     api_version: ApiVersion = "2020-07-01"
     interval: Duration = Duration("1s")  # 0.2 s to 1 h
 
