@@ -46,7 +46,7 @@ IDENTITY_PATIENCE: Final = 2.0  # seconds that the first poll waits, so that its
 MEND_INTERVAL: Final = 10.0  # seconds between attempts to write a state that could not be written
 READY_BEATS: Final = 3
 SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for
-SEARCH_PAUSE: Final = 300.0  # seconds between two searches
+SEARCH_PAUSES: Final = (10.0, 30.0, 60.0, 300.0)  # seconds between two searches; the last one again and again
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
 log = logging.getLogger("notbefore.agent")
@@ -65,7 +65,9 @@ class Watcher:
         self._client = ImdsClient(config.imds.endpoint)
         self._who_client = ImdsClient(config.imds.endpoint)
         self.endpoint = config.imds.endpoint  # where IMDS is asked now
-        self._discovery = Discovery(self.endpoint, self._api_version) if config.imds.discover else None
+        discovery = Discovery(self.endpoint, self._api_version)
+        self._discovery = discovery if config.imds.discover and discovery.may_be_elsewhere else None
+        self._searches = 0
         self._next_search = 0.0  # monotonic seconds
         self._searched: list[Step] = []
         self.poller = Poller(self._client, config.imds.api_version, config.imds.interval.seconds)
@@ -109,7 +111,7 @@ class Watcher:
     @property
     def _silent(self) -> bool:
         last = self._watch.last_good
-        return self._discovery is not None and (last is None or time.monotonic() - last > SILENCE)
+        return self._discovery is not None and last is not None and time.monotonic() - last > SILENCE
 
     def _who(self) -> None:
         self._watch.set_vm(None, self._name)
@@ -118,8 +120,10 @@ class Watcher:
             try:
                 self._watch.set_vm(fetch_vm(self._who_client), self._name)
                 failures, wait = 0, IDENTITY_REFRESH
+                if self._silent and self._found_elsewhere():
+                    continue
             except ImdsError as error:
-                if self._found_elsewhere():
+                if (self._silent or self._watch.last_good is None) and self._found_elsewhere():
                     continue
                 if failures == 0 and not self._stop.is_set():
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
@@ -130,21 +134,22 @@ class Watcher:
             self._look.clear()
 
     def _found_elsewhere(self) -> bool:
-        """Look for IMDS, if it has been silent for long; returns whether it is asked elsewhere from now on."""
-        if self._discovery is None or not self._silent or time.monotonic() < self._next_search:
+        """Look for IMDS, but not all the time; returns whether it is asked elsewhere from now on."""
+        if self._discovery is None or time.monotonic() < self._next_search:
             return False
         steps: list[Step] = []
         for step in self._discovery.search():
             steps.append(step)
             if self._stop.is_set():
                 return False
-        self._next_search = time.monotonic() + SEARCH_PAUSE
+        self._next_search = time.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
+        self._searches += 1
         for step in steps if steps != self._searched else ():  # the same is not said twice
             log.info("where is IMDS? %s", step)
         self._searched = steps
         if not steps[-1].answers or steps[-1].found == self.endpoint:
             return False
-        self.endpoint = steps[-1].found
+        self.endpoint, self._searches = steps[-1].found, 0
         for client in (self._client, self._who_client):
             client.use(self.endpoint)
         log.info("IMDS is asked at %s from now on", self.endpoint)

@@ -123,7 +123,7 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "SILENCE", 1.0)
-    monkeypatch.setattr(agent, "SEARCH_PAUSE", 0.5)
+    monkeypatch.setattr(agent, "SEARCH_PAUSES", (0.5,))
     config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
     store = Store(tmp_path)
     watch = Watch(store, Figures("1", "3"), lambda _: None)

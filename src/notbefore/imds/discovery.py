@@ -87,6 +87,11 @@ class Discovery:
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
         self._places = places or Places()
 
+    @property
+    def may_be_elsewhere(self) -> bool:
+        """Nobody said where it is: what is configured is the usual address."""
+        return self._configured == USUAL
+
     def search(self) -> Iterator[Step]:
         """Look at one place after the other; the last step is the one that answers, if any does."""
         asked: dict[str, str] = {}  # endpoint -> why it is none
@@ -103,8 +108,8 @@ class Discovery:
 
     def _candidates(self) -> Iterator[Step]:
         yield Step("configuration", self._configured)
-        if self._configured != USUAL:
-            return  # somebody said where it is: nowhere else
+        if not self.may_be_elsewhere:
+            return
         yield _candidate(f"environment ({VARIABLE})", self._places.environment.get(VARIABLE), "not set")
         for name, patterns, parser in LEASES:
             yield from self._leases(name, patterns, parser)
