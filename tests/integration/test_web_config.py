@@ -20,6 +20,7 @@ import bcrypt
 import pytest
 import trustme
 import yaml
+from cryptography.hazmat.primitives import serialization
 
 from notbefore.config import load_web_config
 from notbefore.errors import ConfigError
@@ -34,7 +35,8 @@ HASHES = {
     "prometheus": bcrypt.hashpw(b"correct horse", bcrypt.gensalt(4)).decode(),
     "browser": bcrypt.hashpw("größer".encode(), bcrypt.gensalt(6)).decode(),
 }
-NO_HEADERS: dict[str, str] = {}
+TLS = "tls_server_config: {cert_file: cert.pem, key_file: key.pem, %s}"
+DEFAULTS: dict[str, str] = {}
 
 
 class Shown:
@@ -67,6 +69,12 @@ class Place:
         self.certify()
         self.client_ca.cert_pem.write_to_path(at / "clients.pem")
         self.server_ca.cert_pem.write_to_path(at / "ca.pem")
+        locked = serialization.load_pem_private_key((at / "key.pem").read_bytes(), None).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"nobody types this"),
+        )
+        (at / "locked.pem").write_bytes(locked)
         client = self.client_ca.issue_cert("scraper")
         client.private_key_and_cert_chain_pem.write_to_path(at / "client.pem")
 
@@ -77,9 +85,7 @@ class Place:
             pem.write_to_path(self.at / f"{name}.new")
             (self.at / f"{name}.new").replace(self.at / name)
 
-    def write(
-        self, *, users: dict[str, str] | None = None, tls: dict[str, Any] | None = NO_HEADERS, **more: Any
-    ) -> str:
+    def write(self, *, users: dict[str, str] | None = None, tls: dict[str, Any] | None = DEFAULTS, **more: Any) -> str:
         values = dict(more)
         if tls is not None:
             values["tls_server_config"] = {"cert_file": "cert.pem", "key_file": "key.pem", **tls}
@@ -341,6 +347,13 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "belong together"),
         ("tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequestClientCert}", "expected one of NoCl"),
         ("tls_server_config: {cert_file: c, key_file: k, cipher_suites: [RC4]}", "'RC4' is none of TLS_ECDHE"),
+        (
+            TLS % "max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]",
+            "cipher_suites: none of them is of TLS 1.2",
+        ),
+        (TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert", "_config.client_ca_file: "),
+        ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
+        ('tls_server_config: {cert_file: "c\\0", key_file: key.pem}', "tls_server_config.cert_file"),
         ("http_server_config: {headers: {Server: x}}", "http_server_config.headers.Server"),
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "visible ASCII"),
         ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),

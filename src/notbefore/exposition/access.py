@@ -77,16 +77,12 @@ class WebConfig(_Section, frozen=True):
     def protections(self) -> frozenset[str]:
         """What keeps strangers out, in words."""
         tls = self.tls_server_config
-        return frozenset(
-            filter(
-                None,
-                (
-                    "TLS" if tls else "",
-                    "client certificates" if tls and tls.client_auth_type == "RequireAndVerifyClientCert" else "",
-                    "passwords" if self.basic_auth_users else "",
-                ),
-            )
-        )
+        found = {"TLS"} if tls else set()
+        if tls and tls.client_auth_type == "RequireAndVerifyClientCert":
+            found.add("client certificates")
+        if self.basic_auth_users:
+            found.add("passwords")
+        return frozenset(found)
 
 
 Signature = tuple[tuple[int, int, int] | None, ...]
@@ -131,7 +127,7 @@ class Access:
     def check_listen(self, listen: str) -> list[str]:
         """As ``check_address`` before it is known what a name stands for; returns what ought to be known."""
         host = listen.rpartition(":")[0].strip("[]")
-        if host and not _is_address(host):
+        if ":" not in listen or (host and not _is_address(host)):
             return []
         self.check_address(host)
         return self.warnings(host)
@@ -220,7 +216,7 @@ def _signature(files: Iterable[str]) -> Signature:
 def _signature_of(file: str) -> tuple[int, int, int] | None:
     try:
         found = Path(file).stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
 

@@ -71,7 +71,7 @@ class TlsChannel(Channel):
 
     def __init__(self, *args: Any, context: Callable[[], ssl.SSLContext | None], **kwargs: Any) -> None:
         self._context = context
-        self._tls_lock = threading.RLock()  # a write that finds the client gone closes the connection
+        self._tls_lock = threading.Lock()
         self._shaken = False
         self._shake_writes = False  # the handshake waits for room to write
         super().__init__(*args, **kwargs)
@@ -113,8 +113,13 @@ class TlsChannel(Channel):
         """Write what there is room for; returns how many bytes."""
         try:
             with self._tls_lock:
-                sent: int = super().send(data, do_close=do_close)
+                sent: int = self.socket.send(data)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+        except OSError:
+            if not do_close:
+                raise
+            self.handle_close()
             return 0
         return sent
 
@@ -128,7 +133,7 @@ class TlsChannel(Channel):
                 return
             self.socket.do_handshake()
             self._shaken = True
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, BlockingIOError):
             pass
         except ssl.SSLWantWriteError:
             self._shake_writes = True

@@ -65,17 +65,17 @@ def make_context(config: TlsServerConfig) -> ssl.SSLContext:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    _choose_suites(context, config)
     try:
+        key = "cipher_suites"
+        _choose_suites(context, config)
+        key = f"cert_file, key_file: {config.cert_file}, {config.key_file}"
         context.load_cert_chain(config.cert_file, config.key_file, password=_no_password)
-    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
-        raise ConfigError(f"cert_file, key_file: {config.cert_file}, {config.key_file}: {error}") from None
-    if config.client_ca_file is not None:
-        context.verify_mode = POLICIES[config.client_auth_type]
-        try:
+        if config.client_ca_file is not None:
+            key = f"client_ca_file: {config.client_ca_file}"
+            context.verify_mode = POLICIES[config.client_auth_type]
             context.load_verify_locations(config.client_ca_file)
-        except OSError as error:
-            raise ConfigError(f"client_ca_file: {config.client_ca_file}: {error}") from None
+    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+        raise ConfigError(f"{key}: {error}") from None
     return context
 
 
@@ -86,7 +86,7 @@ def _choose_suites(context: ssl.SSLContext, config: TlsServerConfig) -> None:
     if chosen:
         context.set_ciphers(":".join(chosen))
     elif config.max_version == "TLS12":
-        raise ConfigError("cipher_suites: none of them is of TLS 1.2, which is max_version")
+        raise ValueError("none of them is of TLS 1.2, which is max_version")
     else:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
 
