@@ -29,8 +29,7 @@ from notbefore.events.figures import Figures
 from notbefore.exposition.http import Verdict, make_app
 from notbefore.exposition.prometheus import Exposition
 from notbefore.exposition.server import HttpServer
-from notbefore.imds.client import TIMEOUT, ImdsClient
-from notbefore.imds.discovery import Discovery, Step
+from notbefore.imds.client import TIMEOUT, ImdsClient, may_be_elsewhere
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poll, Poller
 from notbefore.logs import set_up
@@ -65,11 +64,11 @@ class Watcher:
         self._client = ImdsClient(config.imds.endpoint)
         self._who_client = ImdsClient(config.imds.endpoint)
         self.endpoint = config.imds.endpoint  # where IMDS is asked now
-        discovery = Discovery(self.endpoint, self._api_version)
-        self._discovery = discovery if config.imds.discover and discovery.may_be_elsewhere else None
+        self._configured = config.imds.endpoint
+        self._may_search = config.imds.discover and may_be_elsewhere(self._configured)
         self._searches = 0
         self._next_search = 0.0  # monotonic seconds
-        self._searched: list[Step] = []
+        self._searched: list[str] = []  # what was said of the last search
         self.poller = Poller(self._client, config.imds.api_version, config.imds.interval.seconds)
         self._threads = [
             threading.Thread(target=self._who, name="who", daemon=True),
@@ -111,7 +110,7 @@ class Watcher:
     @property
     def _silent(self) -> bool:
         last = self._watch.last_good
-        return self._discovery is not None and last is not None and time.monotonic() - last > SILENCE
+        return self._may_search and last is not None and time.monotonic() - last > SILENCE
 
     def _who(self) -> None:
         self._watch.set_vm(None, self._name)
@@ -135,18 +134,21 @@ class Watcher:
 
     def _found_elsewhere(self) -> bool:
         """Look for IMDS, but not all the time; returns whether it is asked elsewhere from now on."""
-        if self._discovery is None or time.monotonic() < self._next_search:
+        if not self._may_search or time.monotonic() < self._next_search:
             return False
-        steps: list[Step] = []
-        for step in self._discovery.search():
+        from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - in a VNet nobody needs it
+
+        steps = []
+        for step in Discovery(self._configured, self._api_version).search():
             steps.append(step)
             if self._stop.is_set():
                 return False
         self._next_search = time.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
         self._searches += 1
-        for step in steps if steps != self._searched else ():  # the same is not said twice
-            log.info("where is IMDS? %s", step)
-        self._searched = steps
+        said = [str(step) for step in steps]
+        for line in said if said != self._searched else ():  # the same is not said twice
+            log.info("where is IMDS? %s", line)
+        self._searched = said
         if not steps[-1].answers or steps[-1].found == self.endpoint:
             return False
         self.endpoint, self._searches = steps[-1].found, 0

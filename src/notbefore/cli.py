@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import notbefore
-from notbefore.client import add_arguments, door
 from notbefore.config import Config, access, default_state_dir, dump, load, warnings
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
@@ -87,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     history = add("history", _history, "show the last changes")
     health = add("health", _health, "ask a running agent whether it is well: exit code 0 if so")
     for command in (events, history, health):
-        add_arguments(command)
+        _with_agent(command)
     for command in (events, history):
         command.add_argument("--json", action="store_true", help="JSON, one object a line")
     health.add_argument("--ready", action="store_true", help="and whether it sees what Azure says")
@@ -112,6 +111,19 @@ def _with_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
     parser.add_argument("--imds", help="imds.endpoint: another IMDS, such as a simulator's address")
     parser.add_argument("--state-dir", help=f"state.dir: where the state is kept (default {default_state_dir()})")
+
+
+def _with_agent(parser: argparse.ArgumentParser) -> None:
+    """Where the agent is, and who asks."""
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG", help="the agent's configuration: it says where to ask"
+    )
+    parser.add_argument("--url", help="where to ask instead, http://HOST:PORT or https://HOST:PORT")
+    parser.add_argument("--ca-file", help="who vouches for the agent's certificate (PEM)")
+    parser.add_argument("--cert-file", help="the certificate to show the agent (PEM)")
+    parser.add_argument("--key-file", help="its key, where it is not in the same file")
+    parser.add_argument("--user", help="the name for an agent that wants a password")
+    parser.add_argument("--password-file", help="a file that holds the password")
 
 
 def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
@@ -164,6 +176,7 @@ def _discover(options: argparse.Namespace) -> int:
 
 
 def _events(options: argparse.Namespace) -> int:
+    from notbefore.client import door  # noqa: PLC0415 - as above
     from notbefore.show import ask, show_events  # noqa: PLC0415 - as above
 
     show_events(ask(door(options), "/api/v1/events"), sys.stdout, as_json=options.json)
@@ -171,6 +184,7 @@ def _events(options: argparse.Namespace) -> int:
 
 
 def _history(options: argparse.Namespace) -> int:
+    from notbefore.client import door  # noqa: PLC0415 - as above
     from notbefore.show import read_changes, show_history  # noqa: PLC0415 - as above
 
     agent = door(options) if options.state_dir is None else ""
@@ -180,6 +194,8 @@ def _history(options: argparse.Namespace) -> int:
 
 
 def _health(options: argparse.Namespace) -> int:
+    from notbefore.client import door  # noqa: PLC0415 - as above
+
     door(options).ask("/readyz" if options.ready else "/healthz")
     sys.stdout.write("ok\n")
     return OK

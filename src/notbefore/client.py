@@ -106,19 +106,6 @@ class Door(Struct, frozen=True):
         return {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{password}".encode()).decode("ascii")}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the agent is, and who asks."""
-    parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="the agent's configuration: it says where to ask"
-    )
-    parser.add_argument("--url", help="where to ask instead, http://HOST:PORT or https://HOST:PORT")
-    parser.add_argument("--ca-file", help="who vouches for the agent's certificate (PEM)")
-    parser.add_argument("--cert-file", help="the certificate to show the agent (PEM)")
-    parser.add_argument("--key-file", help="its key, where it is not in the same file")
-    parser.add_argument("--user", help="the name for an agent that wants a password")
-    parser.add_argument("--password-file", help="a file that holds the password")
-
-
 def door(options: argparse.Namespace) -> Door:
     """Where the options lead; raises ``ConfigError``."""
     if (options.user is None) != (options.password_file is None):

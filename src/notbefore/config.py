@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,7 +27,10 @@ from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
 from notbefore.events.routing import Route
-from notbefore.exposition.access import Access, WebConfig
+from notbefore.exposition.access import Access
+
+if TYPE_CHECKING:
+    from notbefore.exposition.web_config import WebConfig
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
@@ -134,8 +137,10 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
     return config
 
 
-def load_web_config(path: Path) -> WebConfig:
+def load_web_config(path: Path) -> "WebConfig":
     """Read ``server.web_config_file``; raises ``ConfigError``. What it names is found beside it."""
+    from notbefore.exposition.web_config import WebConfig  # noqa: PLC0415 - most agents have no such file
+
     values, places = _read(path)
     tls = values.get("tls_server_config")
     if isinstance(tls, dict):

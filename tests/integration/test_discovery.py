@@ -16,6 +16,7 @@ import pytest
 from notbefore import agent
 from notbefore.config import load
 from notbefore.events.figures import Figures
+from notbefore.imds import client
 from notbefore.imds import discovery as module
 from notbefore.imds.discovery import Discovery, Places, Step
 from notbefore.imds.inform import CannotAskError
@@ -37,7 +38,7 @@ def nobody() -> str | None:
 def silent(monkeypatch: pytest.MonkeyPatch) -> str:
     """The usual address, where nobody listens."""
     usual = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr(module, "USUAL", usual)
+    monkeypatch.setattr(client, "USUAL", usual)
     return usual
 
 

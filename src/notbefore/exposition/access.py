@@ -8,81 +8,19 @@ import ipaddress
 import logging
 import re
 import socket
-import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal
-
-from msgspec import Struct, field
+from typing import TYPE_CHECKING
 
 from notbefore.errors import ConfigError
-from notbefore.exposition.tls import TlsServerConfig, make_context
 
-MAX_COST: Final = 14  # of a bcrypt hash: a second of computing for each request
-MAX_PASSWORD: Final = 72  # bytes; bcrypt reads no more
-_HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", re.ASCII)
-_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # the form of a hash, and nobody's
+if TYPE_CHECKING:  # without the file, none of this is needed
+    import ssl
+
+    from notbefore.exposition.web_config import WebConfig
 
 log = logging.getLogger("notbefore.http")
-
-
-class _Section(Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class Headers(_Section, frozen=True):
-    """``http_server_config.headers``; an empty one leaves ours as it is."""
-
-    content_security_policy: str = field(default="", name="Content-Security-Policy")
-    x_frame_options: Literal["", "deny", "sameorigin"] = field(default="", name="X-Frame-Options")
-    x_content_type_options: Literal["", "nosniff"] = field(default="", name="X-Content-Type-Options")
-    x_xss_protection: str = field(default="", name="X-XSS-Protection")
-    strict_transport_security: str = field(default="", name="Strict-Transport-Security")
-
-    def __post_init__(self) -> None:
-        if any(not value.isascii() or not value.isprintable() for _, value in self.given()):
-            raise ValueError("expected visible ASCII in the headers")
-
-    def given(self) -> list[tuple[str, str]]:
-        """Names and values."""
-        names = zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True)
-        return [(name, getattr(self, key)) for name, key in names if getattr(self, key)]
-
-
-class HttpServerConfig(_Section, frozen=True):
-    """``http_server_config``. ``http2`` is read for the sake of files that hold it: this server speaks HTTP/1.1."""
-
-    http2: bool = True
-    headers: Headers = Headers()
-
-
-class WebConfig(_Section, frozen=True):
-    """All of the file."""
-
-    tls_server_config: TlsServerConfig | None = None
-    http_server_config: HttpServerConfig = HttpServerConfig()
-    basic_auth_users: dict[str, str] = {}  # name -> bcrypt hash
-
-    def __post_init__(self) -> None:
-        for user, hashed in self.basic_auth_users.items():
-            found = _HASH.fullmatch(hashed)
-            if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
-                # the hash is no secret to shout, and may be the password itself
-                raise ValueError(f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to {MAX_COST}")
-            if not user or ":" in user:
-                raise ValueError(f"basic_auth_users: {user!r} cannot be a user's name")
-
-    @property
-    def protections(self) -> frozenset[str]:
-        """What keeps strangers out, in words."""
-        tls = self.tls_server_config
-        found = {"TLS"} if tls else set()
-        if tls and tls.client_auth_type == "RequireAndVerifyClientCert":
-            found.add("client certificates")
-        if self.basic_auth_users:
-            found.add("passwords")
-        return frozenset(found)
 
 
 Signature = tuple[tuple[int, int, int] | None, ...]
@@ -97,7 +35,7 @@ class Access:
     def __init__(
         self,
         path: str | None = None,
-        read: Callable[[Path], WebConfig] = lambda _: WebConfig(),
+        read: "Callable[[Path], WebConfig] | None" = None,
         *,
         insecure: bool = False,
         allowed_hosts: Iterable[str] = (),
@@ -109,20 +47,24 @@ class Access:
         self._lock = threading.Lock()
         self._files: tuple[str, ...] = ()
         self._seen: Signature = ()
-        self._config = WebConfig()
+        self._config: WebConfig | None = None
         self._context: ssl.SSLContext | None = None
-        if path is not None:
-            self._config, self._context = self._load(path)
+        if path is not None and read is not None:
+            self._config, self._context = self._load(path, read)
 
-    def config(self) -> WebConfig:
-        """The configuration that holds now."""
+    def config(self) -> "WebConfig | None":
+        """The configuration that holds now, if there is one."""
         self._refresh()
         return self._config
 
-    def context(self) -> ssl.SSLContext | None:
+    def context(self) -> "ssl.SSLContext | None":
         """What a new connection shakes hands with; ``None`` without TLS."""
         self._refresh()
         return self._context
+
+    @property
+    def _protections(self) -> frozenset[str]:
+        return self._config.protections if self._config is not None else frozenset()
 
     def check_listen(self, listen: str) -> list[str]:
         """As ``check_address`` before it is known what a name stands for; returns what ought to be known."""
@@ -134,7 +76,7 @@ class Access:
 
     def check_address(self, address: str) -> None:
         """Raise ``ConfigError`` where strangers could ask at ``address``, and nobody said in writing that they may."""
-        if is_loopback(address) or self._insecure or self._config.protections:
+        if is_loopback(address) or self._insecure or self._protections:
             return
         raise ConfigError(
             f"server.listen: {address or 'every address'} is not loopback, and nothing says who may ask there: set "
@@ -145,9 +87,9 @@ class Access:
         """What is not wrong, but ought to be known."""
         if is_loopback(address):
             return []
-        if not self._config.protections:
+        if not self._protections:
             return [f"everybody who reaches {address or 'this machine'} may ask: server.insecure is true"]
-        if "TLS" not in self._config.protections:
+        if "TLS" not in self._protections:
             return ["passwords go over the network as they are: add tls_server_config to server.web_config_file"]
         return []
 
@@ -157,7 +99,7 @@ class Access:
         A page of a stranger can have the browser ask us under the stranger's name (DNS rebinding). It has no
         password of ours then, and no certificate of ours fits that name: the name matters only without both.
         """
-        if self._config.protections or not host:
+        if self._protections or not host:
             return True
         name = _bare(re.sub(r":\d*\Z", "", host))
         if name in self._hosts or "*" in self._hosts or name.endswith(".localhost") or _is_address(name.strip("[]")):
@@ -172,13 +114,13 @@ class Access:
     # ---- the file
 
     def _refresh(self) -> None:
-        if self._path is None:
+        if self._path is None or self._read is None:
             return
         with self._lock:
             if _signature(self._files) == self._seen:
                 return
             try:
-                config, context = self._load(self._path)
+                config, context = self._load(self._path, self._read)
                 self._check_kept(config)
             except ConfigError as error:
                 log.error("the web configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
@@ -186,27 +128,23 @@ class Access:
             self._config, self._context = config, context
             log.info("web configuration reloaded: %s", ", ".join(sorted(config.protections)) or "no protection")
 
-    def _check_kept(self, config: WebConfig) -> None:
+    def _check_kept(self, config: "WebConfig") -> None:
         """A file that is just being written may be empty: what protects stays until a restart."""
-        lost = self._config.protections - config.protections
+        lost = self._protections - config.protections
         if lost:
             raise ConfigError(f"{self._path}: it would take away {', '.join(sorted(lost))}: that needs a restart")
 
-    def _load(self, path: str) -> tuple[WebConfig, ssl.SSLContext | None]:
+    def _load(self, path: str, read: "Callable[[Path], WebConfig]") -> "tuple[WebConfig, ssl.SSLContext | None]":
         """Read it all. What is changed while we read is seen the next time, since we look before we read."""
         self._files = (path,)
         self._seen = _signature(self._files)
-        config = self._read(Path(path))
-        tls = config.tls_server_config
-        if tls is not None:
-            self._files += tls.files
-            self._seen += _signature(tls.files)
-        if config.basic_auth_users:
-            _check_bcrypt(path)
+        config = read(Path(path))
+        self._files += config.files
+        self._seen += _signature(config.files)
         try:
-            return config, make_context(tls) if tls is not None else None
+            return config, config.context()
         except ConfigError as error:
-            raise ConfigError(f"{path}: tls_server_config.{error}") from None
+            raise ConfigError(f"{path}: {error}") from None
 
 
 def _signature(files: Iterable[str]) -> Signature:
@@ -219,34 +157,6 @@ def _signature_of(file: str) -> tuple[int, int, int] | None:
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _check_bcrypt(path: str) -> None:
-    try:
-        import bcrypt  # noqa: F401, PLC0415 - only who has passwords pays for it
-    except ImportError:
-        raise ConfigError(f"{path}: basic_auth_users needs bcrypt: pip install 'notbefore[web]'") from None
-
-
-def password_fits(users: Mapping[str, str], user: str, password: bytes) -> bool:
-    """Whether it is the user's; takes the same time for everybody, whether there is such a user or not.
-
-    Each step of a hash's cost doubles its time: a user whose hash is cheaper than the dearest has decoys of all the
-    costs in between computed as well, which makes the same sum.
-    """
-    import bcrypt  # noqa: PLC0415 - as above
-
-    password = password[:MAX_PASSWORD]
-    most = max(map(_cost, users.values()))
-    hashed = users.get(user, _DECOY.format(most))
-    fits = bcrypt.checkpw(password, hashed.encode("ascii"))
-    for cost in range(_cost(hashed), most):
-        bcrypt.checkpw(password, _DECOY.format(cost).encode("ascii"))
-    return fits and user in users
-
-
-def _cost(hashed: str) -> int:
-    return int(hashed[4:6])
 
 
 def is_loopback(address: str) -> bool:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from notbefore.errors import ConfigError, ImdsError, ImdsReason
 
+USUAL: Final = "http://169.254.169.254"
 FIRST_TIMEOUT: Final = 120.0  # seconds: the first request enables the feature, which may take two minutes
 CONNECT_TIMEOUT: Final = 10.0  # seconds: only the answer may take long
 TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operation
@@ -68,6 +69,11 @@ class DeadlineSocket(socket.socket):
         """As of ``socket``; raises ``TimeoutError`` at the deadline."""
         self._arm()
         super().sendall(*args, **kwargs)  # type: ignore[arg-type]  # handed through as they came
+
+
+def may_be_elsewhere(endpoint: str) -> bool:
+    """Nobody said where IMDS is: what is configured is the usual address."""
+    return endpoint == USUAL
 
 
 class _Target(Struct, frozen=True):

@@ -14,11 +14,10 @@ from msgspec import Struct
 
 from notbefore.errors import ConfigError, DocumentError, ImdsError
 from notbefore.events.document import parse
-from notbefore.imds.client import ImdsClient
+from notbefore.imds.client import ImdsClient, may_be_elsewhere
 from notbefore.imds.inform import CannotAskError, inform
 from notbefore.imds.lease import MAX_LEASE, from_dhclient, from_network_manager, from_networkd, from_packet
 
-USUAL: Final = "http://169.254.169.254"
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # as Microsoft's sample hands it on
 REGISTRY_KEY: Final = r"Software\ScheduledEvents"  # as above, on Windows
 REGISTRY_VALUE: Final = "ScheduledEventsIp"
@@ -87,11 +86,6 @@ class Discovery:
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
         self._places = places or Places()
 
-    @property
-    def may_be_elsewhere(self) -> bool:
-        """Nobody said where it is: what is configured is the usual address."""
-        return self._configured == USUAL
-
     def search(self) -> Iterator[Step]:
         """Look at one place after the other; the last step is the one that answers, if any does."""
         asked: dict[str, str] = {}  # endpoint -> why it is none
@@ -108,7 +102,7 @@ class Discovery:
 
     def _candidates(self) -> Iterator[Step]:
         yield Step("configuration", self._configured)
-        if not self.may_be_elsewhere:
+        if not may_be_elsewhere(self._configured):
             return
         yield _candidate(f"environment ({VARIABLE})", self._places.environment.get(VARIABLE), "not set")
         for name, patterns, parser in LEASES:

@@ -1,7 +1,7 @@
 """A DHCP INFORM of our own: the network is asked for option 245, and nothing but that; no lease is touched."""
 
 import errno
-import secrets
+import os
 import socket
 import struct
 import time
@@ -61,7 +61,7 @@ def _ask(name: str, address: str) -> str | None:
             asking.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
             asking.bind((address, CLIENT_PORT))
             for _ in range(TRIES):
-                xid = secrets.token_bytes(4)
+                xid = os.urandom(4)
                 asking.sendto(request(xid, address, _mac(name)), ("255.255.255.255", SERVER_PORT))
                 found = _answer(asking, xid)
                 if found is not None:
