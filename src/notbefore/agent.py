@@ -222,6 +222,8 @@ class Agent:
             if self._store.damaged_files != damaged:
                 damaged = self._store.damaged_files
                 self._dispatcher.restart()
+            if self._approver.endpoint != self._watcher.endpoint:  # IMDS was found elsewhere
+                self._approver.configure(self._switches(self._config))
             if self._told_to_stop(self._patience()):
                 return
 
@@ -264,7 +266,7 @@ class Agent:
         )
 
     def _switches(self, config: Config) -> Switches:
-        return Switches(config.approval, config.imds.endpoint, config.imds.api_version, self._allow_approval)
+        return Switches(config.approval, self._watcher.endpoint, config.imds.api_version, self._allow_approval)
 
     def _patience(self) -> float:
         # idle, nothing here needs attention but signals; a new event is noticed within this time, and Azure's notice

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
+import yaml
 
 from notbefore import agent
 from notbefore.config import load
@@ -24,6 +25,7 @@ from notbefore.simulator.server import Simulator
 from notbefore.store.store import Store
 from notbefore.watch import Watch
 from support.agent import eventually, free_port, notbefore
+from support.azure import body, item
 from support.raw_server import answer, serving
 
 VERSION = "2020-07-01"
@@ -163,10 +165,10 @@ class Net(NamedTuple):
         return self.command(side, sys.executable, "-m", "notbefore", *words)
 
 
-MISSING = [tool for tool in ("ip", "dnsmasq", "setpriv") if shutil.which(tool) is None]
+MISSING = [tool for tool in ("ip", "dnsmasq", "setpriv", "curl") if shutil.which(tool) is None]
 needs_network = pytest.mark.skipif(
     bool(MISSING) or os.geteuid() != 0,
-    reason="a network of its own needs root, and: apt-get install iproute2 dnsmasq-base util-linux",
+    reason="a network of its own needs root, and: apt-get install iproute2 dnsmasq-base util-linux curl",
 )
 
 
@@ -234,30 +236,52 @@ def test_without_the_right_it_says_which(net: Net) -> None:
 
 
 @needs_network
-def test_an_agent_with_nothing_configured_finds_it_by_itself(net: Net, tmp_path: Path) -> None:
-    words = net.notbefore(net.vm, "run", "--state-dir", str(tmp_path))
-    log: list[dict[str, Any]] = []
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-    def read() -> None:
-        assert process.stderr is not None
-        log.extend(map(json.loads, process.stderr))
-
-    reader = threading.Thread(target=read)
-    reader.start()
+def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yml"
+    rule = {"match": {"event_source": "User"}, "action": "approve"}
+    config.write_text(
+        yaml.safe_dump({"approval": {"enabled": True, "dry_run": False, "rules": [rule]}}), encoding="utf-8"
+    )
+    words = net.notbefore(net.vm, "run", str(config), "--state-dir", str(tmp_path / "state"), "--allow-approval")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    log, records = Lines(process.stderr), Lines(process.stdout)
     health = net.notbefore(net.vm, "health", "--ready")
     try:
         eventually(lambda: subprocess.run(health, check=False, capture_output=True, timeout=60).returncode == 0, 60)
+        listed = body(item(EventSource="User", NotBefore="Fri, 01 Mar 2058 12:00:00 GMT"), incarnation=2)
+        order = ("curl", "-sS", "-d", listed.decode(), "http://10.99.0.1/simulator/document")
+        subprocess.run(net.command(net.vm, *order), check=True, capture_output=True, timeout=20)
+        eventually(lambda: "approved" in records.of("azure.scheduled_event.change"))
     finally:
         process.terminate()
         process.wait(20)
-        reader.join(20)
-        assert process.stderr is not None
-        process.stderr.close()
-    said = [line["body"] for line in log]
+        log.close()
+        records.close()
+    said = log.of("body")
     assert "where is IMDS? DHCP INFORM: http://10.99.0.1 answers" in said
     assert "IMDS is asked at http://10.99.0.1 from now on" in said
     assert "this VM is WestNO_0" in said
+
+
+class Lines:
+    """The JSON lines of a process, as they come."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        assert pipe is not None
+        self._pipe = pipe
+        self._lines: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        self._lines.extend(map(json.loads, self._pipe))
+
+    def of(self, key: str) -> list[Any]:
+        return [line.get(key) for line in self._lines]
+
+    def close(self) -> None:
+        self._thread.join(20)
+        self._pipe.close()
 
 
 def test_the_command_says_where_it_is(tmp_path: Path) -> None:

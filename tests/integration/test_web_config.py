@@ -245,6 +245,7 @@ def shaken(context: ssl.SSLContext, server: HttpServer, stack: ExitStack) -> ssl
     return stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["idle", "half-shaken", "mixed"])
 def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(place: Place, kind: str) -> None:
     begin, scraper = hello(place), place.client()
@@ -424,6 +425,7 @@ def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:
             assert json.loads(known)["reasons"] == ["the state is in /secret"]
 
 
+@pytest.mark.alone
 def test_the_time_it_takes_tells_no_user_from_another() -> None:
     def seconds(user: str) -> float:
         times = []
