@@ -154,6 +154,7 @@ class Watcher:
         self.endpoint, self._searches = steps[-1].found, 0
         for client in (self._client, self._who_client):
             client.use(self.endpoint)
+        self.poller.forget()  # an ETag of the one says nothing to the other
         log.info("IMDS is asked at %s from now on", self.endpoint)
         return True
 

@@ -219,7 +219,7 @@ def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
     if isinstance(server.get("web_config_file"), str):
         server["web_config_file"] = str(base / server["web_config_file"])
     if isinstance(server.get("allowed_hosts"), str):  # of the environment
-        server["allowed_hosts"] = server["allowed_hosts"].split(",")
+        server["allowed_hosts"] = [name.strip() for name in server["allowed_hosts"].split(",")]
     return server
 
 

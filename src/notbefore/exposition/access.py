@@ -22,8 +22,13 @@ if TYPE_CHECKING:  # without the file, none of this is needed
 
 log = logging.getLogger("notbefore.http")
 
+Signature = tuple[
+    tuple[int, int, int] | None, ...
+]  # of files: when they were changed, how long they are, which they are
 
-Signature = tuple[tuple[int, int, int] | None, ...]
+
+def _unread(path: Path) -> "WebConfig":
+    raise ConfigError(f"{path}: nobody said how it is read")
 
 
 class Access:
@@ -35,7 +40,7 @@ class Access:
     def __init__(
         self,
         path: str | None = None,
-        read: "Callable[[Path], WebConfig] | None" = None,
+        read: "Callable[[Path], WebConfig]" = _unread,
         *,
         insecure: bool = False,
         allowed_hosts: Iterable[str] = (),
@@ -49,8 +54,8 @@ class Access:
         self._seen: Signature = ()
         self._config: WebConfig | None = None
         self._context: ssl.SSLContext | None = None
-        if path is not None and read is not None:
-            self._config, self._context = self._load(path, read)
+        if path is not None:
+            self._config, self._context = self._load(path)
 
     def config(self) -> "WebConfig | None":
         """The configuration that holds now, if there is one."""
@@ -114,13 +119,13 @@ class Access:
     # ---- the file
 
     def _refresh(self) -> None:
-        if self._path is None or self._read is None:
+        if self._path is None:
             return
         with self._lock:
             if _signature(self._files) == self._seen:
                 return
             try:
-                config, context = self._load(self._path, self._read)
+                config, context = self._load(self._path)
                 self._check_kept(config)
             except ConfigError as error:
                 log.error("the web configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
@@ -134,11 +139,11 @@ class Access:
         if lost:
             raise ConfigError(f"{self._path}: it would take away {', '.join(sorted(lost))}: that needs a restart")
 
-    def _load(self, path: str, read: "Callable[[Path], WebConfig]") -> "tuple[WebConfig, ssl.SSLContext | None]":
+    def _load(self, path: str) -> "tuple[WebConfig, ssl.SSLContext | None]":
         """Read it all. What is changed while we read is seen the next time, since we look before we read."""
         self._files = (path,)
         self._seen = _signature(self._files)
-        config = read(Path(path))
+        config = self._read(Path(path))
         self._files += config.files
         self._seen += _signature(config.files)
         try:

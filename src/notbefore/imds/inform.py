@@ -26,14 +26,21 @@ class CannotAskError(Exception):
 
 
 def inform() -> str | None:
-    """Ask on the first few interfaces that have an address; raises ``CannotAskError``."""
+    """Ask on the first few interfaces that have an address; raises ``CannotAskError`` where none of them could."""
     interfaces = _interfaces()
     if not interfaces:
         raise CannotAskError("no interface has an IPv4 address")
+    trouble: list[CannotAskError] = []
     for name, address in interfaces[:MAX_INTERFACES]:
-        found = _ask(name, address)
+        try:
+            found = _ask(name, address)
+        except CannotAskError as error:
+            trouble.append(error)
+            continue
         if found is not None:
             return found
+    if trouble:
+        raise trouble[0]
     return None
 
 
