@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import statistics
+import struct
 import subprocess
 import threading
 import time
@@ -200,23 +201,71 @@ def test_versions_and_suites_are_those_of_the_file(place: Place) -> None:
         assert ask(server, "/metrics", place.client())[0] == 200
 
 
+LONG = os.urandom(20_000_000)  # more than the kernel takes for a client that does not read
+REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+
+
+def writing(server: HttpServer) -> bool:
+    """It waits for a client to read."""
+    return any(channel.total_outbufs_len for channel in server._server.active_channels.values())
+
+
 def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shown, "body", os.urandom(3_000_000))
+    monkeypatch.setattr(Shown, "body", LONG)
+    with serving(place.write()) as server, ExitStack() as stack:
+        tls = shaken(place.client(), server, stack)
+        # two requests in one record, and one more byte by byte: each is answered, in order
+        tls.sendall(REQUEST % (b"metrics", b"") + REQUEST % (b"healthz", b""))
+        for byte in REQUEST % (b"api/v1/events", b"Connection: close\r\n"):
+            tls.sendall(bytes([byte]))
+        eventually(lambda: writing(server))
+        assert ask(server, "/healthz", place.client())[0] == 200  # others do not wait for it
+        said = bytearray()
+        while piece := tls.recv(1_000_000):
+            said += piece
+        assert said.count(b"HTTP/1.1 200 OK") == 3
+        assert LONG in said
+        assert said.endswith(b'{"events":[]}')
+
+
+def test_a_reader_that_goes_away_in_the_middle_leaves_nothing_behind(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shown, "body", LONG)
+    with serving(place.write()) as server, ExitStack() as stack:
+        tls = shaken(place.client(), server, stack)
+        tls.sendall(REQUEST % (b"metrics", b""))
+        eventually(lambda: writing(server))
+        tls.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # cut, not closed
+        tls.close()
+        eventually(lambda: not server._server.active_channels)
+        assert ask(server, "/healthz", place.client())[0] == 200
+
+
+def test_a_record_may_come_in_parts_and_what_is_no_record_is_the_end(place: Place) -> None:
+    come, go, other = ssl.MemoryBIO(), ssl.MemoryBIO(), place.client()
+    tls = place.client().wrap_bio(come, go, server_hostname="localhost")
     with serving(place.write()) as server, socket.create_connection(server.address, timeout=20) as raw:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-        with place.client().wrap_socket(raw, server_hostname="localhost") as tls:
-            # two requests in one record, and one more byte by byte: each is answered, in order
-            tls.sendall(
-                b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            )
-            for byte in b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n":
-                tls.sendall(bytes([byte]))
-            said = b""
-            while piece := tls.recv(5000):
-                said += piece
-            assert said.count(b"HTTP/1.1 200 OK") == 3
-            assert Shown.body in said
-            assert said.endswith(b'{"events":[]}')
+
+        def drive(step: Callable[[], Any]) -> Any:
+            while True:
+                with suppress(ssl.SSLWantReadError):
+                    return step()
+                if sent := go.read():
+                    raw.sendall(sent[:7])
+                    assert ask(server, "/healthz", other)[0] == 200  # so that the server has looked at what came
+                    raw.sendall(sent[7:])
+                come.write(raw.recv(65_536))
+
+        drive(tls.do_handshake)
+        raw.sendall(go.read())  # the end of the handshake, a record of its own
+        tls.write(REQUEST % (b"metrics", b""))
+        assert drive(lambda: tls.read(65_536)).startswith(b"HTTP/1.1 200 OK")
+        raw.sendall(b"this is no record, and long enough to be seen as none")
+        with suppress(ConnectionResetError):
+            while raw.recv(65_536):  # an alert, and the end
+                pass
+        eventually(lambda: not server._server.active_channels)
 
 
 def test_a_handshake_that_does_not_end_is_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
