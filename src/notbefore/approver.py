@@ -49,6 +49,11 @@ class Approver:
         self._watch.rules = () if switches.missing else (*switches.policy.approving, OPERATOR)
         self._woken.set()
 
+    @property
+    def endpoint(self) -> str:
+        """Where approvals are sent."""
+        return self._switches.endpoint
+
     def start(self) -> None:
         """Begin to decide, where there can be anything to decide; say what holds where a key was turned."""
         switches = self._switches

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import notbefore
-from notbefore.config import Config, default_state_dir, dump, load, warnings
+from notbefore.config import Config, access, default_state_dir, dump, load, warnings
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 OK: Final = 0
@@ -29,7 +29,6 @@ LATE: Final = {
     "outbox": "notbefore.outbox_command",
     "approve": "notbefore.approve_command",
 }
-DEFAULT_URL: Final = "http://127.0.0.1:10169"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,13 +82,15 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--connect", action="store_true", help="ask the sinks that can be asked: would they take a message?"
     )
-    health = add("health", _health, "ask a running agent whether it is well: exit code 0 if so")
-    _with_configuration(health)
+    _with_configuration(add("discover", _discover, "look for IMDS, and say what was found where"))
     events = add("events", _events, "show what is listed now, as a running agent knows it")
     history = add("history", _history, "show the last changes")
+    health = add("health", _health, "ask a running agent whether it is well: exit code 0 if so")
+    for command in (events, history, health):
+        _with_agent(command)
     for command in (events, history):
-        command.add_argument("--url", default=None, help=f"where the agent is asked (default {DEFAULT_URL})")
         command.add_argument("--json", action="store_true", help="JSON, one object a line")
+    health.add_argument("--ready", action="store_true", help="and whether it sees what Azure says")
     history.add_argument("--state-dir", help="read this state directory instead of asking an agent")
     history.add_argument("--since", help="only changes from this time on (RFC 3339)")
     history.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
@@ -111,6 +112,19 @@ def _with_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
     parser.add_argument("--imds", help="imds.endpoint: another IMDS, such as a simulator's address")
     parser.add_argument("--state-dir", help=f"state.dir: where the state is kept (default {default_state_dir()})")
+
+
+def _with_agent(parser: argparse.ArgumentParser) -> None:
+    """Where the agent is, and who asks."""
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG", help="the agent's configuration: it says where to ask"
+    )
+    parser.add_argument("--url", help="where to ask instead, http://HOST:PORT or https://HOST:PORT")
+    parser.add_argument("--ca-file", help="who vouches for the agent's certificate (PEM)")
+    parser.add_argument("--cert-file", help="the certificate to show the agent (PEM)")
+    parser.add_argument("--key-file", help="its key, where it is not in the same file")
+    parser.add_argument("--user", help="the name for an agent that wants a password")
+    parser.add_argument("--password-file", help="a file that holds the password")
 
 
 def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
@@ -140,7 +154,7 @@ def _check_config(options: argparse.Namespace) -> int:
 
     config = _load(options)
     ImdsClient(config.imds.endpoint)  # says what is wrong with the address
-    for text in warnings(config, options.config):
+    for text in [*warnings(config, options.config), *access(config.server).check_listen(config.server.listen)]:
         sys.stderr.write(f"notbefore: warning: {text}\n")
     if options.connect:
         from notbefore.connect import connect  # noqa: PLC0415 - as above
@@ -150,26 +164,41 @@ def _check_config(options: argparse.Namespace) -> int:
     return OK
 
 
-def _health(options: argparse.Namespace) -> int:
-    from notbefore.show import ask, url_of  # noqa: PLC0415 - as above
+def _discover(options: argparse.Namespace) -> int:
+    from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above
 
-    ask(url_of(_load(options).server.listen), "/healthz")
-    sys.stdout.write("ok\n")
-    return OK
+    imds = _load(options).imds
+    for step in Discovery(imds.endpoint, imds.api_version).search():
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()  # the next one may take its time
+        if step.answers:
+            return OK
+    return FAILED
 
 
 def _events(options: argparse.Namespace) -> int:
+    from notbefore.client import door  # noqa: PLC0415 - as above
     from notbefore.show import ask, show_events  # noqa: PLC0415 - as above
 
-    show_events(ask(options.url or DEFAULT_URL, "/api/v1/events"), sys.stdout, as_json=options.json)
+    show_events(ask(door(options), "/api/v1/events"), sys.stdout, as_json=options.json)
     return OK
 
 
 def _history(options: argparse.Namespace) -> int:
+    from notbefore.client import door  # noqa: PLC0415 - as above
     from notbefore.show import read_changes, show_history  # noqa: PLC0415 - as above
 
-    changes = read_changes(options.url or DEFAULT_URL, options.state_dir, options.since, options.limit)
+    agent = door(options) if options.state_dir is None else ""
+    changes = read_changes(agent, options.state_dir, options.since, options.limit)
     show_history(changes, sys.stdout, as_json=options.json)
+    return OK
+
+
+def _health(options: argparse.Namespace) -> int:
+    from notbefore.client import door  # noqa: PLC0415 - as above
+
+    door(options).ask("/readyz" if options.ready else "/healthz")
+    sys.stdout.write("ok\n")
     return OK
 
 

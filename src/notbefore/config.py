@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,11 +27,16 @@ from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
 from notbefore.events.routing import Route
+from notbefore.exposition.access import Access
 from notbefore.otel_variables import fold
+
+if TYPE_CHECKING:
+    from notbefore.exposition.web_config import WebConfig
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 Part = TypeVar("Part")
+_TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
 MAX_FILE: Final = 1024 * 1024  # bytes
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 
@@ -44,6 +49,7 @@ class Imds(_Section, frozen=True):
     """Where the events are asked for, and how often."""
 
     endpoint: str = "http://169.254.169.254"
+    discover: bool = True  # where the usual endpoint is silent, look for another (DHCP option 245)
     api_version: ApiVersion = "2020-07-01"
     interval: Duration = Duration("1s")  # 0.2 s to 1 h
 
@@ -59,9 +65,12 @@ class VmName(_Section, frozen=True):
 
 
 class Server(_Section, frozen=True):
-    """Where /metrics is served; ``host:port``."""
+    """Where /metrics is served, ``host:port``, and who may ask there."""
 
     listen: str = "127.0.0.1:10169"
+    web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
+    insecure: bool = False  # not only this machine may ask, and anybody
+    allowed_hosts: tuple[str, ...] = ()  # names under which we may be asked; `*.example.org` for all below it
 
 
 def default_state_dir() -> Path:
@@ -145,6 +154,27 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
     return config
 
 
+def load_web_config(path: Path) -> "WebConfig":
+    """Read ``server.web_config_file``; raises ``ConfigError``. What it names is found beside it."""
+    from notbefore.exposition.web_config import WebConfig  # noqa: PLC0415 - most agents have no such file
+
+    values, places = _read(path)
+    tls = values.get("tls_server_config")
+    if isinstance(tls, dict):
+        found = {
+            key: str(path.absolute().parent / value)
+            for key, value in tls.items()
+            if key in _TLS_FILES and isinstance(value, str)
+        }
+        values["tls_server_config"] = {**tls, **found}
+    return _convert_part(values, WebConfig, "", places, strict=True)
+
+
+def access(server: Server) -> Access:
+    """Who may ask; raises ``ConfigError``."""
+    return Access(server.web_config_file, load_web_config, insecure=server.insecure, allowed_hosts=server.allowed_hosts)
+
+
 def plain_secrets(config: Config) -> list[str]:
     """The keys under which a secret stands as plain text."""
     return [
@@ -204,7 +234,18 @@ def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
     approval = values.get("approval")
     if isinstance(approval, dict) and isinstance(approval.get("rules"), list):
         values["approval"] = {**approval, "rules": [_prepared_route(rule) for rule in approval["rules"]]}
+    if isinstance(values.get("server"), dict):
+        values["server"] = _prepared_server(values["server"], base)
     return values
+
+
+def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
+    server = dict(server)
+    if isinstance(server.get("web_config_file"), str):
+        server["web_config_file"] = str(base / server["web_config_file"])
+    if isinstance(server.get("allowed_hosts"), str):  # of the environment
+        server["allowed_hosts"] = [name.strip() for name in server["allowed_hosts"].split(",")]
+    return server
 
 
 def _prepared_sink(sink: Any, base: Path) -> Any:
@@ -321,7 +362,7 @@ def _convert_part(values: Any, kind: type[Part], above: str, places: dict[str, s
         unknown = re.search(r"unknown field `(\w+)`", message)
         key = ".".join(filter(None, (path, unknown[1] if unknown else "")))
         if message.startswith("Invalid enum value"):
-            message += f", expected one of {', '.join(map(str, _choices(key)))}"
+            message += f", expected one of {', '.join(map(str, _choices(key, Config if above else kind)))}"
         place = _nearest(places, key)
         raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
 
@@ -333,9 +374,9 @@ def _nearest(places: dict[str, str], dotted: str) -> str:
     return places.get(dotted, "the configuration")
 
 
-def _choices(dotted: str) -> tuple[Any, ...]:
+def _choices(dotted: str, root: type) -> tuple[Any, ...]:
     """The values that a ``Literal`` of the configuration allows."""
-    kind: Any = Config
+    kind: Any = root
     for key in re.sub(r"\[\d+\]", "", dotted).split("."):
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]

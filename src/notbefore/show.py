@@ -1,58 +1,33 @@
 """What ``notbefore events`` and ``notbefore history`` show: tables for people, JSON for scripts."""
 
-import http.client
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
-from notbefore.errors import ConfigError, NotBeforeError, StoreError
+from notbefore.client import Door
+from notbefore.errors import ConfigError, StoreError
 from notbefore.events.duration import span
 from notbefore.events.record import json_line
 from notbefore.store.store import FILE_NAME, read_history
 
-TIMEOUT: Final = 10.0  # seconds
 _PREFIX: Final = "azure.scheduled_event."
 
 
-def ask(url: str, path: str) -> dict[str, Any]:
+def ask(agent: str | Door, path: str) -> dict[str, Any]:
     """GET JSON from a running agent; raises ``NotBeforeError`` saying what to do when none answers."""
-    address = urlsplit(url)
-    if address.scheme != "http" or not address.hostname:
-        raise ConfigError(f"--url: expected http://HOST:PORT, got {url!r}")
-    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=TIMEOUT)
-    try:
-        connection.request("GET", address.path.rstrip("/") + path)
-        response = connection.getresponse()
-        body: dict[str, Any] = msgspec.json.decode(response.read())
-    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-        raise NotBeforeError(
-            f"no agent answers at {url} ({error}): is `notbefore run` running, or is --url needed?"
-        ) from None
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        why = body.get("error") or ", ".join(body.get("reasons", ())) or response.status
-        raise NotBeforeError(f"{url}{path}: {why}")
-    return body
+    return (Door(agent) if isinstance(agent, str) else agent).ask(path)
 
 
-def url_of(listen: str) -> str:
-    """Where an agent that listens there (``host:port``) is asked from its own machine."""
-    host, _, port = listen.rpartition(":")
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - told apart, not bound
-    return f"http://{host}:{port}"
-
-
-def read_changes(url: str, state_dir: str | None, since: str | None, limit: int) -> list[dict[str, Any]]:
+def read_changes(agent: str | Door, state_dir: str | None, since: str | None, limit: int) -> list[dict[str, Any]]:
     """The last changes, from a running agent or from a state directory; raises ``NotBeforeError``."""
     if state_dir is None:
         query = f"?limit={limit}" + (f"&since={quote(since)}" if since else "")
-        changes: list[dict[str, Any]] = ask(url, f"/api/v1/history{query}")["changes"]
+        changes: list[dict[str, Any]] = ask(agent, f"/api/v1/history{query}")["changes"]
         return changes
     path = Path(state_dir) / FILE_NAME
     try:

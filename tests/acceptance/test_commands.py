@@ -42,7 +42,7 @@ def test_without_a_command_it_says_what_there_is_with_the_exit_codes() -> None:
     assert "Exit codes" in told.stdout
 
 
-@pytest.mark.parametrize("word", ["run", "check-config", "events", "history", "simulate", "demo"])
+@pytest.mark.parametrize("word", ["run", "check-config", "events", "history", "health", "simulate", "demo"])
 def test_each_command_explains_itself(word: str) -> None:
     assert notbefore(word, "--help").returncode == 0
 

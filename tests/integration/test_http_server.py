@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 import pytest
 
 from notbefore.errors import ListenError
+from notbefore.exposition import channel as channels
 from notbefore.exposition import server as module
+from notbefore.exposition.access import Access
 from notbefore.exposition.http import Condition, Verdict, make_app
 from notbefore.exposition.server import HttpServer
 from support.agent import eventually, free_port
@@ -232,7 +234,7 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServ
 
 
 def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REQUEST_PATIENCE", 0.5)
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
     stop = threading.Event()
     with socket.create_connection(server.address, timeout=20) as client:
         dripper = threading.Thread(target=drip, args=([client], stop))
@@ -247,7 +249,7 @@ def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: p
 
 
 def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REQUEST_PATIENCE", 0.1)
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
     connection = http.client.HTTPConnection(*server.address, timeout=20)
     for _ in range(2):
         connection.request("GET", "/metrics")
@@ -295,7 +297,7 @@ def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str)
 def test_it_listens_at_version_six_and_at_all_addresses(view: Shown, listen: str, url: str) -> None:
     port = free_port()
     try:
-        server = HttpServer(listen.format(port), make_app(view))
+        server = HttpServer(listen.format(port), make_app(view), Access(insecure=True))
     except ListenError as error:
         if "::1" in listen and "address" in str(error):
             pytest.skip("this machine has no IPv6 loopback: enable net.ipv6.conf.lo.disable_ipv6=0")

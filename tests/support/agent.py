@@ -68,14 +68,22 @@ def notbefore(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 class RunningAgent:
     """``notbefore run`` against an endpoint; its records are collected from its standard output."""
 
-    def __init__(self, imds: str, state: Path, *words: str, interval: str = "200ms", reading: bool = True) -> None:
+    def __init__(
+        self,
+        imds: str,
+        state: Path,
+        *words: str,
+        interval: str = "200ms",
+        reading: bool = True,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.port = free_port()
         self.state = state
         self.records: list[dict[str, Any]] = []
         self.log = ""
         command = [sys.executable, "-m", "notbefore", "run", *words, "--imds", imds, "--state-dir", str(state)]
         self.process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{self.port}"],
+            [*command, "--listen", f"{host}:{self.port}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "NOTBEFORE_IMDS__INTERVAL": interval},

@@ -103,6 +103,16 @@ def test_equal_durations_are_equal_however_they_are_written() -> None:
     assert repr(Duration("1m")) == "Duration('1m')"
 
 
+def test_who_may_ask_is_configured_in_the_file_or_in_the_environment(tmp_path: Path) -> None:
+    server = read(tmp_path, "server: {web_config_file: web.yml, allowed_hosts: [a, '*.b']}\n").server
+    assert server.web_config_file == str(tmp_path / "web.yml")
+    environment = {"NOTBEFORE_SERVER__ALLOWED_HOSTS": "a, *.b", "NOTBEFORE_SERVER__INSECURE": "true"}
+    server = read(tmp_path, "", **environment).server
+    assert (server.allowed_hosts, server.insecure) == (("a", "*.b"), True)
+    with pytest.raises(ConfigError, match=r"server\.insecure: Expected `bool`"):
+        read(tmp_path, "server: {insecure: 'yes'}\n")
+
+
 def test_what_is_dumped_can_be_read_again(tmp_path: Path) -> None:
     config = read(tmp_path, "imds: {interval: 5s}\nvm: {name: me}\n")
     assert read(tmp_path, dump(config)) == config

@@ -16,7 +16,8 @@ IMPURE = {
 }  # fmt: skip
 LATE = ("delivery.otlp", "exposition.otlp")  # modules that are imported where they are configured, and may import much
 HEAVY = (  # only inside functions: nobody pays for them unasked
-    "apprise", "azure", "google", "grpc", "opentelemetry", "yaml", *(f"notbefore.{module}" for module in LATE),
+    "apprise", "azure", "bcrypt", "google", "grpc", "opentelemetry", "yaml",
+    *(f"notbefore.{module}" for module in LATE),
 )  # fmt: skip
 LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without
 

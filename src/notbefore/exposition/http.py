@@ -36,6 +36,7 @@ PAGE_POLICY: Final = (
 )
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 PAGE_CHANGES: Final = 300  # the newest of the history, which the page reads
+ANONYMOUS: Final = "notbefore.anonymous"  # in the environ of a request without the password that others need
 
 log = logging.getLogger("notbefore.http")
 
@@ -105,8 +106,8 @@ def make_app(view: View) -> App:
     routes: dict[str, Callable[[Environ], Response]] = {
         "/": lambda environ: _page(view, environ),
         "/metrics": lambda environ: _metrics(view, environ),
-        "/healthz": lambda _: _verdict(view.health(), "unhealthy"),
-        "/readyz": lambda _: _verdict(view.ready(), "not ready"),
+        "/healthz": lambda environ: _verdict(view.health(), "unhealthy", environ),
+        "/readyz": lambda environ: _verdict(view.ready(), "not ready", environ),
         "/api/v1/events": lambda _: Response(view.pending()),
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
@@ -171,8 +172,9 @@ def _page_file(name: str, _environ: Environ) -> Response:
     return Response(Path(__file__).with_name("page").joinpath(name).read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
 
 
-def _verdict(verdict: Verdict, otherwise: str) -> Response:
-    body = {"status": "ok" if verdict.ok else otherwise, "reasons": verdict.reasons}
+def _verdict(verdict: Verdict, otherwise: str, environ: Environ) -> Response:
+    reasons = () if environ.get(ANONYMOUS) else verdict.reasons  # they may name files and addresses
+    body = {"status": "ok" if verdict.ok else otherwise, "reasons": reasons}
     status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(msgspec.json.encode(body), status=status)
 

@@ -1,14 +1,14 @@
 """``HttpServer``: waitress, hardened against clients that connect and then say little or nothing.
 
-One thread polls all connections; only a complete request takes one of a few worker threads. TLS belongs into a channel
-class of its own, whose socket is a non-blocking ``SSLSocket``.
+One thread polls all connections; only a complete request takes one of a few worker threads. Over TLS the same thread
+shakes hands, a little at a time between two looks at the others, and with the newest first: who comes to ask does not
+wait for a thousand who came before and are not in a hurry.
 """
 
 import errno
 import logging
 import select
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -16,10 +16,12 @@ from typing import Any, Final
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
-from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 
-from notbefore.errors import ListenError
+from notbefore.errors import ConfigError, ListenError
+from notbefore.exposition.access import Access
+from notbefore.exposition.channel import IDLE_PATIENCE, Channel, TlsChannel
+from notbefore.exposition.gate import guarded
 
 try:
     import resource
@@ -31,10 +33,9 @@ MAX_PORT: Final = 65_535
 MAX_CONNECTIONS: Final = 2_000 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
 MAX_HEADER: Final = 16 * 1024  # bytes
 MAX_BODY: Final = 64 * 1024  # bytes; nothing here reads a body
-REQUEST_PATIENCE: Final = 10.0  # seconds for a request to arrive, from its first byte or the connection's opening
-IDLE_PATIENCE: Final = 120.0  # seconds between two requests of one connection; scrapes come each minute or more often
 CLEANUP: Final = 2.0  # seconds between two looks at the connections, while there are any
 ACCEPTS: Final = 128  # connections taken from the backlog at a time
+SHAKES: Final = 0.02  # seconds of handshakes between two looks at all connections
 
 log = logging.getLogger("notbefore.http")
 
@@ -42,14 +43,23 @@ log = logging.getLogger("notbefore.http")
 class HttpServer:
     """Serves a WSGI application at ``listen`` (``host:port``, ``[v6]:port``, ``:port`` for every address).
 
-    The constructor binds; it raises ``ListenError``.
+    The constructor binds; it raises ``ListenError``, and ``ConfigError`` where ``access`` leaves the door open.
     """
 
-    def __init__(self, listen: str, app: Any) -> None:
+    def __init__(self, listen: str, app: Any, access: Access | None = None) -> None:
+        self._access = access = access or Access()
         logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of each request that waits a moment
         _raise_file_limit()
         bound = _bind(listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
+        try:
+            access.check_address(self.address[0])
+        except ConfigError:
+            bound.close()
+            raise
+        access.listen_at(listen.rpartition(":")[0])
+        for text in access.warnings(self.address[0]):
+            log.warning(text)
         settings = Adjustments(
             threads=WORKERS,
             connection_limit=MAX_CONNECTIONS + ACCEPTS,  # _Server makes room before this is reached
@@ -63,7 +73,15 @@ class HttpServer:
         )
         self._map: dict[int, Any] = {}
         sockinfo = (bound.family, bound.type, bound.proto, bound.getsockname())
-        self._server = _Server(app, map=self._map, _sock=bound, adj=settings, sockinfo=sockinfo, bind_socket=False)
+        self._server = _Server(
+            guarded(app, access),
+            access=access,
+            map=self._map,
+            _sock=bound,
+            adj=settings,
+            sockinfo=sockinfo,
+            bind_socket=False,
+        )
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
@@ -72,7 +90,8 @@ class HttpServer:
         """Where it is reached from this machine."""
         host, port = self.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - told apart, not bound
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._access.context() else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Begin to serve, in threads of its own."""
@@ -92,45 +111,28 @@ class HttpServer:
             # without connections there is nothing to clean up, and a new one wakes the poll
             timeout = CLEANUP if self._server.active_channels else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
-
-
-class _Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
-    """A connection that knows since when it keeps us waiting."""
-
-    waiting_since: float
-    served: bool = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.waiting_since = time.monotonic()
-        super().__init__(*args, **kwargs)
-
-    def received(self, data: bytes) -> bool:
-        if self.request is None:
-            self.waiting_since = time.monotonic()
-        result: bool = super().received(data)
-        if self.requests:
-            self.served = True
-            self.waiting_since = time.monotonic()
-        return result
-
-    def handle_error(self) -> None:
-        # a client that goes away in the middle of anything is no error of ours
-        log.debug("connection from %s: closed on %r", self.addr, sys.exc_info()[1])
-        self.handle_close()
-
-    @property
-    def busy(self) -> bool:
-        """A request of it is being answered."""
-        return bool(self.requests)
-
-    def overdue(self, now: float) -> bool:
-        """It has had its time: to send a request, to read its answer, or to come back with another request."""
-        idle = self.served and self.request is None and not self.total_outbufs_len
-        return not self.busy and now - self.waiting_since > (IDLE_PATIENCE if idle else REQUEST_PATIENCE)
+            self._server.shake()
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
-    channel_class = _Channel
+    def __init__(self, *args: Any, access: Access, **kwargs: Any) -> None:
+        self.to_shake: list[TlsChannel] = []  # those whose handshake could go on
+        self._access = access
+        super().__init__(*args, **kwargs)
+
+    def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
+        """What waitress makes of a new connection."""
+        if self._access.context() is None:
+            return Channel(*args, **kwargs)
+        return TlsChannel(*args, context=self._access.context, **kwargs)
+
+    def shake(self) -> None:
+        """Go on with handshakes for a moment, the newest first; those not reached are found by the next poll."""
+        deadline = time.monotonic() + SHAKES
+        self.to_shake.sort(key=lambda channel: channel.waiting_since)
+        while self.to_shake and time.monotonic() < deadline:
+            self.to_shake.pop().shake()
+        self.to_shake.clear()
 
     def handle_accept(self) -> None:
         """Take many from the backlog at once: a scrape may be behind a thousand others."""

@@ -18,7 +18,9 @@ from msgspec import Struct
 
 from notbefore.errors import ConfigError, ImdsError, ImdsReason
 
+USUAL: Final = "http://169.254.169.254"
 FIRST_TIMEOUT: Final = 120.0  # seconds: the first request enables the feature, which may take two minutes
+CONNECT_TIMEOUT: Final = 10.0  # seconds: only the answer may take long
 TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operation
 SLACK: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; 0 would mean "do not wait at all"
@@ -69,6 +71,34 @@ class DeadlineSocket(socket.socket):
         super().sendall(*args, **kwargs)  # type: ignore[arg-type]  # handed through as they came
 
 
+def may_be_elsewhere(endpoint: str) -> bool:
+    """Nobody said where IMDS is: what is configured is the usual address."""
+    return endpoint == USUAL
+
+
+class _Target(Struct, frozen=True):
+    """An endpoint, taken apart."""
+
+    host: str
+    port: int
+    prefix: str
+    headers: str
+
+    @classmethod
+    def read(cls, endpoint: str) -> "_Target":
+        """Raise ``ConfigError`` for an endpoint that is no plain ``http`` address."""
+        try:
+            url = urlsplit(endpoint)
+            host, port = url.hostname or "", url.port or 80
+        except ValueError as error:
+            raise ConfigError(f"imds.endpoint: {error}, in {endpoint!r}") from None
+        plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
+        if url.scheme != "http" or not host or not plain:
+            raise ConfigError(f"imds.endpoint: expected http://ADDRESS[:PORT], got {endpoint!r}")
+        headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
+        return cls(host, port, url.path.rstrip("/"), headers)
+
+
 class ImdsClient:
     """Asks one endpoint (``http://host[:port][/prefix]``). Not for several threads, but for ``abort``.
 
@@ -76,30 +106,27 @@ class ImdsClient:
     """
 
     def __init__(self, endpoint: str) -> None:
-        try:
-            url = urlsplit(endpoint)
-            self._host, self._port = url.hostname or "", url.port or 80
-        except ValueError as error:
-            raise ConfigError(f"imds.endpoint: {error}, in {endpoint!r}") from None
-        plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
-        if url.scheme != "http" or not self._host or not plain:
-            raise ConfigError(f"imds.endpoint: expected http://ADDRESS[:PORT], got {endpoint!r}")
-        self._prefix = url.path.rstrip("/")
-        self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
+        self._target = self._connected_to = _Target.read(endpoint)
         self._socket: DeadlineSocket | None = None
         self._aborted = threading.Event()
+
+    def use(self, endpoint: str) -> None:
+        """From the next request on ask there. From any thread."""
+        self._target = _Target.read(endpoint)
 
     def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> Answer:
         """GET ``path``; raises ``ImdsError`` for everything but 200, and 304 where an ETag was given."""
         condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
-        request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}{condition}\r\n"
-        return self._request(request.encode("ascii"), timeout, etag)
+        target = self._target
+        request = f"GET {target.prefix}{path} HTTP/1.1\r\n{target.headers}{condition}\r\n"
+        return self._request(target, request.encode("ascii"), timeout, etag)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> Answer:
         """POST JSON to ``path``; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        request = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}{what}\r\n"
-        return self._request(request.encode("ascii") + body, timeout, None)
+        target = self._target
+        request = f"POST {target.prefix}{path} HTTP/1.1\r\n{target.headers}{what}\r\n"
+        return self._request(target, request.encode("ascii") + body, timeout, None)
 
     def abort(self) -> None:
         """End a request that is under way, from another thread; later ones fail at once."""
@@ -115,7 +142,10 @@ class ImdsClient:
             self._socket.close()
         self._socket = None
 
-    def _request(self, request: bytes, timeout: float, etag: str | None) -> Answer:
+    def _request(self, target: "_Target", request: bytes, timeout: float, etag: str | None) -> Answer:
+        if target is not self._connected_to:
+            self.close()
+            self._connected_to = target
         deadline = time.monotonic() + timeout
         reused = self._socket is not None
         try:
@@ -164,11 +194,12 @@ class ImdsClient:
 
     def _connect(self, deadline: float) -> DeadlineSocket:
         error: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
+        host, port = self._connected_to.host, self._connected_to.port
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             connected = DeadlineSocket(family, kind, protocol)
             connected.deadline = deadline
             try:
-                connected.settimeout(max(0.001, deadline - time.monotonic()))
+                connected.settimeout(max(MINIMUM, min(CONNECT_TIMEOUT, deadline - time.monotonic())))
                 connected.connect(address)
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as failure:
@@ -176,7 +207,7 @@ class ImdsClient:
                 error = failure
                 continue
             return connected
-        raise error or OSError(f"no address for {self._host}")
+        raise error or OSError(f"no address for {host}")
 
 
 def _etag(response: http.client.HTTPResponse) -> str | None:

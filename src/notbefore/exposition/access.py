@@ -1,0 +1,183 @@
+"""Who may ask: the web configuration (the form of Prometheus's exporter-toolkit), passwords, and names of this host.
+
+The file and the certificates it names are looked at again with each handshake and each request. What is wrong, or would
+take a protection away that was there, is not taken over.
+"""
+
+import ipaddress
+import logging
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notbefore.errors import ConfigError
+
+if TYPE_CHECKING:  # without the file, none of this is needed
+    import ssl
+
+    from notbefore.exposition.web_config import WebConfig
+
+log = logging.getLogger("notbefore.http")
+
+Signature = tuple[
+    tuple[int, int, int] | None, ...
+]  # of files: when they were changed, how long they are, which they are
+
+
+def _unread(path: Path) -> "WebConfig":
+    raise ConfigError(f"{path}: nobody said how it is read")
+
+
+class Access:
+    """Who may ask, as the file says at this moment. For several threads.
+
+    Raises ``ConfigError`` when made from a file that cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        read: "Callable[[Path], WebConfig]" = _unread,
+        *,
+        insecure: bool = False,
+        allowed_hosts: Iterable[str] = (),
+    ) -> None:
+        self._path = path
+        self._read = read
+        self._insecure = insecure
+        self._hosts = {_bare(name) for name in allowed_hosts} | {"localhost", _bare(socket.gethostname())}
+        self._lock = threading.Lock()
+        self._files: tuple[str, ...] = ()
+        self._seen: Signature = ()
+        self._config: WebConfig | None = None
+        self._context: ssl.SSLContext | None = None
+        if path is not None:
+            self._config, self._context = self._load(path)
+
+    def config(self) -> "WebConfig | None":
+        """The configuration that holds now, if there is one."""
+        self._refresh()
+        return self._config
+
+    def context(self) -> "ssl.SSLContext | None":
+        """What a new connection shakes hands with; ``None`` without TLS."""
+        self._refresh()
+        return self._context
+
+    @property
+    def _protections(self) -> frozenset[str]:
+        return self._config.protections if self._config is not None else frozenset()
+
+    def check_listen(self, listen: str) -> list[str]:
+        """As ``check_address`` before it is known what a name stands for; returns what ought to be known."""
+        host = listen.rpartition(":")[0].strip("[]")
+        if ":" not in listen or (host and not _is_address(host)):
+            return []
+        self.check_address(host)
+        return self.warnings(host)
+
+    def check_address(self, address: str) -> None:
+        """Raise ``ConfigError`` where strangers could ask at ``address``, and nobody said in writing that they may."""
+        if is_loopback(address) or self._insecure or self._protections:
+            return
+        raise ConfigError(
+            f"server.listen: {address or 'every address'} is not loopback, and nothing says who may ask there: set "
+            "server.web_config_file (TLS or passwords), or server.insecure: true if everybody may"
+        )
+
+    def warnings(self, address: str) -> list[str]:
+        """What is not wrong, but ought to be known."""
+        if is_loopback(address):
+            return []
+        if not self._protections:
+            return [f"everybody who reaches {address or 'this machine'} may ask: server.insecure is true"]
+        if "TLS" not in self._protections:
+            return ["passwords go over the network as they are: add tls_server_config to server.web_config_file"]
+        return []
+
+    def knows_host(self, host: str) -> bool:
+        """Whether ``Host`` is a name of ours, as far as nothing else protects.
+
+        A page of a stranger can have the browser ask us under the stranger's name (DNS rebinding). It has no
+        password of ours then, and no certificate of ours fits that name: the name matters only without both.
+        """
+        if self._protections or not host:
+            return True
+        name = _bare(re.sub(r":\d*\Z", "", host))
+        if name in self._hosts or "*" in self._hosts or name.endswith(".localhost") or _is_address(name.strip("[]")):
+            return True
+        return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts)
+
+    def listen_at(self, host: str) -> None:
+        """The name under which we were told to listen is one of ours."""
+        if host.strip("[]"):
+            self._hosts.add(_bare(host))
+
+    # ---- the file
+
+    def _refresh(self) -> None:
+        if self._path is None:
+            return
+        with self._lock:
+            if _signature(self._files) == self._seen:
+                return
+            try:
+                config, context = self._load(self._path)
+                self._check_kept(config)
+            except ConfigError as error:
+                log.error("the web configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
+                return
+            self._config, self._context = config, context
+            log.info("web configuration reloaded: %s", ", ".join(sorted(config.protections)) or "no protection")
+
+    def _check_kept(self, config: "WebConfig") -> None:
+        """A file that is just being written may be empty: what protects stays until a restart."""
+        lost = self._protections - config.protections
+        if lost:
+            raise ConfigError(f"{self._path}: it would take away {', '.join(sorted(lost))}: that needs a restart")
+
+    def _load(self, path: str) -> "tuple[WebConfig, ssl.SSLContext | None]":
+        """Read it all. What is changed while we read is seen the next time, since we look before we read."""
+        self._files = (path,)
+        self._seen = _signature(self._files)
+        config = self._read(Path(path))
+        self._files += config.files
+        self._seen += _signature(config.files)
+        try:
+            return config, config.context()
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+def _signature(files: Iterable[str]) -> Signature:
+    return tuple(map(_signature_of, files))
+
+
+def _signature_of(file: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(file).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches ``address`` (an IP address, ``localhost``, or empty for every address)."""
+    if address == "localhost":
+        return True
+    return _is_address(address) and ipaddress.ip_address(address).is_loopback
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _bare(host: str) -> str:
+    return host.lower().removesuffix(".")

@@ -1,0 +1,173 @@
+"""Where IMDS is, for a VM without 169.254.169.254: one place after the other, until something answers as IMDS does.
+
+What stands in a lease, in the environment or in the registry is a candidate and no more: it is believed when it gives a
+Scheduled Events document.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from notbefore.errors import ConfigError, DocumentError, ImdsError
+from notbefore.events.document import parse
+from notbefore.imds.client import ImdsClient, may_be_elsewhere
+from notbefore.imds.inform import CannotAskError, inform
+from notbefore.imds.lease import MAX_LEASE, from_dhclient, from_network_manager, from_networkd, from_packet
+
+VARIABLE: Final = "SCHEDULEDEVENTSIP"  # as Microsoft's sample hands it on
+REGISTRY_KEY: Final = r"Software\ScheduledEvents"  # as above, on Windows
+REGISTRY_VALUE: Final = "ScheduledEventsIp"
+PROBE_TIMEOUT: Final = 10.0  # seconds
+MAX_FILES: Final = 32
+
+Parser = Callable[[bytes], str | None]
+# who, where its leases are, how they are read; the first is what Azure's images use today
+LEASES: Final[tuple[tuple[str, tuple[str, ...], Parser], ...]] = (
+    ("systemd-networkd", ("run/systemd/netif/leases/*",), from_networkd),
+    (
+        "dhclient",
+        ("var/lib/dhcp/dhclient*.lease*", "var/lib/dhclient/*.lease*", "var/lib/NetworkManager/dhclient-*.lease"),
+        from_dhclient,
+    ),
+    (
+        "NetworkManager",
+        ("run/NetworkManager/devices/*", "var/lib/NetworkManager/internal-*.lease"),
+        from_network_manager,
+    ),
+    ("dhcpcd", ("var/lib/dhcpcd/*.lease", "var/lib/dhcpcd5/*.lease", "var/db/dhcpcd/*.lease"), from_packet),
+)
+
+
+class Step(Struct, frozen=True):
+    """One place that was looked at: what was found there, whether it answers as IMDS does, and why not."""
+
+    place: str
+    found: str = ""  # an endpoint
+    answers: bool = False
+    why: str = ""
+
+    def __str__(self) -> str:
+        """A line for the log and for people."""
+        if not self.found:
+            return f"{self.place}: {self.why}"
+        said = "answers" if self.answers else "is not it"
+        return f"{self.place}: {self.found} {said}" + (f": {self.why}" if self.why else "")
+
+
+def read_registry() -> str | None:
+    """The value in Windows' registry; raises ``OSError`` where there is none."""
+    try:
+        import winreg  # noqa: PLC0415 - only on Windows
+    except ImportError:
+        return None
+    key = winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, REGISTRY_KEY)  # type: ignore[attr-defined,unused-ignore]
+    with key:
+        return str(winreg.QueryValueEx(key, REGISTRY_VALUE)[0])  # type: ignore[attr-defined,unused-ignore]
+
+
+class Places(Struct, frozen=True):
+    """What is looked at on this machine."""
+
+    environment: Mapping[str, str] = os.environ
+    root: Path = Path("/")
+    ask_network: Callable[[], str | None] = inform
+    registry: Callable[[], str | None] = read_registry
+
+
+class Discovery:
+    """Looks for IMDS, beginning with what is configured."""
+
+    def __init__(self, configured: str, api_version: str, places: Places | None = None) -> None:
+        self._configured = configured
+        self._path = f"/metadata/scheduledevents?api-version={api_version}"
+        self._places = places or Places()
+
+    def search(self) -> Iterator[Step]:
+        """Look at one place after the other; the last step is the one that answers, if any does."""
+        asked: dict[str, str] = {}  # endpoint -> why it is none
+        for candidate in self._candidates():
+            if not candidate.found:
+                yield candidate
+                continue
+            if candidate.found not in asked:
+                asked[candidate.found] = self._probe(candidate.found)
+            why = asked[candidate.found]
+            yield Step(candidate.place, candidate.found, not why, why or candidate.why)
+            if not why:
+                return
+
+    def _candidates(self) -> Iterator[Step]:
+        yield Step("configuration", self._configured)
+        if not may_be_elsewhere(self._configured):
+            return
+        yield _candidate(f"environment ({VARIABLE})", self._places.environment.get(VARIABLE), "not set")
+        for name, patterns, parser in LEASES:
+            yield from self._leases(name, patterns, parser)
+        try:
+            yield _candidate("DHCP INFORM", self._places.ask_network(), "no answer with option 245")
+        except CannotAskError as error:
+            yield Step("DHCP INFORM", why=str(error))
+        try:
+            yield _candidate("Windows registry", self._places.registry(), "not on this system")
+        except OSError as error:
+            yield Step("Windows registry", why=str(error.strerror or error))
+
+    def _leases(self, name: str, patterns: tuple[str, ...], parser: Parser) -> Iterator[Step]:
+        why = "no lease"
+        for path in self._newest(patterns):
+            try:
+                address = parser(_tail(path))
+            except OSError as error:
+                why = f"{path}: {error.strerror}"
+                continue
+            if address is not None:
+                yield Step(f"{name} (option 245)", f"http://{address}", why=f"in {path}")
+                return
+            why = f"{path}: no option 245"
+        yield Step(f"{name} (option 245)", why=why)
+
+    def _newest(self, patterns: tuple[str, ...]) -> list[Path]:
+        found = [path for pattern in patterns for path in self._places.root.glob(pattern)]
+        return sorted(found, key=_age)[:MAX_FILES]
+
+    def _probe(self, endpoint: str) -> str:
+        """Why this is not IMDS; empty if it is."""
+        try:
+            client = ImdsClient(endpoint)
+        except ConfigError as error:
+            return str(error)
+        try:
+            parse(client.get(self._path, timeout=PROBE_TIMEOUT).body or b"")
+        except ImdsError as error:
+            return str(error)
+        except DocumentError as error:
+            return f"it answers, but not as IMDS does ({error})"
+        finally:
+            client.close()
+        return ""
+
+
+def _candidate(place: str, address: str | None, otherwise: str) -> Step:
+    if not address:
+        return Step(place, why=otherwise)
+    return Step(place, address if "://" in address else f"http://{address}")
+
+
+def _age(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # it is gone meanwhile, or not for us: reading it will say so
+        return 0.0
+
+
+def _tail(path: Path) -> bytes:
+    """The end of a file; what is new in a lease file stands there."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no file")
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LEASE))
+        return file.read(MAX_LEASE)

@@ -1,0 +1,152 @@
+"""The agent behind TLS and a password: asked by a real Prometheus, by its own commands, and refused without either."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import trustme
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, free_port, get, notbefore
+from support.azure import ID, body, item
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with all that is needed; `agent.yml` is filled in by `agent`."""
+    at = tmp_path_factory.mktemp("access")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(at / "ca.pem")
+    server, client = authority.issue_cert("localhost", "127.0.0.1"), authority.issue_cert("prometheus")
+    for name, issued in (("server", server), ("client", client)):
+        issued.cert_chain_pems[0].write_to_path(at / f"{name}.pem")
+        issued.private_key_pem.write_to_path(at / f"{name}.key")
+    (at / "password").write_text(PASSWORD + "\n", encoding="utf-8")
+    (at / "wrong").write_text("wrong", encoding="utf-8")
+    tls = {
+        "cert_file": "server.pem",
+        "key_file": "server.key",
+        "client_ca_file": "ca.pem",
+        "client_auth_type": "RequireAndVerifyClientCert",
+    }
+    users = {"prometheus": bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(8)).decode()}
+    (at / "web.yml").write_text(yaml.safe_dump({"tls_server_config": tls, "basic_auth_users": users}), encoding="utf-8")
+    return at
+
+
+@pytest.fixture(scope="module")
+def agent(place: Path) -> Iterator[RunningAgent]:
+    (place / "agent.yml").write_text("server: {web_config_file: web.yml}\n", encoding="utf-8")
+    with Simulator() as imds, RunningAgent(imds.endpoint, place / "state", str(place / "agent.yml")) as running:
+        imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
+        listen = f"server: {{web_config_file: web.yml, listen: '127.0.0.1:{running.port}'}}\n"
+        (place / "agent.yml").write_text(listen, encoding="utf-8")  # so that the commands find it
+        running.told("announced")
+        yield running
+
+
+def words(place: Path) -> tuple[str, ...]:
+    login = ("--user", "prometheus", "--password-file", str(place / "password"))
+    return (*login, "--cert-file", str(place / "client.pem"), "--key-file", str(place / "client.key"))
+
+
+def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, place: Path) -> None:
+    config, login = str(place / "agent.yml"), words(place)
+    eventually(lambda: notbefore("health", config, *login[4:], "--ready").stdout == "ok\n")
+    assert ID in notbefore("events", config, *login).stdout
+    assert "announced" in notbefore("history", config, *login).stdout
+    by_url = ("--url", f"https://localhost:{agent.port}", "--ca-file", str(place / "ca.pem"))
+    assert ID in notbefore("events", *by_url, *login).stdout
+
+
+def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> None:
+    config, login = str(place / "agent.yml"), words(place)
+    url = f"https://localhost:{agent.port}"
+    for given, code, expected in (
+        ((config, *login[4:]), 1, "wants a password: give --user"),
+        ((config, "--user", "prometheus", "--password-file", str(place / "wrong"), *login[4:]), 1, "wants a password"),
+        ((config, *login[:4]), 1, "--cert-file needed"),
+        (("--url", url, *login), 1, "is --ca-file"),
+        (("--url", url.replace("https", "http")), 1, "this is HTTPS"),
+        (("--url", url, "--user", "x"), 2, "belong together"),
+        (("--url", url, "--ca-file", str(place / "none")), 2, "--ca-file"),
+        (("--url", "localhost"), 2, "expected http://HOST:PORT"),
+    ):
+        told = notbefore("events", *given)
+        assert (told.returncode, told.stdout) == (code, ""), told.stderr
+        assert expected in told.stderr
+    other = place / "other.yml"
+    other.write_text((place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8")
+    pinned = (place / "web.yml").read_text().replace("server.pem", "client.pem").replace("server.key", "client.key")
+    (place / "other-web.yml").write_text(pinned, encoding="utf-8")
+    assert "another certificate than" in notbefore("health", str(other), *login).stderr
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no Prometheus: apt-get install prometheus")
+def test_prometheus_scrapes_it_over_https_with_certificate_and_password(
+    agent: RunningAgent, place: Path, tmp_path: Path
+) -> None:
+    job: dict[str, Any] = {
+        "job_name": "good",
+        "scheme": "https",
+        "basic_auth": {"username": "prometheus", "password_file": str(place / "password")},
+        "tls_config": {f"{key}_file": str(place / name) for key, name in CERTIFICATES},
+        "static_configs": [{"targets": [f"127.0.0.1:{agent.port}"]}],
+    }
+    wrong = {
+        **job,
+        "job_name": "wrong",
+        "basic_auth": {"username": "prometheus", "password_file": str(place / "wrong")},
+    }
+    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job, wrong]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    port = free_port()
+    command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    try:
+
+        def value(query: str) -> str | None:
+            try:
+                found = json.loads(get(port, f"/api/v1/query?query={query}")[1])["data"]["result"]
+            except (OSError, KeyError, ValueError):
+                return None
+            return found[0]["value"][1] if found else None
+
+        eventually(lambda: value('up{job="good"}') == "1")
+        eventually(lambda: value('up{job="wrong"}') == "0")
+        eventually(lambda: value("sum(azure_scheduled_events_pending)") == "1")
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+CERTIFICATES = (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key"))
+
+
+def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path) -> None:
+    with Simulator() as imds:
+        run = ("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", f"0.0.0.0:{free_port()}")
+        told = notbefore(*run)
+        assert told.returncode == 2
+        assert "server.insecure: true" in told.stderr
+        config = tmp_path / "open.yml"
+        config.write_text("server: {listen: ':10169'}\n", encoding="utf-8")
+        assert notbefore("check-config", str(config)).returncode == 2
+        told = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
+        assert told.returncode == 0
+        assert "warning: everybody who reaches this machine may ask" in told.stderr
+        config.write_text("server: {insecure: true, allowed_hosts: [vm.example.org]}\n", encoding="utf-8")
+        with RunningAgent(imds.endpoint, tmp_path / "state", str(config), host="0.0.0.0") as agent:  # noqa: S104 - this is about it
+            agent.ready()
+            assert get(agent.port, "/healthz", Host="vm.example.org")[0] == 200
+            assert get(agent.port, "/healthz", Host="evil.example.com")[0] == 421
+            assert "everybody who reaches 0.0.0.0 may ask" in agent.log

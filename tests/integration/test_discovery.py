@@ -1,0 +1,291 @@
+"""Looking for IMDS: the order, what is believed, and a real dnsmasq with option 245 in a network of the test's own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import pytest
+import yaml
+
+from notbefore import agent
+from notbefore.config import load
+from notbefore.events.figures import Figures
+from notbefore.imds import client
+from notbefore.imds import discovery as module
+from notbefore.imds.discovery import Discovery, Places, Step
+from notbefore.imds.inform import CannotAskError
+from notbefore.simulator.server import Simulator
+from notbefore.store.store import Store
+from notbefore.watch import Watch
+from support.agent import eventually, free_port, notbefore
+from support.azure import body, item
+from support.raw_server import answer, serving
+
+VERSION = "2020-07-01"
+LEASES = Path(__file__).parent.parent / "leases"
+
+
+def nobody() -> str | None:
+    return None
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The usual address, where nobody listens."""
+    usual = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr(client, "USUAL", usual)
+    return usual
+
+
+def search(configured: str, **places: Any) -> list[Step]:
+    nowhere: dict[str, Any] = {"environment": {}, "root": Path("/nowhere"), "ask_network": nobody, "registry": nobody}
+    return list(Discovery(configured, VERSION, Places(**{**nowhere, **places})).search())
+
+
+def test_who_answers_at_the_configured_place_is_not_looked_for_elsewhere(silent: str) -> None:
+    with Simulator() as imds:
+        assert search(imds.endpoint) == [Step("configuration", imds.endpoint, answers=True)]
+    (step,) = search("http://127.0.0.2:1")  # said by the user: no other place is tried
+    assert (step.answers, "refused" in step.why) == (False, True)
+    assert silent
+
+
+def test_each_place_is_looked_at_in_its_order_and_says_why_not(silent: str, tmp_path: Path) -> None:
+    def no_right() -> str | None:
+        raise CannotAskError("the right is missing")
+
+    def no_key() -> str | None:
+        raise FileNotFoundError(2, "no such key")
+
+    (tmp_path / "run/systemd/netif/leases").mkdir(parents=True)
+    (tmp_path / "run/systemd/netif/leases/2").write_text("ADDRESS=10.0.0.4\n", encoding="ascii")
+    (tmp_path / "var/lib/dhcpcd/dir.lease").mkdir(parents=True)
+    steps = search(silent, root=tmp_path, ask_network=no_right, registry=no_key)
+    assert [step.place.split(" ")[0] for step in steps] == [
+        "configuration", "environment", "systemd-networkd", "dhclient", "NetworkManager", "dhcpcd", "DHCP", "Windows",
+    ]  # fmt: skip
+    why = [step.why for step in steps]
+    assert why[0].startswith("refused")
+    assert why[1] == "not set"
+    assert why[2].endswith("leases/2: no option 245")
+    assert why[3:5] == ["no lease", "no lease"]
+    assert why[5].endswith("dir.lease: no file")
+    assert why[6:] == ["the right is missing", "no such key"]
+
+
+def test_the_first_that_answers_as_imds_does_is_taken(silent: str) -> None:
+    with Simulator() as imds, serving(answer(body=b'{"hello": "world"}')) as (other, _):
+        steps = search(
+            silent,
+            environment={"SCHEDULEDEVENTSIP": other},
+            ask_network=lambda: imds.endpoint.removeprefix("http://"),
+            registry=lambda: pytest.fail("it was found already"),
+        )
+    assert "not as IMDS does" in steps[1].why
+    assert steps[-1] == Step("DHCP INFORM", imds.endpoint, answers=True)
+    assert str(steps[-1]) == f"DHCP INFORM: {imds.endpoint} answers"
+
+
+def test_the_registry_is_the_last_place(silent: str) -> None:
+    with Simulator() as imds:
+        assert search(silent, registry=lambda: imds.endpoint)[-1].answers
+    assert not search(silent, registry=lambda: "not an address")[-1].answers
+    assert module.read_registry() is None  # this is no Windows
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("run/systemd/netif/leases/2", "networkd", "98.76.54.32"),
+        ("var/lib/dhcp/dhclient.eth0.leases", "dhclient.leases", "10.99.0.1"),
+        ("var/lib/NetworkManager/dhclient-1-eth0.lease", "dhclient.leases", "10.99.0.1"),
+        ("run/NetworkManager/devices/2", "network-manager", "168.63.129.16"),
+        ("var/lib/NetworkManager/internal-1-eth0.lease", "networkd", "98.76.54.32"),
+        ("var/lib/dhcpcd/eth0.lease", "dhcpcd.lease", "10.99.0.1"),
+    ],
+)
+def test_each_clients_files_are_found(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str]
+) -> None:
+    place, file, address = case
+    monkeypatch.setattr(Discovery, "_probe", lambda *_: "nobody is asked here")  # the addresses are not ours to ask
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_bytes((LEASES / file).read_bytes())
+    assert [step.found for step in search(silent, root=tmp_path) if step.found] == [silent, f"http://{address}"]
+
+
+def test_what_was_found_is_kept_until_it_is_silent_for_long(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "SILENCE", 1.0)
+    monkeypatch.setattr(agent, "SEARCH_PAUSES", (0.5,))
+    config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
+    store = Store(tmp_path)
+    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
+        monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
+        watcher = agent.Watcher(config, watch)
+        watcher.start()
+        try:
+            eventually(lambda: watch.vm is not None and watch.vm.name == "first" and watch.last_good)
+            monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
+            asked = imds.requests
+            eventually(lambda: imds.requests > asked + 10)  # two seconds of beats
+            assert watcher.endpoint == imds.endpoint
+            imds.fault("error", times=1000)
+            eventually(lambda: watcher.endpoint == other.endpoint)
+            eventually(lambda: watch.vm is not None and watch.vm.name == "second")
+        finally:
+            watcher.stop()
+            watch.stop()
+            store.close()
+
+
+# ---- a network of its own
+
+
+class Net(NamedTuple):
+    """Two namespaces: the host's side, where dnsmasq and a simulator are, and the VM's."""
+
+    host: str
+    vm: str
+
+    def command(self, side: str, *words: str) -> list[str]:
+        return ["ip", "netns", "exec", side, *words]
+
+    def notbefore(self, side: str, *words: str) -> list[str]:
+        return self.command(side, sys.executable, "-m", "notbefore", *words)
+
+
+MISSING = [tool for tool in ("ip", "dnsmasq", "setpriv", "curl") if shutil.which(tool) is None]
+needs_network = pytest.mark.skipif(
+    bool(MISSING) or os.geteuid() != 0,
+    reason="a network of its own needs root, and: apt-get install iproute2 dnsmasq-base util-linux curl",
+)
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+    tag = f"nb{os.getpid() % 100_000}"
+    made = Net(f"{tag}h", f"{tag}v")
+    at = tmp_path_factory.mktemp("net")
+    with ExitStack() as stack:
+        for side in made:
+            run("ip", "netns", "add", side)
+            stack.callback(run, "ip", "netns", "delete", side)
+        run("ip", "-n", made.host, "link", "add", made.host, "type", "veth", "peer", made.vm, "netns", made.vm)
+        for side, address in zip(made, ("10.99.0.1/24", "10.99.0.2/24"), strict=True):
+            run("ip", "-n", side, "address", "add", address, "dev", side)
+            for link in ("lo", side):
+                run("ip", "-n", side, "link", "set", link, "up")
+        dhcp = ["dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--port=0", f"--interface={made.host}"]
+        dhcp += [
+            "--dhcp-range=10.99.0.50,10.99.0.90,1h",
+            "--dhcp-option=245,10.99.0.1",
+            f"--dhcp-leasefile={at}/leases",
+        ]
+        log = stack.enter_context((at / "log").open("wb"))
+        for command in (
+            made.command(made.host, *dhcp),
+            made.notbefore(made.host, "simulate", "--listen", "10.99.0.1:80"),
+        ):
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            stack.callback(process.wait, 20)
+            stack.callback(process.terminate)
+        probe = made.notbefore(made.vm, "discover", "--imds", "http://10.99.0.1")
+        eventually(lambda: subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode == 0)
+        yield made
+
+
+@needs_network
+def test_dnsmasq_says_where_imds_is(net: Net) -> None:
+    told = subprocess.run(net.notbefore(net.vm, "discover"), check=False, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stdout + told.stderr
+    first, *_, last = told.stdout.splitlines()
+    assert first.startswith("configuration: http://169.254.169.254 is not it: unreachable")
+    assert last == "DHCP INFORM: http://10.99.0.1 answers"
+
+
+@needs_network
+def test_without_the_right_it_says_which(net: Net) -> None:
+    less = (
+        "setpriv",
+        "--bounding-set=-net_bind_service",
+        "--inh-caps=-net_bind_service",
+        sys.executable,
+        "-m",
+        "notbefore",
+    )
+    told = subprocess.run(
+        net.command(net.vm, *less, "discover"), check=False, capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 1
+    assert "DHCP INFORM: the right is missing: it needs CAP_NET_BIND_SERVICE" in told.stdout
+
+
+@needs_network
+def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yml"
+    rule = {"match": {"event_source": "User"}, "action": "approve"}
+    config.write_text(
+        yaml.safe_dump({"approval": {"enabled": True, "dry_run": False, "rules": [rule]}}), encoding="utf-8"
+    )
+    words = net.notbefore(net.vm, "run", str(config), "--state-dir", str(tmp_path / "state"), "--allow-approval")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    log, records = Lines(process.stderr), Lines(process.stdout)
+    health = net.notbefore(net.vm, "health", "--ready")
+    try:
+        eventually(lambda: subprocess.run(health, check=False, capture_output=True, timeout=60).returncode == 0, 60)
+        listed = body(item(EventSource="User", NotBefore="Fri, 01 Mar 2058 12:00:00 GMT"), incarnation=2)
+        order = ("curl", "-sS", "-d", listed.decode(), "http://10.99.0.1/simulator/document")
+        subprocess.run(net.command(net.vm, *order), check=True, capture_output=True, timeout=20)
+        eventually(lambda: "approved" in records.of("azure.scheduled_event.change"))
+    finally:
+        process.terminate()
+        process.wait(20)
+        log.close()
+        records.close()
+    said = log.of("body")
+    assert "where is IMDS? DHCP INFORM: http://10.99.0.1 answers" in said
+    assert "IMDS is asked at http://10.99.0.1 from now on" in said
+    assert "this VM is WestNO_0" in said
+
+
+class Lines:
+    """The JSON lines of a process, as they come."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        assert pipe is not None
+        self._pipe = pipe
+        self._lines: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        self._lines.extend(map(json.loads, self._pipe))
+
+    def of(self, key: str) -> list[Any]:
+        return [line.get(key) for line in self._lines]
+
+    def close(self) -> None:
+        self._thread.join(20)
+        self._pipe.close()
+
+
+def test_the_command_says_where_it_is(tmp_path: Path) -> None:
+    with Simulator() as imds:
+        told = notbefore("discover", "--imds", imds.endpoint, "--state-dir", str(tmp_path))
+        assert (told.returncode, told.stdout) == (0, f"configuration: {imds.endpoint} answers\n")
+    assert notbefore("discover", "--imds", imds.endpoint).returncode == 1

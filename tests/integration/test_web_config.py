@@ -1,0 +1,555 @@
+"""Who may ask: TLS, client certificates, passwords and names, asked by curl, Python and a thousand who say little."""
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import socket
+import ssl
+import statistics
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import trustme
+import yaml
+from cryptography.hazmat.primitives import serialization
+
+from notbefore.config import load_web_config
+from notbefore.errors import ConfigError
+from notbefore.exposition import channel as channels
+from notbefore.exposition.access import Access
+from notbefore.exposition.http import Condition, Verdict, make_app
+from notbefore.exposition.server import HttpServer
+from notbefore.exposition.web_config import WebConfig
+from support.agent import eventually
+
+METRICS = b"# TYPE up gauge\nup 1\n"
+HASHES = {
+    "prometheus": bcrypt.hashpw(b"correct horse", bcrypt.gensalt(4)).decode(),
+    "browser": bcrypt.hashpw("größer".encode(), bcrypt.gensalt(6)).decode(),
+}
+TLS = "tls_server_config: {cert_file: cert.pem, key_file: key.pem, %s}"
+DEFAULTS: dict[str, str] = {}
+
+
+class Shown:
+    """A view of fixed things."""
+
+    body = METRICS
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        return self.body, f"text/plain; accept={accept}"
+
+    def health(self) -> Verdict:
+        return Verdict(ok=True, reasons=("the state is in /secret",))
+
+    ready = health
+
+    def pending(self) -> bytes:
+        return b'{"events":[]}'
+
+    def history(self, *_: Any) -> bytes:
+        return b'{"changes":[]}'
+
+    def condition(self) -> Condition:
+        return Condition()
+
+
+class Place:
+    """A directory with certificates and a web configuration."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+        self.file = at / "web.yml"
+        self.server_ca, self.client_ca = trustme.CA(), trustme.CA()
+        self.certify()
+        self.client_ca.cert_pem.write_to_path(at / "clients.pem")
+        self.server_ca.cert_pem.write_to_path(at / "ca.pem")
+        locked = serialization.load_pem_private_key((at / "key.pem").read_bytes(), None).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"nobody types this"),
+        )
+        (at / "locked.pem").write_bytes(locked)
+        client = self.client_ca.issue_cert("scraper")
+        client.private_key_and_cert_chain_pem.write_to_path(at / "client.pem")
+
+    def certify(self, *names: str) -> None:
+        """A new certificate for the server."""
+        cert = self.server_ca.issue_cert(*(names or ("localhost", "127.0.0.1")))
+        for name, pem in (("cert.pem", cert.cert_chain_pems[0]), ("key.pem", cert.private_key_pem)):
+            pem.write_to_path(self.at / f"{name}.new")
+            (self.at / f"{name}.new").replace(self.at / name)
+
+    def write(self, *, users: dict[str, str] | None = None, tls: dict[str, Any] | None = DEFAULTS, **more: Any) -> str:
+        values = dict(more)
+        if tls is not None:
+            values["tls_server_config"] = {"cert_file": "cert.pem", "key_file": "key.pem", **tls}
+        if users:
+            values["basic_auth_users"] = users
+        self.file.with_suffix(".new").write_text(yaml.safe_dump(values), encoding="utf-8")
+        self.file.with_suffix(".new").replace(self.file)
+        return str(self.file)
+
+    def client(self, *, certificate: bool = False) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.server_ca.configure_trust(context)
+        if certificate:
+            context.load_cert_chain(self.at / "client.pem")
+        return context
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("web"))
+
+
+@contextmanager
+def serving(path: str | None, listen: str = "127.0.0.1:0", **access: Any) -> Iterator[HttpServer]:
+    server = HttpServer(listen, make_app(Shown()), Access(path, load_web_config, **access))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def ask(
+    server: HttpServer, path: str, tls: ssl.SSLContext | None = None, /, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    address = ("127.0.0.1", server.address[1])
+    connection = (
+        http.client.HTTPSConnection(*address, timeout=20, context=tls)
+        if tls
+        else http.client.HTTPConnection(*address, timeout=20)
+    )
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def curl(server: HttpServer, path: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+# ---- TLS
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing: apt-get install curl")
+def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
+    with serving(place.write(users=HASHES)) as server:
+        assert server.url.startswith("https://")
+        trust = ("--cacert", str(place.at / "ca.pem"))
+        said = curl(server, "/metrics", *trust, "-u", "prometheus:correct horse")
+        assert (said.stdout.encode(), said.stderr) == (METRICS, "")
+        assert curl(server, "/metrics", *trust).stdout == "user and password, please\n"
+        assert "SSL certificate problem" in curl(server, "/metrics").stderr
+        assert ask(server, "/metrics")[::2] == (400, b"this is HTTPS: ask with https://\r\n")
+        for version, code in (("1.1", 35), ("1.2", 0), ("1.3", 0)):
+            got = curl(server, "/healthz", *trust, f"--tlsv{version}", "--tls-max", version)
+            assert got.returncode == code, got.stderr
+
+
+def test_who_has_no_certificate_of_the_right_authority_is_not_let_in(place: Place) -> None:
+    tls = {"client_ca_file": "clients.pem", "client_auth_type": "RequireAndVerifyClientCert"}
+    with serving(place.write(tls=tls)) as server:
+        assert ask(server, "/metrics", place.client(certificate=True))[2] == METRICS
+        for stranger in (place.client(), place.client()):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                ask(server, "/healthz", stranger)
+        stranger.load_cert_chain(place.at / "cert.pem", place.at / "key.pem")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask(server, "/healthz", stranger)
+
+
+def test_a_certificate_may_be_optional_but_then_must_be_good(place: Place) -> None:
+    tls = {"client_ca_file": "clients.pem", "client_auth_type": "VerifyClientCertIfGiven"}
+    with serving(place.write(tls=tls)) as server:
+        assert ask(server, "/metrics", place.client(certificate=True))[0] == 200
+        bad = place.client()
+        assert ask(server, "/metrics", bad)[0] == 200
+        bad.load_cert_chain(place.at / "cert.pem", place.at / "key.pem")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask(server, "/metrics", bad)
+
+
+def test_versions_and_suites_are_those_of_the_file(place: Place) -> None:
+    suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+    with serving(place.write(tls={"max_version": "TLS12", "cipher_suites": [suite]})) as server:
+        with ExitStack() as stack:
+            tls = shaken(place.client(), server, stack)
+            assert (tls.version(), (tls.cipher() or ("",))[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
+        place.write(tls={"cipher_suites": ["TLS_AES_128_GCM_SHA256"]})
+        old = place.client()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask(server, "/metrics", old)
+        assert ask(server, "/metrics", place.client())[0] == 200
+
+
+LONG = os.urandom(20_000_000)  # more than the kernel takes for a client that does not read
+REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+
+
+def writing(server: HttpServer) -> bool:
+    """It waits for a client to read."""
+    return any(channel.total_outbufs_len for channel in server._server.active_channels.values())
+
+
+def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shown, "body", LONG)
+    with serving(place.write()) as server, ExitStack() as stack:
+        tls = shaken(place.client(), server, stack)
+        # two requests in one record, and one more byte by byte: each is answered, in order
+        tls.sendall(REQUEST % (b"metrics", b"") + REQUEST % (b"healthz", b""))
+        for byte in REQUEST % (b"api/v1/events", b"Connection: close\r\n"):
+            tls.sendall(bytes([byte]))
+        eventually(lambda: writing(server))
+        assert ask(server, "/healthz", place.client())[0] == 200  # others do not wait for it
+        said = bytearray()
+        while piece := tls.recv(1_000_000):
+            said += piece
+        assert said.count(b"HTTP/1.1 200 OK") == 3
+        assert LONG in said
+        assert said.endswith(b'{"events":[]}')
+
+
+def test_a_reader_that_goes_away_in_the_middle_leaves_nothing_behind(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shown, "body", LONG)
+    with serving(place.write()) as server, ExitStack() as stack:
+        tls = shaken(place.client(), server, stack)
+        tls.sendall(REQUEST % (b"metrics", b""))
+        eventually(lambda: writing(server))
+        tls.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # cut, not closed
+        tls.close()
+        eventually(lambda: not server._server.active_channels)
+        assert ask(server, "/healthz", place.client())[0] == 200
+
+
+def test_a_record_may_come_in_parts_and_what_is_no_record_is_the_end(place: Place) -> None:
+    come, go, other = ssl.MemoryBIO(), ssl.MemoryBIO(), place.client()
+    tls = place.client().wrap_bio(come, go, server_hostname="localhost")
+    with serving(place.write()) as server, socket.create_connection(server.address, timeout=20) as raw:
+
+        def drive(step: Callable[[], Any]) -> Any:
+            while True:
+                with suppress(ssl.SSLWantReadError):
+                    return step()
+                if sent := go.read():
+                    raw.sendall(sent[:7])
+                    assert ask(server, "/healthz", other)[0] == 200  # so that the server has looked at what came
+                    raw.sendall(sent[7:])
+                come.write(raw.recv(65_536))
+
+        drive(tls.do_handshake)
+        raw.sendall(go.read())  # the end of the handshake, a record of its own
+        tls.write(REQUEST % (b"metrics", b""))
+        assert drive(lambda: tls.read(65_536)).startswith(b"HTTP/1.1 200 OK")
+        raw.sendall(b"this is no record, and long enough to be seen as none")
+        with suppress(ConnectionResetError):
+            while raw.recv(65_536):  # an alert, and the end
+                pass
+        eventually(lambda: not server._server.active_channels)
+
+
+def test_a_handshake_that_does_not_end_is_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
+    with serving(place.write()) as server, socket.create_connection(server.address, timeout=20) as client:
+        for byte in hello(place):
+            try:
+                client.sendall(bytes([byte]))
+            except OSError:
+                return  # closed while it dripped
+            time.sleep(0.05)  # the drip itself
+        pytest.fail("it took every byte of a handshake that lasted many times as long as it may")
+
+
+def hello(place: Place) -> bytes:
+    """How a client begins."""
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        place.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
+
+
+def shaken(context: ssl.SSLContext, server: HttpServer, stack: ExitStack) -> ssl.SSLSocket:
+    """A connection that has shaken hands."""
+    raw = stack.enter_context(socket.create_connection(server.address, timeout=20))
+    return stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", ["idle", "half-shaken", "mixed"])
+def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(place: Place, kind: str) -> None:
+    begin, scraper = hello(place), place.client()
+    with serving(place.write()) as server, ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(800)]
+        if kind == "mixed":
+            slow = [shaken(scraper, server, stack) for _ in range(200)]
+        else:
+            slow = []
+            clients += [stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(200)]
+        for number, client in enumerate(clients if kind != "idle" else ()):
+            whole = kind == "half-shaken" or number % 4
+            client.sendall(begin if whole else begin[:100])
+            if kind == "mixed" and number % 4 == 3:
+                client.shutdown(socket.SHUT_WR)
+        stop = threading.Event()
+        dripper = threading.Thread(target=drip, args=(slow, stop))
+        dripper.start()
+        times = []
+        for _ in range(10):  # the first of them while the server still shakes hands with the others
+            begun = time.monotonic()
+            assert ask(server, "/metrics", scraper)[2] == METRICS
+            times.append(time.monotonic() - begun)
+        eventually(lambda: len(server._server.active_channels) >= (600 if kind == "mixed" else 1000))
+        begun = time.monotonic()
+        assert ask(server, "/metrics", scraper)[2] == METRICS
+        times.append(time.monotonic() - begun)
+        stop.set()
+        dripper.join(20)
+    assert max(times) < 1.0
+
+
+def drip(clients: list[ssl.SSLSocket], stop: threading.Event) -> None:
+    """A byte of a header to each, each half second."""
+    for client in clients:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+    while not stop.wait(0.5):
+        for client in clients:
+            with suppress(OSError):
+                client.sendall(b"x")
+
+
+# ---- what the file says, and when it changes
+
+
+def served_name(server: HttpServer, place: Place) -> list[str]:
+    with socket.create_connection(server.address, timeout=20) as raw:
+        context = place.client()
+        context.check_hostname = False
+        with context.wrap_socket(raw) as tls:
+            certificate: Any = tls.getpeercert()
+            return [name for kind, name in certificate["subjectAltName"] if kind == "DNS"]
+
+
+def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
+    try:
+        with serving(place.write()) as server:
+            assert served_name(server, place) == ["localhost"]
+            kept = http.client.HTTPSConnection("127.0.0.1", server.address[1], context=place.client(), timeout=20)
+            kept.request("GET", "/metrics")
+            kept.getresponse().read()
+            place.certify("renewed.example.org")
+            assert served_name(server, place) == ["renewed.example.org"]
+            kept.request("GET", "/metrics")  # what has shaken hands goes on
+            assert kept.getresponse().read() == METRICS
+            kept.close()
+    finally:
+        place.certify()
+
+
+def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = place.write(users={"prometheus": HASHES["prometheus"]}, tls=None)
+    good = basic("prometheus", "correct horse")
+    with serving(path) as server:
+        assert ask(server, "/metrics", Authorization=good)[0] == 200
+        for text, why in (("basic_auth_user: {}", "unknown field"), ("", "take away passwords"), ("{", "not YAML")):
+            Path(path).write_text(text, encoding="utf-8")
+            assert ask(server, "/metrics")[0] == 401
+            assert ask(server, "/metrics", Authorization=good)[0] == 200
+            assert why in caplog.text
+        assert caplog.text.count("the old one stays") == 3  # said once each, not with each request
+        place.write(users={"browser": HASHES["browser"]}, tls=None)
+        assert ask(server, "/metrics", Authorization=good)[0] == 401
+        assert ask(server, "/metrics", Authorization=basic("browser", "größer"))[0] == 200
+        place.write(users={"browser": HASHES["browser"]})  # and TLS may be added
+        assert ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tls_server_config: {cert_file: cert.pem}", ":1: tls_server_config: Object missing required field `key_file`"),
+        ("tls_server_config:\n  cert_files: x", ":2: tls_server_config.cert_files: Object contains unknown field"),
+        ("tls_server_config: {cert_file: cert.pem, key_file: none.pem}", "tls_server_config.cert_file, key_file: "),
+        ("tls_server_config: {cert_file: cert.pem, key_file: client.pem}", "mismatch"),
+        ("tls_server_config: {cert_file: 5, key_file: key.pem}", "tls_server_config.cert_file: Expected `str`"),
+        ("tls_server_config: {min_version: TLS10}", "expected one of TLS12, TLS13"),
+        ("tls_server_config: {cert_file: c, key_file: k, min_version: TLS13, max_version: TLS12}", "min_version is"),
+        ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "belong together"),
+        ("tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequestClientCert}", "expected one of NoCl"),
+        ("tls_server_config: {cert_file: c, key_file: k, cipher_suites: [RC4]}", "'RC4' is none of TLS_ECDHE"),
+        (
+            TLS % "max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]",
+            "cipher_suites: none of them is of TLS 1.2",
+        ),
+        (TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert", "_config.client_ca_file: "),
+        ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
+        ('tls_server_config: {cert_file: "c\\0", key_file: key.pem}', "tls_server_config.cert_file"),
+        ("http_server_config: {headers: {Server: x}}", "http_server_config.headers.Server"),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "visible ASCII"),
+        ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
+        ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
+        ("rate_limit: {burst: 1}", ":1: rate_limit: Object contains unknown field"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: str) -> None:
+    path = place.at / "wrong.yml"
+    path.write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        Access(str(path), load_web_config)
+    assert str(caught.value).startswith(str(path))
+    assert expected in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
+    with pytest.raises(ConfigError, match=r"pip install 'notbefore\[web\]'"):
+        Access(place.write(users=HASHES), load_web_config)
+    Access(place.write(), load_web_config)
+
+
+def test_headers_of_the_file_win(place: Place) -> None:
+    headers = {"headers": {"Strict-Transport-Security": "max-age=60", "Content-Security-Policy": "default-src 'self'"}}
+    with serving(place.write(tls=None, http_server_config={"http2": False, **headers})) as server:
+        _, got, _ = ask(server, "/metrics")
+        assert got.get_all("Strict-Transport-Security") == ["max-age=60"]
+        assert got.get_all("Content-Security-Policy") == ["default-src 'self'"]
+
+
+# ---- passwords
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (basic("prometheus", "correct horse"), 200),
+        (basic("browser", "größer"), 200),
+        (basic("prometheus", "größer"), 401),
+        (basic("nobody", "correct horse"), 401),
+        (basic("prometheus", "correct horse" + "x" * 100), 401),
+        (basic("prometheus", "\0"), 401),
+        ("Basic !!!", 401),
+        ("Basic " + base64.b64encode(b"\xff:x").decode(), 401),
+        ("Basic " + base64.b64encode(b"prometheus").decode(), 401),
+        ("Bearer correct horse", 401),
+        ("", 401),
+    ],
+)
+def test_the_right_password_opens(place: Place, given: str, status: int) -> None:
+    with serving(place.write(users=HASHES, tls=None)) as server:
+        headers = {"Authorization": given} if given else {}
+        got, said, body = ask(server, "/api/v1/events", None, **headers)
+        assert got == status
+        assert ("WWW-Authenticate" in said) == (status == 401)
+        assert (body == b'{"events":[]}') == (status == 200)
+
+
+def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:
+    with serving(place.write(users=HASHES, tls=None)) as server:
+        for path in ("/healthz", "/readyz"):
+            assert ask(server, path)[::2] == (200, b'{"status":"ok","reasons":[]}')
+            assert ask(server, path, Authorization=basic("prometheus", "x"))[0] == 401
+            known = ask(server, path, Authorization=basic("prometheus", "correct horse"))[2]
+            assert json.loads(known)["reasons"] == ["the state is in /secret"]
+
+
+@pytest.mark.alone
+def test_the_time_it_takes_tells_no_user_from_another() -> None:
+    def seconds(user: str) -> float:
+        times = []
+        for _ in range(9):
+            begun = time.process_time()
+            config.password_fits(user, b"wrong")
+            times.append(time.process_time() - begun)
+        return statistics.median(times)
+
+    users = {name: bcrypt.hashpw(b"x", bcrypt.gensalt(cost)).decode() for name, cost in (("cheap", 5), ("dear", 9))}
+    config = WebConfig(basic_auth_users=users)
+    cheap, dear, unknown = (seconds(user) for user in ("cheap", "dear", "nobody"))
+    # without the decoys the cheap one takes a sixteenth
+    assert 0.5 < cheap / dear < 2
+    assert 0.5 < unknown / dear < 2
+
+
+# ---- names and addresses
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:10169", 200),
+        ("10.0.0.4", 200),
+        ("[::1]:10169", 200),
+        ("localhost:10169", 200),
+        ("LOCALHOST.", 200),
+        (socket.gethostname(), 200),
+        ("vm.example.org:10169", 200),
+        ("a.b.internal", 200),
+        ("internal", 421),
+        ("evil.example.com", 421),
+        ("127.0.0.1.evil.example.com", 421),
+        ("evil.example.com:127.0.0.1", 421),
+        ("x-internal", 421),
+    ],
+)
+def test_a_name_that_is_not_ours_is_refused(host: str, status: int) -> None:
+    with serving(None, allowed_hosts=("vm.example.org", "*.internal")) as server:
+        got, _, body = ask(server, "/api/v1/events", Host=host)
+        assert got == status
+        assert (b"server.allowed_hosts" in body) == (status == 421)
+
+
+def test_names_do_not_matter_where_a_password_or_a_certificate_does(place: Place) -> None:
+    with serving(place.write(users=HASHES, tls=None)) as server:
+        headers = {"Host": "fleet.example.org", "Authorization": basic("prometheus", "correct horse")}
+        assert ask(server, "/metrics", None, **headers)[0] == 200
+    with serving(place.write()) as server:
+        assert ask(server, "/metrics", place.client(), Host="fleet.example.org")[0] == 200
+
+
+@pytest.mark.parametrize("listen", [":0", "0.0.0.0:0"])
+def test_a_listener_that_strangers_reach_needs_a_word_in_writing(
+    place: Place, listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"server\.web_config_file .* or server\.insecure: true"),
+        serving(None, listen),
+    ):
+        pass
+    with pytest.raises(ConfigError), serving(place.write(tls=None), listen):
+        pass
+    cases: list[tuple[Callable[[], str | None], bool, str]] = [
+        (lambda: None, True, "everybody who reaches"),
+        (lambda: place.write(users=HASHES, tls=None), False, "passwords go over the network as they are"),
+        (place.write, False, ""),
+    ]
+    for path, insecure, warning in cases:
+        caplog.clear()
+        with serving(path(), listen, insecure=insecure) as server:
+            assert ask(server, "/healthz", None if warning else place.client())[0] == 200
+        assert warning in caplog.text
+        assert bool(warning) == bool(caplog.text)
