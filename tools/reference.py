@@ -29,7 +29,7 @@ from notbefore.events.document import parse
 from notbefore.events.duration import Duration
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Moment, Tracked, diff
-from notbefore.events.otel import table
+from notbefore.events.otel import instrument, prometheus_name
 from notbefore.events.record import Vm, json_line, record
 from notbefore.events.samples import Metric, View
 from notbefore.events.totals import Totals
@@ -311,7 +311,16 @@ def _example() -> bytes:
 def opentelemetry() -> str:
     """The page as it is, with the table of names made anew."""
     page = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
-    return re.sub(r"(?m)^\| Prometheus \| OpenTelemetry .*\n(\|.*\n)*", lambda _: table(), page)
+    rows = ["| Prometheus | OpenTelemetry | kind | unit |", "|---|---|---|---|"]
+    for metric in samples.METRICS:
+        found = instrument(metric)
+        unit = f"`{found.unit}`" if found.unit else ""
+        rows.append(f"| `{prometheus_name(metric)}` | `{found.name}` | {found.kind} | {unit} |")
+    table = "".join(f"{row}\n" for row in rows)
+    page, found = re.subn(r"(?m)^\| Prometheus \| OpenTelemetry .*\n(\|.*\n)*", lambda _: table, page)
+    if found != 1:
+        raise SystemExit("docs/opentelemetry.md: expected one table that begins with | Prometheus | OpenTelemetry |")
+    return page
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from notbefore.events.samples import METRICS, Metric
+from notbefore.events.samples import Metric
 
 NAMESPACES: Final = (  # the longer before the shorter
     "azure.scheduled_events",
@@ -73,13 +73,3 @@ def _dotted(name: str) -> str:
 def prometheus_name(metric: Metric) -> str:
     """The name under which ``/metrics`` shows it."""
     return metric.name + "_total" if metric.kind == "counter" else metric.name
-
-
-def table() -> str:
-    """The mapping as a table in Markdown, as it stands in ``docs/opentelemetry.md``."""
-    rows = ["| Prometheus | OpenTelemetry | kind | unit |", "|---|---|---|---|"]
-    for metric in METRICS:
-        found = instrument(metric)
-        unit = f"`{found.unit}`" if found.unit else ""
-        rows.append(f"| `{prometheus_name(metric)}` | `{found.name}` | {found.kind} | {unit} |")
-    return "\n".join(rows) + "\n"
