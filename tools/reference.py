@@ -317,8 +317,8 @@ def opentelemetry() -> str:
         unit = f"`{found.unit}`" if found.unit else ""
         rows.append(f"| `{prometheus_name(metric)}` | `{found.name}` | {found.kind} | {unit} |")
     table = "".join(f"{row}\n" for row in rows)
-    page, found = re.subn(r"(?m)^\| Prometheus \| OpenTelemetry .*\n(\|.*\n)*", lambda _: table, page)
-    if found != 1:
+    page, count = re.subn(r"(?m)^\| Prometheus \| OpenTelemetry .*\n(\|.*\n)*", lambda _: table, page)
+    if count != 1:
         raise SystemExit("docs/opentelemetry.md: expected one table that begins with | Prometheus | OpenTelemetry |")
     return page
 
