@@ -1,6 +1,7 @@
 """The Event Hub sink against an AMQP peer: every change, keyed and in order; every failure in its own words."""
 
 import logging
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from notbefore.simulator.server import Simulator
 from support.azure import ID, ME
 from support.hub import KEY, Hub, Stored
 from support.messages import STARTED, message, sink_of
+from support.peers import ConnectProxy
+from support.websockets import PATH, Bridge
 
 # an attempt that is cut off in the middle leaves the SDK's socket to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -264,3 +267,25 @@ def test_no_key_is_logged_at_any_level(hub: Hub, caplog: pytest.LogCaptureFixtur
         failure(config(hub, hub.connection_string(name="nobody")))
     assert KEY not in redact(caplog.text)
     assert "changes" in redact("the hub changes")  # what is no secret is left
+
+
+def test_websockets_through_a_proxy(hub: Hub, tmp_path: Path) -> None:
+    name = "fleet.servicebus.example"
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(name).configure_cert(tls)
+    with Bridge(hub.port, tls) as bridge, ConnectProxy(bridge.port) as proxy:
+        text = f"Endpoint=sb://{name}/;SharedAccessKeyName=root;SharedAccessKey={KEY};EntityPath=changes"
+        settings = config(
+            hub,
+            text,
+            transport="websockets",
+            proxy_host="127.0.0.1",
+            proxy_port=proxy.port,
+            ca_file=str(tmp_path / "ca.pem"),
+        )
+        assert sent(settings) == [Receipt()]
+        assert proxy.asked == [f"{name}:443"]
+        assert bridge.asked == [PATH]
+    assert len(hub.stored) == 1

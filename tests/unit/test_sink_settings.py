@@ -119,6 +119,12 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks: {a: {email: {url: 'mailto://x', to: ['a@b, c@d']}}}", "expected a mail address"),
         ("sinks: {a: {command: {command: [true]}}}", "Expected `str`"),
         ("sinks: {a: {command: {command: [ls]}}}", "absolute path"),
+        (
+            "sinks: {a: {event_hub: {connection_string: x, transport: websockets, proxy_host: 'http://p'}}}",
+            "proxy_host: expected a name",
+        ),
+        ("sinks: {a: {event_hub: {connection_string: x, proxy_host: p}}}", "beside `transport: websockets`"),
+        ("routes:\n  - severity: grave", "expected one of critical, warning, info"),
         ("sinks: {'a b': {command: {command: [/bin/ls]}}}", "expected a name of letters"),
         ("routes:\n  - sinks: [nobody]", ":2: routes[0].sinks: there is no sink 'nobody' (known: none)"),
         ("routes:\n  - match: {weather: rain}", "routes[0].match.weather"),

@@ -189,6 +189,8 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("heartbeat: expected 5m or more")
         if self.title is not None or self.body is not None:
             raise ValueError("title and body are not for a stream of records")
+        if self.proxy_host is not None and (self.transport != "websockets" or "/" in self.proxy_host):
+            raise ValueError("proxy_host: expected a name or an address, beside `transport: websockets`")
 
 
 class Command(SinkSettings, frozen=True, kw_only=True):

@@ -197,7 +197,8 @@ def make_client(settings: EventHub) -> tuple[EventHubProducerClient, Any]:
         "transport_type": TransportType.AmqpOverWebsocket if settings.transport == "websockets" else TransportType.Amqp,
     }
     if settings.proxy_host:
-        options["http_proxy"] = {"proxy_hostname": settings.proxy_host, "proxy_port": settings.proxy_port}
+        # the SDK's aio client hands the name on to aiohttp, which asks for an address
+        options["http_proxy"] = {"proxy_hostname": f"http://{settings.proxy_host}", "proxy_port": settings.proxy_port}
     if settings.ca_file:
         options["connection_verify"] = settings.ca_file
     if settings.endpoint:
