@@ -293,9 +293,6 @@ def _prepared_route(route: Any) -> Any:
 
 def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str]) -> None:
     """What can be known before the first message: libraries, secrets, names in routes."""
-    if config.sinks and not hasattr(os, "posix_spawn"):  # the courier: pipes that can be waited for, killed as a whole
-        place = places.get("sinks", places.get("", "the configuration"))
-        raise ConfigError(f"{place}: sinks: notifications need a POSIX system; metrics and records do without them")
     for name, sink in config.sinks.items():
         dotted = f"sinks.{name}.{sink.kind}"
         place = places.get(dotted, places.get("", "the configuration"))

@@ -6,8 +6,10 @@ end means that the agent is gone. Standard output: a byte each second, the sign 
 
 import os
 import signal
+import socket
 import sqlite3
 import sys
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -48,13 +50,27 @@ def _read_line(descriptor: int) -> bytes:
     return bytes(line)
 
 
+def _control() -> socket.socket:
+    """What the agent says after the orders. A thread hands it on: standard input cannot be waited for everywhere."""
+    reader, writer = socket.socketpair()
+
+    def hand_on() -> None:
+        with closing(writer), suppress(OSError):
+            while said := os.read(0, 4096):
+                writer.sendall(said)
+
+    threading.Thread(target=hand_on, name="control", daemon=True).start()
+    return reader
+
+
 def main() -> int:
     """Be a courier until there is nothing to do."""
     orders = unseal(_read_line(0))
     redact = Redactor(known_secrets(orders.sinks))
     set_up(orders.log_format, orders.log_level, redact)
     path = Path(orders.state_file)
-    os.set_blocking(1, False)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
+        os.set_blocking(1, False)
 
     def beat() -> None:
         with suppress(OSError):  # the agent is gone, or does not look just now
@@ -69,7 +85,7 @@ def main() -> int:
     with CourierLock(path.parent) as lock:
         lock.acquire(PREDECESSOR_PATIENCE, beat)
         with closing(Outbox(path)) as outbox:
-            courier = Courier(outbox, orders, sink, redact, Line(0, beat))
+            courier = Courier(outbox, orders, sink, redact, Line(_control(), beat))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: courier.stop())
             return courier.run()

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, Protocol
 
 from notbefore.delivery.orders import BEAT, DONE, HUNG, STOP, STOP_SECONDS, WAKE, Orders, seal
 from notbefore.errors import ConfigError
@@ -25,8 +25,35 @@ LONG_LIFE: Final = 30.0  # seconds after which a courier that dies was a good on
 log = logging.getLogger("notbefore.dispatcher")
 
 
-class Child:
-    """A courier that runs."""
+class Child(Protocol):
+    """A courier that runs. Nothing here waits, but for ``reap``."""
+
+    pid: int
+    started: float  # monotonic seconds
+
+    @property
+    def beats(self) -> Any:
+        """What to watch for reading: its signs of life, and its end."""
+
+    @property
+    def missed(self) -> int:
+        """Ticks in a row without a sign of life."""
+
+    def say(self, what: bytes) -> None:
+        """Write to its standard input, if it still reads."""
+
+    def gone(self) -> bool:
+        """It has ended. Takes in its signs of life as well."""
+
+    def kill(self) -> None:
+        """End it."""
+
+    def reap(self) -> int:
+        """Wait for its end, which is near; returns the exit code, negative for a signal."""
+
+
+class SpawnedChild:
+    """By ``posix_spawn``: ``subprocess`` would cost the agent half a megabyte."""
 
     def __init__(self, orders: Orders) -> None:
         line = seal(orders, dict(os.environ))
@@ -34,60 +61,94 @@ class Child:
         self.beats, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self.beats, False)
-        self.missed = 0
-        self.started = self._ticked = time.monotonic()
+        self._pulse = Pulse()
+        self.started = time.monotonic()
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", "-m", "notbefore.courier"],  # -P: what lies in the working directory is not run
-                _environment(orders),
+                command(),
+                environment(orders),
                 file_actions=[(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)],
             )
         except OSError:
-            self.close()
+            self._close()
             raise
         finally:
             os.close(stdin_read)
             os.close(stdout_write)
         self.say(line)
 
+    @property
+    def missed(self) -> int:
+        """See ``Child``."""
+        return self._pulse.missed
+
     def say(self, what: bytes) -> None:
-        """Write to its standard input, if it still reads; never waits."""
+        """See ``Child``; never waits: what does not fit is left out."""
         with suppress(OSError):
             os.write(self._stdin, what)
 
     def gone(self) -> bool:
-        """Its end of the pipe is closed. Takes in its signs of life as well."""
+        """Its end of the pipe is closed."""
         with suppress(BlockingIOError):
             beats = os.read(self.beats, 4096)
-            self.missed = 0
+            self._pulse.felt()
             return not beats
-        # a freeze of the whole machine is no reason: only ticks of ours are counted, not seconds
-        if time.monotonic() - self._ticked >= BEAT:
-            self._ticked = time.monotonic()
-            self.missed += 1
+        self._pulse.tick()
         return False
 
     def kill(self) -> None:
-        """End it."""
+        """See ``Child``."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Wait for its end, which is near; returns the exit code, negative for a signal."""
-        self.close()
+        """See ``Child``."""
+        self._close()
         self.kill()  # where it has closed its pipe and lives on; one that has ended is not hurt
         _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
-    def close(self) -> None:
-        """Let go of the pipes."""
+    def _close(self) -> None:
         for descriptor in (self._stdin, self.beats):
             with suppress(OSError):
                 os.close(descriptor)
 
 
-def _environment(orders: Orders) -> dict[str, str]:
+class Pulse:
+    """Counts the ticks without a sign of life."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+        self._ticked = time.monotonic()
+
+    def felt(self) -> None:
+        """A sign of life."""
+        self.missed = 0
+
+    def tick(self) -> None:
+        """None at this look."""
+        # a freeze of the whole machine is no reason: only ticks of ours are counted, not seconds
+        if time.monotonic() - self._ticked >= BEAT:
+            self._ticked = time.monotonic()
+            self.missed += 1
+
+
+def command() -> list[str]:
+    """The courier's command line; -P: what lies in the working directory is not run."""
+    return [sys.executable, "-P", "-m", "notbefore.courier"]
+
+
+def start(orders: Orders) -> Child:
+    """A courier with these orders; raises ``OSError`` where none can be started."""
+    if hasattr(os, "posix_spawn"):
+        return SpawnedChild(orders)
+    from notbefore.popen_child import PopenChild  # noqa: PLC0415 - only where there is nothing lighter
+
+    return PopenChild(orders)
+
+
+def environment(orders: Orders) -> dict[str, str]:
     """The agent's, without what holds a secret: what the courier needs of them goes through the pipe."""
     hidden = {secret.variable for sink in orders.sinks.values() for secret in sink.secrets.values()} | {*orders.hidden}
     return {
@@ -128,7 +189,7 @@ class Dispatcher:
         self._poke()
 
     @property
-    def descriptors(self) -> list[int]:
+    def descriptors(self) -> list[Any]:
         """What to watch for reading."""
         return [self._child.beats] if self._child is not None else []
 
@@ -184,7 +245,7 @@ class Dispatcher:
 
     def _start(self) -> None:
         try:
-            self._child = Child(self._orders)
+            self._child = start(self._orders)
         except (OSError, ConfigError) as error:
             log.error("the courier cannot be started (%s): deliveries wait", error)  # noqa: TRY400 - its text says all
             self._pause()

@@ -1,17 +1,19 @@
 """Nothing of the agent needs POSIX: what Windows lacks is taken away from a Python, and the agent runs in it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from notbefore.simulator.server import Simulator
 from support.agent import free_port
-from support.azure import body
+from support.azure import body, item
+from support.peers import HttpPeer
 
 # first everything is imported as it is, so that other people's modules are there; then what only POSIX has goes, and
 # our own modules come anew (os.set_blocking stays: the half of waitress that is loaded here needs it)
 TAKE_AWAY = """
-import functools, importlib, os, pkgutil, select, signal, socket, sys, types
+import functools, importlib, os, pkgutil, select, signal, socket, subprocess, sys, types
 import notbefore
 
 def everything():
@@ -34,6 +36,7 @@ for module, names in ((os, OS), (signal, SIGNALS), (select, ["epoll", "poll"]), 
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
+subprocess.Popen.kill = subprocess.Popen.terminate  # there they are the same
 sys.platform = "win32"
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=lambda *_: None, LK_NBLCK=2)
 import notbefore
@@ -86,9 +89,17 @@ def test_the_agent_watches_serves_and_stops_where_posix_is_not(tmp_path: Path) -
     assert "Traceback" not in told.stderr
 
 
-def test_notifications_are_refused_in_words_where_posix_is_not(tmp_path: Path) -> None:
-    config = tmp_path / "notbefore.yml"
-    config.write_text("sinks: {drain: {command: {command: [/bin/true]}}}\n", encoding="utf-8")
-    told = without_posix(CHECK, "check-config", str(config))
-    assert told.returncode == 2
-    assert "sinks: notifications need a POSIX system" in told.stderr
+def test_it_delivers_where_posix_is_not(tmp_path: Path) -> None:
+    """The agent's half of it: the courier that it starts is a Python of this system."""
+    with Simulator() as imds, HttpPeer() as peer:
+        imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
+        config = tmp_path / "notbefore.yml"
+        hook = {"url": f"{peer.url}/hook", "allow_private": True}
+        config.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
+        listen = f"127.0.0.1:{free_port()}"
+        words = ("--imds", imds.endpoint, "--state-dir", str(tmp_path / "state"), "--listen", listen)
+        told = without_posix(RUN, "run", str(config), *words)
+    assert told.returncode == 0, told.stderr
+    assert "Traceback" not in told.stderr
+    (request,) = peer.requests
+    assert json.loads(request.body)["azure.scheduled_event.change"] == "announced"

@@ -1,7 +1,7 @@
 """The courier in this process: what it makes of sinks that misbehave, and of an outbox that is out of reach."""
 
-import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -248,13 +248,13 @@ def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbo
 
 
 def test_it_leaves_when_its_agent_is_gone(outbox: Outbox) -> None:
-    reader, writer = os.pipe()
-    os.close(writer)
+    reader, writer = socket.socketpair()
+    writer.close()
     beats: list[float] = []
     line = Line(reader, lambda: beats.append(time.monotonic()))
     with courier(outbox, orders(outbox, linger=600.0), lambda _name: Recording(lambda _: Receipt()), line) as found:
         assert found.run() == DONE
-    os.close(reader)
+    reader.close()
     assert beats
 
 

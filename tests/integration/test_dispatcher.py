@@ -1,18 +1,32 @@
 """The agent's hand on its courier, where couriers cannot be started or die."""
 
+import os
+import signal
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from notbefore.delivery.orders import MAX_ORDERS, Orders
 from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import SinkConfig, Slack
+from notbefore.delivery.settings import Command, SinkConfig, Slack
 from notbefore.dispatcher import Dispatcher
 from notbefore.errors import ConfigError
+from notbefore.events.delivery import Delivery
 from notbefore.events.figures import Figures
+from notbefore.store import outbox as module
+from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
 from support.agent import eventually
+
+
+@pytest.fixture(params=["posix_spawn", "popen"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to start a courier: the light one, and the one for systems without it."""
+    if request.param == "popen":
+        monkeypatch.delattr(os, "posix_spawn")
 
 
 @pytest.fixture
@@ -89,3 +103,58 @@ def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path, figures: 
 
     eventually(died)
     hand.stop(lambda _seconds: True)
+
+
+def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path, figures: Figures) -> None:
+    got = tmp_path / "got"
+    sinks = {"hook": SinkConfig(command=Command(command=("/bin/sh", "-c", f"cat >> {got}")))}
+    Store(tmp_path).close()
+    now = time.time()
+    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
+        row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, fades=False, record=b'{"a":1}')
+        with outbox._transaction() as db:
+            module.put(db, [row], now)
+        poked: list[int] = []
+        hand = Dispatcher(
+            Orders(str(tmp_path / FILE_NAME), sinks),
+            figures,
+            lambda: now if outbox.rows() else None,
+            lambda: poked.append(1),
+        )
+
+        def delivered() -> bool:
+            hand.tick()
+            return got.exists() and not outbox.rows()
+
+        eventually(delivered)
+        assert hand.descriptors
+        hand.reconfigure(Orders(str(tmp_path / FILE_NAME)))
+
+        def left() -> bool:
+            hand.tick()
+            return not figures.courier_running
+
+        eventually(left)
+    assert got.read_bytes() == b'{"a":1}\n'
+    assert figures.courier_starts == {**Figures().courier_starts, "due": 1}
+
+
+def test_a_courier_that_shows_no_life_is_ended(
+    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store(tmp_path).close()
+    monkeypatch.setattr("notbefore.dispatcher.MISSED_BEATS", 2)
+    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand.tick()
+    child = hand._child
+    assert child
+    os.kill(child.pid, signal.SIGSTOP)
+
+    def ended() -> bool:
+        hand.tick()
+        return hand._child is not child
+
+    eventually(ended)
+    hand.stop(lambda _seconds: True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)

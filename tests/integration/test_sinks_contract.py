@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,12 +16,24 @@ from google.protobuf.json_format import MessageToJson
 from notbefore.delivery.message import Sink
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, OtlpLogs, SinkConfig, Slack, Webhook
+from notbefore.delivery.settings import (
+    Alertmanager,
+    Apprise,
+    Command,
+    Email,
+    EventHub,
+    OtlpLogs,
+    SinkConfig,
+    Slack,
+    Webhook,
+    WindowsEventLog,
+)
 from notbefore.delivery.sinks import REGISTRY
 from notbefore.errors import SendError
 from notbefore.events.duration import Duration
 from peers.otlp import decoded
 from support.azure import ID
+from support.hub import Hub
 from support.messages import STARTED, message, sink_of
 from support.peers import HttpPeer, MailPeer, Say
 
@@ -150,18 +164,80 @@ HTTP = {
 }
 
 
-def far_of(kind: str, directory: Path, stack: ExitStack) -> Far:
+class HubFar(Far):
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.hub = stack.enter_context(Hub(directory, "--key", f"me={CANARY}"))
+        text = self.hub.connection_string(key=CANARY, name="me")
+        self.config = self._config(text)
+        self.down = self._config(text.replace(str(self.hub.port), "9"))
+
+    @staticmethod
+    def _config(text: str) -> SinkConfig:
+        return SinkConfig(event_hub=EventHub(connection_string=Secret(text), timeout=Duration("5s")))
+
+    def fails(self) -> None:
+        self.hub.order("reject:com.microsoft:server-busy")
+
+    def refuses(self) -> None:
+        self.hub.order("reject:amqp:not-found")
+
+    def got(self) -> list[bytes]:
+        return [one.body for one in self.hub.stored]
+
+
+class WindowsFar(Far):
+    """A stand-in for pywin32, with the functions of its ``win32evtlogutil`` that are used: no test runs on Windows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries: list[tuple[str, int, int, list[str]]] = []
+        self.code: int | None = None
+        util: Any = ModuleType("win32evtlogutil", "a stand-in")
+        util.__spec__ = ModuleSpec("win32evtlogutil", None)
+        util.error = type("error", (Exception,), {"winerror": 0})
+        util.AddSourceToRegistry = lambda _name, **_: None
+
+        def report(source: str, event_id: int, *, eventType: int, strings: list[str]) -> None:  # noqa: N803 - pywin32's
+            code = 1722 if source == "down" else self.code
+            if code is not None:
+                error = util.error("the log says no")
+                error.winerror = code
+                raise error
+            self.entries.append((source, event_id, eventType, strings))
+
+        util.ReportEvent = report
+        monkeypatch.setitem(sys.modules, "win32evtlogutil", util)
+        monkeypatch.setattr(sys, "platform", "win32")
+        self.config = SinkConfig(windows_event_log=WindowsEventLog())
+        self.down = SinkConfig(windows_event_log=WindowsEventLog(source="down"))
+
+    def fails(self) -> None:
+        self.code = 1502  # the log is full
+
+    def refuses(self) -> None:
+        self.code = 5
+
+    def got(self) -> list[bytes]:
+        return [strings[-1].encode() for _, _, _, strings in self.entries]
+
+
+def far_of(kind: str, directory: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Far:
     if kind == "otlp_logs":
         return OtlpFar(otlp_logs, stack)
     if kind in HTTP:
         return HttpFar(HTTP[kind], stack)
-    return MailFar(directory, stack) if kind == "email" else CommandFar(directory)
+    others: dict[str, Callable[[], Far]] = {
+        "command": lambda: CommandFar(directory),
+        "email": lambda: MailFar(directory, stack),
+        "event_hub": lambda: HubFar(directory, stack),
+        "windows_event_log": lambda: WindowsFar(monkeypatch),
+    }
+    return others[kind]()
 
 
 @pytest.fixture(params=list(REGISTRY))
-def far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Far]:
+def far(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     with ExitStack() as stack:
-        yield far_of(request.param, tmp_path, stack)
+        yield far_of(request.param, tmp_path, stack, monkeypatch)
 
 
 @pytest.fixture(params=list(HTTP))

@@ -6,9 +6,9 @@ given up after its deadline; its thread is replaced, and the process leaves at t
 """
 
 import logging
-import os
 import random
 import select
+import socket
 import sqlite3
 import time
 from collections import deque
@@ -61,7 +61,7 @@ class Outbox(Protocol):
 class Line(Struct, frozen=True):
     """The courier's line to its agent; the default is none."""
 
-    control: int = -1  # a file descriptor on which the agent says STOP and WAKE; its end is the agent's
+    control: socket.socket | None = None  # on which the agent says STOP and WAKE; its end is the agent's
     beat: Callable[[], None] = lambda: None  # called each second
 
 
@@ -83,9 +83,9 @@ class Courier:
         self._control = line.control
         self._beat = line.beat
         self._reports: deque[Attempt] = deque()
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        os.set_blocking(self._reader, False)
+        self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for everywhere
+        for end in (self._reader, self._writer):
+            end.settimeout(0)
         self._under_way: dict[str, Delivery] = {}  # given to a worker, and not yet answered for here
         self._workers: dict[str, Worker] = {}
         self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
@@ -120,9 +120,8 @@ class Courier:
         """End the threads that do not hang, and let go of the pipe."""
         for worker in self._workers.values():
             worker.leave()
-        reader, writer, self._writer = self._reader, self._writer, -1
-        os.close(reader)
-        os.close(writer)
+        self._reader.close()
+        self._writer.close()
 
     # ---- one turn
 
@@ -263,15 +262,15 @@ class Courier:
     def _wait(self, seconds: float) -> None:
         if self._reports:
             return
-        watched = [self._reader] + ([self._control] if self._control >= 0 else [])
+        watched = [self._reader] + ([self._control] if self._control is not None else [])
         ready, _, _ = select.select(watched, [], [], seconds)
         if self._reader in ready:
             with suppress(BlockingIOError):
-                os.read(self._reader, 4096)
-        if self._control in ready:
-            said = os.read(self._control, 4096)
+                self._reader.recv(4096)
+        if self._control is not None and self._control in ready:
+            said = self._control.recv(4096)
             if not said or STOP in said:  # the agent is gone, or tells us to go
-                self._control = -1
+                self._control = None
                 self.stop()
         if time.monotonic() - self._last_look > 5 * BEAT:
             self._look_for_homeless()
@@ -280,4 +279,4 @@ class Courier:
 
     def _poke(self) -> None:
         with suppress(OSError):  # full: it is poked already; closed: a thread that hung is done at last
-            os.write(self._writer, b".")
+            self._writer.send(b".")

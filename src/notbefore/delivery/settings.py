@@ -299,6 +299,19 @@ class Links(Struct, frozen=True, forbid_unknown_fields=True):
                 _http(url, name)
 
 
+class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):
+    """Windows' event log, from where Azure Monitor takes it."""
+
+    source: str = "notbefore"
+    log: str = "Application"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("source", self.source), ("log", self.log)):
+            if not value or "\\" in value:
+                raise ValueError(f"{name}: expected a name without a backslash")
+
+
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``sinks``: exactly one kind with its settings."""
 
@@ -310,6 +323,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     command: Command | None = None
     event_hub: EventHub | None = None
     otlp_logs: OtlpLogs | None = None
+    windows_event_log: WindowsEventLog | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]

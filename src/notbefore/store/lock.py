@@ -68,7 +68,7 @@ class CourierLock:
         holder = self._file.read()
         if holder.isdigit() and int(holder) != os.getpid():
             with suppress(ProcessLookupError):
-                os.kill(int(holder), signal.SIGKILL)
+                os.kill(int(holder), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends it at either
 
     def __enter__(self) -> Self:
         return self
@@ -82,8 +82,12 @@ class CourierLock:
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     import msvcrt
 
+    _BEYOND = 1 << 30  # what is locked there nobody can read: it is no byte of the file
+
     def _lock(file: IO[str]) -> None:
+        file.seek(_BEYOND)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        file.seek(0)
 else:
     import fcntl
 

@@ -4,6 +4,7 @@ To add one: a module here with a class ``Sink``, a line in ``REGISTRY``, its set
 test file; the contract tests pick it up.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ REGISTRY: Final = {
     "alertmanager": Kind("notbefore.delivery.sinks.alertmanager"),
     "command": Kind("notbefore.delivery.sinks.command"),
     "event_hub": Kind("notbefore.delivery.sinks.event_hub", "azure.eventhub", "eventhub"),
+    "windows_event_log": Kind("notbefore.delivery.sinks.windows_event_log", "win32evtlogutil", "windows"),
     "otlp_logs": Kind("notbefore.delivery.sinks.otlp_logs", "opentelemetry.proto", "otlp"),
 }
 
@@ -39,6 +41,8 @@ def check_installed(config: SinkConfig) -> None:
     from importlib.util import find_spec  # noqa: PLC0415 - only where there are sinks
 
     kind = REGISTRY[config.kind]
+    if config.kind == "windows_event_log" and sys.platform != "win32":
+        raise ConfigError("windows_event_log: there is such a log on Windows alone")
     if kind.needs is not None and not _found(kind.needs, find_spec):
         raise ConfigError(f"{config.kind} needs {kind.needs}: pip install 'notbefore[{kind.extra}]'")
     settings = config.settings

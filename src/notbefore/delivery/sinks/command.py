@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.settings import Command, Links
@@ -82,7 +82,7 @@ def run(
                         raise SendError(f"not done after {timeout:g} s: ended") from None
         finally:
             _end(process)
-        return process.returncode, _last_words(output.fileno())
+        return process.returncode, _last_words(output)
 
 
 def ending(code: int, said: str) -> str:
@@ -94,13 +94,17 @@ def ending(code: int, said: str) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """It and whatever it started, where it has not ended."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()  # what it started lives on there
     process.wait()
 
 
-def _last_words(descriptor: int) -> str:
-    size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, 4 * MAX_OUTPUT, max(0, size - 4 * MAX_OUTPUT))
+def _last_words(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - 4 * MAX_OUTPUT))
+    tail = output.read(4 * MAX_OUTPUT)
     return " ".join(tail.decode(errors="replace").split())[-MAX_OUTPUT:]
 
 
