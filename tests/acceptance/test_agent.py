@@ -79,6 +79,7 @@ def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fa
         result = f'notbefore_polls_total{{result="{reasons.get(fault, fault)}"}}'
         eventually(lambda: (agent.metric(result) or 0) >= 3)
         assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
+        eventually(lambda: "IMDS answers again" in agent.log)
         agent.ready()
         assert agent.kinds == ["announced"]
         assert agent.log.count("IMDS answers again") == 1

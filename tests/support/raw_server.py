@@ -57,5 +57,6 @@ def raw(octets: bytes, *, close: bool = True) -> Talk:
         connection.sendall(octets)
         if close:
             connection.shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError  # what has arrived meanwhile is not read
 
     return talk
