@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 import pytest
 import yaml
 
-from notbefore import agent
+from notbefore import watcher as watchers
 from notbefore.config import load
 from notbefore.events.figures import Figures
 from notbefore.imds import client
@@ -125,14 +125,14 @@ def test_each_clients_files_are_found(
 def test_what_was_found_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "SILENCE", 1.0)
-    monkeypatch.setattr(agent, "SEARCH_PAUSES", (0.5,))
+    monkeypatch.setattr(watchers, "SILENCE", 1.0)
+    monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.5,))
     config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
     store = Store(tmp_path)
     watch = Watch(store, Figures("1", "3"), lambda _: None)
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
-        watcher = agent.Watcher(config, watch)
+        watcher = watchers.Watcher(config, watch)
         watcher.start()
         try:
             eventually(lambda: watch.vm is not None and watch.vm.name == "first" and watch.last_good)
