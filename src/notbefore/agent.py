@@ -79,6 +79,7 @@ class Agent:
         self._telemetry: Any = None  # telemetry.Telemetry, where OTLP is configured
         self._server = HttpServer(config.server.listen, make_app(self), access(config.server))
         self._notifier = Notifier()
+        self._stopping = False
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
     def run(self) -> int:
@@ -106,14 +107,19 @@ class Agent:
         return 0
 
     def _families(self) -> list[Family]:
-        return self._watch.families(time.monotonic() - self._watcher.poller.due)
+        return self._watch.families(self._overdue)
+
+    @property
+    def _overdue(self) -> float:
+        """Seconds since the next beat was due; an agent that stops has none that is."""
+        return 0.0 if self._stopping else time.monotonic() - self._watcher.poller.due
 
     def _scraped(self) -> list[Family]:
         if self._config.exposition.compat == "none":
             return self._families()
         from notbefore.events.compat import webdevops  # noqa: PLC0415 - for those who ask for it
 
-        return self._watch.families(time.monotonic() - self._watcher.poller.due, webdevops)
+        return self._watch.families(self._overdue, webdevops)
 
     def _export(self, otlp: Otlp | None) -> None:
         """From now on export as this says; ``None``: not at all."""
@@ -227,6 +233,7 @@ class Agent:
         log.info("configuration reloaded")
 
     def _stop(self) -> None:
+        self._stopping = True
         self._notifier.stopping()
         self._watcher.stop()
         if self._control is not None:

@@ -28,7 +28,7 @@ from notbefore.events.delivery import Routing
 from notbefore.events.duration import Duration
 from notbefore.events.routing import Route
 from notbefore.exposition.access import Access
-from notbefore.otel_variables import fold
+from notbefore.otel_variables import asked, fold
 
 if TYPE_CHECKING:
     from notbefore.exposition.web_config import WebConfig
@@ -147,11 +147,30 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
         if value is not None:
             _put(values, dotted.split("."), value, "the command line")
             places[dotted] = "the command line"
+    if "otlp" not in values and otlp_trouble(environment) is not None:
+        environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
     config = _convert(_prepared(values, base), places, strict=False)
     _check_sinks(config, places, environment)
     _check_otlp(config.otlp, places, environment)
     return config
+
+
+def otlp_trouble(environment: Mapping[str, str]) -> str | None:
+    """Why the variables, where they alone ask for OTLP, cannot be used.
+
+    They are often set for a whole machine, with other programs in mind: that is no reason not to watch.
+    """
+    if not asked(environment):
+        return None
+    try:
+        values: dict[str, Any] = {}
+        places: dict[str, str] = {}
+        fold(values, places, environment)
+        _check_otlp(_convert_part(values["otlp"], Otlp, "otlp", places, strict=False), places, environment)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def load_web_config(path: Path) -> "WebConfig":
@@ -191,10 +210,14 @@ def _otlp_headers(config: Config) -> dict[str, Secret]:
 
 def warnings(config: Config, path: Path | None) -> list[str]:
     """What is not wrong, but ought to be known."""
+    trouble = otlp_trouble(os.environ) if config.otlp is None else None
+    found = [f"OTEL_* variables ask for OTLP, and cannot be used: nothing is sent ({trouble})"] if trouble else []
     plain = plain_secrets(config)
     if plain and path is not None and path.stat().st_mode & stat.S_IROTH:
-        return [f"{path} can be read by everybody, and holds secrets ({', '.join(plain)}): chmod o-r, or use *_file"]
-    return []
+        found.append(
+            f"{path} can be read by everybody, and holds secrets ({', '.join(plain)}): chmod o-r, or use *_file"
+        )
+    return found
 
 
 def dump(config: Config) -> str:

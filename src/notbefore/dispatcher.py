@@ -6,6 +6,7 @@ courier.
 
 import logging
 import os
+import re
 import select
 import signal
 import sys
@@ -152,8 +153,13 @@ def environment(orders: Orders) -> dict[str, str]:
     """The agent's, without what holds a secret: what the courier needs of them goes through the pipe."""
     hidden = {secret.variable for sink in orders.sinks.values() for secret in sink.secrets.values()} | {*orders.hidden}
     return {
-        name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("NOTBEFORE_")
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and not name.startswith("NOTBEFORE_") and not _OTLP_HEADERS.fullmatch(name)
     }
+
+
+_OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether they are used or not
 
 
 def check(orders: Orders) -> None:

@@ -78,6 +78,8 @@ class ListenError(NotBeforeError):
 class SendError(NotBeforeError):
     """The far side did not accept. ``permanent``: nor will it tomorrow. ``retry_after``: seconds, as it asked."""
 
+    content = False  # it is what was sent that is refused, and not who sends it
+
     def __init__(self, text: str, *, permanent: bool = False, retry_after: float | None = None) -> None:
         super().__init__(text)
         self.permanent = permanent

@@ -6,6 +6,7 @@ where ``otlp`` is configured.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -28,7 +29,8 @@ Signal = Literal["metrics", "logs"]
 FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
 GATHER: Final = 5.0  # seconds in which lines of the log are gathered
-RETRY: Final = 5.0  # seconds to the next attempt after the first failure; doubled with each, up to the usual pause
+RETRY: Final = 5.0  # seconds to the next attempt after the first failure; doubled with each
+LONGEST_RETRY: Final = 60.0  # seconds, or the usual pause where that is longer
 LONGEST_ASKED: Final = 300.0  # seconds: what a Retry-After may ask for at most
 LAST_EXPORT: Final = 0.8  # seconds for the export at the end
 MAX_LINES: Final = 128  # of the agent's own log; as many again may be under way
@@ -143,12 +145,15 @@ class _Exporter:
             return None
         records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines]
         resource = self._resource(self._read())
-        return _Made(logs_request([(resource, records)]), kept.sent)
+        return _Made(logs_request([(resource, records)]), kept.sent, kept.refused)
 
     def _resource(self, moment: Moment) -> dict[str, str]:
-        known = identity(moment.vm).items() if moment.vm is not None else ()
+        vm = moment.vm
+        known = identity(vm).items() if vm is not None else ()
         return {
             "service.name": "notbefore",
+            # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
+            "service.instance.id": (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname(),
             "service.version": moment.version,
             **{name: str(value) for name, value in known if value is not None},
             **self._config.resource,
@@ -156,10 +161,11 @@ class _Exporter:
 
 
 class _Made(Struct, frozen=True):
-    """A request, and what to call once it need not be sent any more."""
+    """A request, and what to call once it was taken, or would be refused whenever it were sent."""
 
     request: Any
     done: Callable[[], None] = lambda: None
+    refused: Callable[[], None] = lambda: None
 
 
 class _Common(Struct, frozen=True):
@@ -219,6 +225,7 @@ class _Road:
         try:
             from notbefore.delivery.otlp import Sender  # noqa: PLC0415 - as above
 
+            learn(self._connection.headers, self._redact)
             made = self._make()
             if made is not None:
                 self._sender = self._sender or Sender(self._connection, self._signal)
@@ -227,8 +234,8 @@ class _Road:
                 made.done()
         except SendError as error:
             self._failed(error)
-            if error.permanent and made is not None:
-                made.done()  # it would be refused again
+            if error.content and made is not None:
+                made.refused()
         except ConfigError as error:  # a secret that cannot be read: somebody will mend it
             self._failed(SendError(str(error)))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
@@ -238,15 +245,17 @@ class _Road:
         self._count("rejected" if rejected else "success")
         if self._failures:
             log.info("OTLP %s: the far side takes them again", self._signal)
-        if reason and reason != self._warned:
+        if reason and not self._warned:
             log.warning("OTLP %s: %d rejected, the far side says: %s", self._signal, rejected, self._redact(reason))
         self._failures, self._warned = 0, reason
 
     def _failed(self, error: SendError) -> None:
         self._count("failure")
-        learn(self._connection.headers, self._redact)
+        if self._sender is not None:  # the next one reads certificates anew, and looks the name up again
+            self._sender.close()
+            self._sender = None
         asked = min(error.retry_after or 0.0, LONGEST_ASKED)
-        wait = max(asked, min(self._pause, RETRY * 2.0 ** min(self._failures, 10)))
+        wait = max(asked, min(max(self._pause, LONGEST_RETRY), RETRY * 2.0 ** min(self._failures, 10)))
         self.due = time.monotonic() + wait
         if self._failures == 0:
             log.warning("OTLP %s: the export failed (%s): trying again", self._signal, self._redact(str(error)))
@@ -313,4 +322,10 @@ class Lines(logging.Handler):
     def sent(self) -> None:
         """What was waiting need not be kept any longer."""
         with self._mutex:
+            self._under_way = []
+
+    def refused(self) -> None:
+        """What was waiting is lost: it would be refused again."""
+        with self._mutex:
+            self._lost += len(self._under_way)
             self._under_way = []

@@ -192,6 +192,12 @@ class _TimedAdapter(HTTPAdapter):
         super().init_poolmanager(*args, **options)
         self.poolmanager.pool_classes_by_scheme = self.POOLS
 
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **options)
+        # the proxy's address may be a private one: there is only an end to wait for
+        manager.pool_classes_by_scheme = _TimedAdapter.POOLS
+        return manager
+
 
 # ---- public addresses alone
 

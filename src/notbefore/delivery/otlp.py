@@ -22,7 +22,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from notbefore.delivery.http import Answer, Http
 from notbefore.delivery.settings import Connection
-from notbefore.errors import SendError
+from notbefore.errors import ConfigError, SendError
 
 Signal = Literal["metrics", "logs"]
 RESPONSES: Final[dict[Signal, type[Message]]] = {
@@ -38,6 +38,8 @@ log = logging.getLogger("notbefore.otlp")
 
 class ContentError(SendError):
     """The far side refuses what was sent; a part of it may be welcome."""
+
+    content = True
 
 
 class Partial(Struct, frozen=True):
@@ -88,9 +90,8 @@ class _Web:
     """OTLP/HTTP with protobuf."""
 
     def __init__(self, connection: Connection, signal: Signal) -> None:
-        base = (connection.endpoint or "http://localhost:4318").rstrip("/")
-        own = connection.metrics_endpoint if signal == "metrics" else connection.logs_endpoint
-        self._url = own or f"{base}/v1/{signal}"
+        own, base = _addresses(connection, signal)
+        self._url = own or f"{(base or 'http://localhost:4318').rstrip('/')}/v1/{signal}"
         self._connection = connection
         self._headers = {"Content-Type": "application/x-protobuf"}
         if connection.compression == "gzip":
@@ -114,6 +115,18 @@ class _Web:
         self._http.close()
 
 
+def _addresses(connection: Connection, signal: Signal) -> tuple[str | None, str | None]:
+    """The signal's own address, and the one for all; raises ``ConfigError`` where only the other signal has one.
+
+    Its headers are not meant for a far side that nobody named.
+    """
+    own = connection.metrics_endpoint if signal == "metrics" else connection.logs_endpoint
+    other = connection.logs_endpoint if signal == "metrics" else connection.metrics_endpoint
+    if own is None and connection.endpoint is None and other is not None:
+        raise ConfigError(f"OTLP {signal}: expected `endpoint` or `{signal}_endpoint`: only the other one is given")
+    return own, connection.endpoint
+
+
 def _cause(answer: Answer) -> str:
     """The status and what is said of it; the bytes of protobuf around a ``google.rpc.Status``'s message left out."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in answer.cause).split())
@@ -128,8 +141,8 @@ class _Grpc:
 
         self._grpc = grpc
         self._connection = connection
-        own = connection.metrics_endpoint if signal == "metrics" else connection.logs_endpoint
-        url = urlsplit(own or connection.endpoint or "http://localhost:4317")
+        own, base = _addresses(connection, signal)
+        url = urlsplit(own or base or "http://localhost:4317")
         target = url.netloc if url.port else f"{url.netloc}:{443 if url.scheme == 'https' else 4317}"
         compression = grpc.Compression.Gzip if connection.compression == "gzip" else grpc.Compression.NoCompression
         options = [("grpc.max_receive_message_length", 64 * 1024), ("grpc.primary_user_agent", "notbefore")]

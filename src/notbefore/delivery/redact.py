@@ -52,8 +52,22 @@ def _parts(secret: str) -> Iterator[str]:
         yield from (value for name, _, value in pairs if _SECRET_NAME.search(name))
         return
     if "://" not in secret:
+        scheme, _, token = secret.partition(" ")
+        if scheme.isalpha() and len(token) >= SHORTEST_PART:  # Bearer ..., Basic ...: of an Authorization header
+            yield from (token, *_plain(token))
         return
     yield from _parts_of_url(secret)
+
+
+def _plain(token: str) -> Iterator[str]:
+    """What Basic authentication wraps: user and password, and the password by itself."""
+    try:
+        text = base64.b64decode(token, validate=True).decode()
+    except ValueError:
+        return
+    if ":" in text and text.isprintable():
+        yield text
+        yield text.partition(":")[2]
 
 
 def _parts_of_url(secret: str) -> Iterator[str]:

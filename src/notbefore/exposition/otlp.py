@@ -79,19 +79,23 @@ def _number(family: Family, labels: Labels, value: float, since: int, now: int) 
 
 
 def _histogram(family: Family, labels: Labels, value: Histogram, since: int, now: int) -> HistogramDataPoint:
+    counts = list(value.counts)  # once: it may be counted on meanwhile
     return HistogramDataPoint(
         attributes=_attributes(dict(zip(family.metric.labels, labels, strict=True))),
         start_time_unix_nano=since,
         time_unix_nano=now,
-        count=value.count,
+        count=sum(counts),
         sum=value.sum,
-        bucket_counts=value.counts,
+        bucket_counts=counts,
         explicit_bounds=value.bounds,
     )
 
 
 def _attributes(values: Mapping[str, str]) -> list[KeyValue]:
-    return [KeyValue(key=name, value=AnyValue(string_value=value)) for name, value in values.items()]
+    return [
+        KeyValue(key=name, value=AnyValue(string_value=value.encode(errors="replace").decode()))
+        for name, value in values.items()
+    ]
 
 
 def _nanoseconds(time: datetime) -> int:

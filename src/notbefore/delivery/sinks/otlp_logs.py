@@ -64,14 +64,19 @@ class Sink:
 
     def _each(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
+        waiting: set[str] = set()  # events of which an earlier record is to be sent first
         for message in messages:
             try:
+                if message.event_key in waiting:
+                    raise SendError("an earlier one of the same event is to be sent first")  # noqa: TRY301 - as below
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise SendError("the far side took too long over the others")  # noqa: TRY301 - one way out for all
                 self._one(message, left)
                 outcomes.append(Receipt())
             except SendError as error:
+                if not error.permanent:
+                    waiting.add(message.event_key)
                 outcomes.append(error)
         return outcomes
 
@@ -99,6 +104,9 @@ def convert(message: Message) -> tuple[dict[str, Any], LogRecord]:
     """The attributes of its resource, and the record."""
     values = message.record
     resource = {name: value for name, value in values.items() if name in RESOURCE_ATTRIBUTES}
+    instance = values.get("host.id") or values.get("host.name")
+    if instance:
+        resource["service.instance.id"] = instance
     attributes = {
         name: value for name, value in values.items() if name not in RESOURCE_ATTRIBUTES and name not in OWN_FIELDS
     }
