@@ -1,12 +1,12 @@
 #!/bin/sh
 # Sets the agent up as a service of systemd on this VM; run it again after each upgrade, or with another configuration:
 #
-#   python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install 'notbefore[apprise]'
+#   python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install '.[apprise]'
 #   /opt/notbefore/share/notbefore/fleet/install.sh [--config FILE] [--no-start]
 #
 # A configuration that is there stays unless --config gives another; one that is wrong changes nothing. Each file of
 # /etc/notbefore/credentials becomes a credential of the service: `url_credential: slack-url`. DESTDIR is put before every
-# path that is written to.
+# path that is written to, and nothing is started then.
 set -eu
 
 prefix=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -27,6 +27,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ -z "${DESTDIR:-}" ] || start=no # what is written there is for another system
 [ -x "$prefix/bin/notbefore" ] || fail "$prefix/bin/notbefore is not there: install the package first, run the script out of it"
 [ -n "${DESTDIR:-}" ] || [ "$(id -u)" = 0 ] || fail "run it as root"
 

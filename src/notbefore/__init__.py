@@ -11,5 +11,5 @@ def __getattr__(name: str) -> str:
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - see above
 
-        return version("notbefore")
+        return version("azure-notbefore")
     raise AttributeError(name)

@@ -267,7 +267,9 @@ class Agent:
 
     def ready(self) -> Verdict:
         """Polled well within three beats. A state kept in memory alone is said, and no reason not to be ready."""
-        said = (f"the state is kept in memory alone: {self._store.degraded}",) if self._store.degraded else ()
+        said = [f"the state is kept in memory alone: {self._store.degraded}"] if self._store.degraded else []
+        if self._watch.unreadable:
+            said.append(f"{self._watch.unreadable} listed events cannot be read: the log says why")
         last = self._watch.last_good
         if last is None:
             return Verdict(ok=False, reasons=("IMDS has not answered yet", *said))
@@ -276,7 +278,7 @@ class Agent:
             return Verdict(
                 ok=False, reasons=(f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s", *said)
             )
-        return Verdict(ok=True, reasons=said)
+        return Verdict(ok=True, reasons=tuple(said))
 
     def pending(self) -> bytes:
         """``/api/v1/events``."""

@@ -45,7 +45,10 @@ def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
     if as_json:
         _json(events, out)
         return
-    if not events:
+    unreadable = answer.get("unreadable", 0)
+    if unreadable:
+        out.write(f"{unreadable} listed events cannot be read: the agent's log says why.\n")
+    elif not events:
         out.write("Nothing is scheduled.\n")
     rows = [_event_row(event) for event in events]
     head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")

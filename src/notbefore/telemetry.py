@@ -30,7 +30,7 @@ FIRST: Final = 2.0  # seconds to the first export: by then it is known who this 
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
 GATHER: Final = 5.0  # seconds in which lines of the log are gathered
 RETRY: Final = 5.0  # seconds to the next attempt after the first failure; doubled with each
-LONGEST_RETRY: Final = 60.0  # seconds, or the usual pause where that is longer
+LONGEST_RETRY: Final = 60.0  # seconds between attempts to send the log; for metrics it is the interval
 LONGEST_ASKED: Final = 300.0  # seconds: what a Retry-After may ask for at most
 LAST_EXPORT: Final = 0.8  # seconds for the export at the end
 MAX_LINES: Final = 128  # of the agent's own log; as many again may be under way
@@ -255,7 +255,8 @@ class _Road:
             self._sender.close()
             self._sender = None
         asked = min(error.retry_after or 0.0, LONGEST_ASKED)
-        wait = max(asked, min(max(self._pause, LONGEST_RETRY), RETRY * 2.0 ** min(self._failures, 10)))
+        longest = self._pause if self._signal == "metrics" else LONGEST_RETRY
+        wait = max(asked, min(longest, RETRY * 2.0 ** min(self._failures, 10)))
         self.due = time.monotonic() + wait
         if self._failures == 0:
             log.warning("OTLP %s: the export failed (%s): trying again", self._signal, self._redact(str(error)))

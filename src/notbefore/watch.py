@@ -304,6 +304,12 @@ class Watch:
         return self._trouble
 
     @property
+    def unreadable(self) -> int:
+        """How many listed events cannot be read: nobody knows what they are."""
+        flaws = self._document.flaws if self._document is not None else ()
+        return sum(flaw.rejected for flaw in flaws)
+
+    @property
     def listed_events(self) -> int:
         """How many events are listed."""
         return len(self._memory.tracked.events)
@@ -340,6 +346,7 @@ class Watch:
                 incarnation=memory.tracked.incarnation,
                 last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
                 vm=self.vm,
+                unreadable=self.unreadable,
                 events=[
                     PendingEvent.of(life, now, self.preview(life, self._vm_name))
                     for life in memory.tracked.events.values()
@@ -424,6 +431,7 @@ class PendingView(Struct, frozen=True):
     incarnation: int | None
     last_successful_poll: datetime | None
     vm: Vm | None
+    unreadable: int  # listed events that are not among these: they cannot be read
     events: list[PendingEvent]
 
 

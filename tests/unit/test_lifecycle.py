@@ -386,3 +386,8 @@ def test_what_was_stored_goes_on_as_if_it_had_never_been_away(documents: list[li
 def test_pairs_of_steps_never_share_an_id() -> None:
     story = Story().sees(0).sees(1, item()).sees(2, item(**STARTED)).sees(3).sees(4, item(**STARTED)).sees(5)
     assert all(first.id != second.id for first, second in pairwise(story.changes))
+
+
+def test_there_is_no_less_notice_than_none() -> None:
+    story = Story().sees(0).sees(931, item())  # listed as Scheduled still, after its NotBefore
+    assert story.last.notice_seconds == 0

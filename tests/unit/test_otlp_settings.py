@@ -131,9 +131,9 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {protocol: http/json}", {}, "otlp.protocol: Invalid enum value 'http/json', expected one of"),
         ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
         ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a stream of records"),
-        ("", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
-        ("", {"TIMEOUT": "soon"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp.timeout: "),
-        ("", {"METRICS_TEMPORALITY_PREFERENCE": "delta"}, "only cumulative counters are sent, not 'delta'"),
+        ("otlp: {}", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
+        ("otlp: {}", {"TIMEOUT": "soon"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp.timeout: "),
+        ("otlp: {}", {"METRICS_TEMPORALITY_PREFERENCE": "delta"}, "only cumulative counters are sent, not 'delta'"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(
@@ -150,10 +150,10 @@ def test_what_is_wrong_is_named_with_its_place(
 @pytest.mark.parametrize(
     ("missing", "text", "extra"),
     [
-        ("opentelemetry.proto", "otlp: {}", "notbefore[otlp]"),
-        ("grpc", "otlp: {protocol: grpc}", "notbefore[otlp-grpc]"),
-        ("grpc", "sinks: {rec: {otlp_logs: {protocol: grpc}}}", "notbefore[otlp-grpc]"),
-        ("opentelemetry.proto", "sinks: {rec: {otlp_logs: {}}}", "notbefore[otlp]"),
+        ("opentelemetry.proto", "otlp: {}", "azure-notbefore[otlp]"),
+        ("grpc", "otlp: {protocol: grpc}", "azure-notbefore[otlp-grpc]"),
+        ("grpc", "sinks: {rec: {otlp_logs: {protocol: grpc}}}", "azure-notbefore[otlp-grpc]"),
+        ("opentelemetry.proto", "sinks: {rec: {otlp_logs: {}}}", "azure-notbefore[otlp]"),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(
@@ -163,3 +163,23 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
     with pytest.raises(ConfigError) as raised:
         read(place, text)
     assert f"pip install '{extra}'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PROTOCOL", "http/json", "expected one of http/protobuf, grpc"),
+        ("ENDPOINT", "collector:4317", "expected http://HOST"),
+        ("METRICS_TEMPORALITY_PREFERENCE", "delta", "only cumulative counters"),
+    ],
+)
+def test_variables_that_were_meant_for_others_are_no_reason_not_to_watch(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", f"OTEL_EXPORTER_OTLP_{name}": value}
+    for variable, text in variables.items():
+        monkeypatch.setenv(variable, text)
+    config = read(place, "", **variables)
+    assert config.otlp is None
+    (warning,) = warnings(config, None)
+    assert said in warning

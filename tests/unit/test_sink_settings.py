@@ -145,9 +145,9 @@ def test_a_mistake_is_named_with_its_place(place: Path, text: str, said: str) ->
 
 def test_a_library_that_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'notbefore\[apprise\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[apprise\]'"):
         read(place, "sinks: {a: {apprise: {url: x}}}")
-    with pytest.raises(ConfigError, match=r"pip install 'notbefore\[templates\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[templates\]'"):
         read(place, "sinks: {a: {slack: {url: x, title: y}}}")
 
 

@@ -101,7 +101,8 @@ class Life(Struct, frozen=True):
             return None
         if self.not_before is None:
             return 0.0 if self.started == self.first_seen else None
-        return (self.not_before - self.first_seen).total_seconds()
+        # an event may be listed as Scheduled a moment after its NotBefore: there is no less notice than none
+        return max(0.0, (self.not_before - self.first_seen).total_seconds())
 
 
 class Tracked(Struct, frozen=True):

@@ -107,7 +107,7 @@ def _check_bcrypt() -> None:
     try:
         import bcrypt  # noqa: F401, PLC0415 - as above
     except ImportError:
-        raise ConfigError("basic_auth_users needs bcrypt: pip install 'notbefore[web]'") from None
+        raise ConfigError("basic_auth_users needs bcrypt: pip install 'azure-notbefore[web]'") from None
 
 
 def _cost(hashed: str) -> int:

@@ -44,11 +44,11 @@ def check_installed(config: SinkConfig) -> None:
     if config.kind == "windows_event_log" and sys.platform != "win32":
         raise ConfigError("windows_event_log: there is such a log on Windows alone")
     if kind.needs is not None and not _found(kind.needs, find_spec):
-        raise ConfigError(f"{config.kind} needs {kind.needs}: pip install 'notbefore[{kind.extra}]'")
+        raise ConfigError(f"{config.kind} needs {kind.needs}: pip install 'azure-notbefore[{kind.extra}]'")
     settings = config.settings
     check_otlp_installed(getattr(settings, "protocol", ""))
     if (settings.title is not None or settings.body is not None) and find_spec("jinja2") is None:
-        raise ConfigError("title and body need jinja2: pip install 'notbefore[templates]'")
+        raise ConfigError("title and body need jinja2: pip install 'azure-notbefore[templates]'")
 
 
 def check_otlp_installed(protocol: str) -> None:
@@ -56,9 +56,9 @@ def check_otlp_installed(protocol: str) -> None:
     from importlib.util import find_spec  # noqa: PLC0415 - only where it is configured
 
     if protocol and not _found("opentelemetry.proto", find_spec):
-        raise ConfigError("otlp needs opentelemetry-proto: pip install 'notbefore[otlp]'")
+        raise ConfigError("otlp needs opentelemetry-proto: pip install 'azure-notbefore[otlp]'")
     if protocol == "grpc" and not _found("grpc", find_spec):
-        raise ConfigError("protocol grpc needs grpcio: pip install 'notbefore[otlp-grpc]'")
+        raise ConfigError("protocol grpc needs grpcio: pip install 'azure-notbefore[otlp-grpc]'")
 
 
 def _found(name: str, find_spec: Callable[[str], object]) -> bool:

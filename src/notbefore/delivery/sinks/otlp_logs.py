@@ -32,7 +32,7 @@ class Sink:
     def __init__(self, name: str, settings: OtlpLogs, _links: Links) -> None:
         self._name = name
         self._timeout = settings.timeout.seconds
-        own = {"service.name": "notbefore", "service.version": version("notbefore")}
+        own = {"service.name": "notbefore", "service.version": version("azure-notbefore")}
         self._resource = {**own, **settings.resource}
         self._sender = Sender(Connection.of(settings), "logs")
 

@@ -1,9 +1,13 @@
 """The section of the agent itself: IMDS, the state, the deliveries; and the same in three words each."""
 
+from typing import Final
+
 from notbefore.events.duration import span
 from notbefore.exposition.page.html import Html, joined, tag
 from notbefore.exposition.page.look import Look
 from notbefore.exposition.page.pieces import moment, row, section, table
+
+STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; as of the alert
 
 
 def health(look: Look) -> Html:
@@ -11,6 +15,7 @@ def health(look: Look) -> Html:
     condition, outbox = look.condition, look.condition.outbox
     waiting = sum(count for (_, state), count in outbox.rows.items() if state == "pending")
     dead = sum(count for (_, state), count in outbox.rows.items() if state == "dead")
+    stuck = bool(outbox.oldest) and look.now.timestamp() - min(outbox.oldest.values()) > STUCK
     sinks = "none waiting" if condition.sinks else "no sink"
     if waiting:
         sinks = f"{waiting} waiting"
@@ -19,7 +24,7 @@ def health(look: Look) -> Html:
         "ul",
         _badge("IMDS", "ready" if look.ready.ok else "not ready", ok=look.ready.ok),
         _badge("State", "in memory alone" if condition.degraded else "written", ok=not condition.degraded),
-        _badge("Deliveries", sinks + (f", {dead} dead" if dead else ""), ok=not dead),
+        _badge("Deliveries", sinks + (f", {dead} dead" if dead else ""), ok=not dead and not stuck),
         class_="health",
     )
 

@@ -53,6 +53,7 @@ class Listed(Struct, frozen=True):
 
     last_successful_poll: datetime | None = None
     vm: Vm | None = None
+    unreadable: int = 0
     events: tuple[Pending, ...] = ()
 
 
@@ -109,6 +110,7 @@ class Look(Struct, frozen=True):
     condition: Condition
     vm: Vm | None = None
     last_good: datetime | None = None
+    unreadable: int = 0  # events that are listed and cannot be read
     pending: tuple[Pending, ...] = ()
     ended: tuple[Life, ...] = ()
 
@@ -122,6 +124,7 @@ class Look(Struct, frozen=True):
             condition=condition,
             vm=listed.vm,
             last_good=listed.last_successful_poll,
+            unreadable=listed.unreadable,
             pending=tuple(sorted(listed.events, key=_urgency)),
             ended=tuple(ended(msgspec.json.decode(history, type=_History).changes)[:MAX_ENDED]),
         )

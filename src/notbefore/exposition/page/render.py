@@ -58,6 +58,8 @@ def summary(look: Look) -> str:
     if not look.pending:
         if look.last_good is None:
             return "What is scheduled is not known yet: IMDS has not answered."
+        if look.unreadable:
+            return "Something is scheduled that cannot be read: the agent's log says why."
         return "Nothing is scheduled." if look.ready.ok else "Nothing was scheduled when IMDS last answered."
     first = look.pending[0]
     what = f"{first.event_type} of {WHOM.get(first.scope, first.scope)}"
