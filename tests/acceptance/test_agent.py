@@ -335,3 +335,15 @@ def test_a_reader_that_is_gone_is_no_reason_to_stop(imds: Simulator, tmp_path: P
         eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 1)
         imds.set_document(body(incarnation=3))
         eventually(lambda: agent.metric(CHANGES % ("canceled", "Freeze")) == 1)
+
+
+def test_an_event_that_cannot_be_read_is_not_passed_over(imds: Simulator, tmp_path: Path) -> None:
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        imds.set_document(body(item(EventType=None), incarnation=2))
+        eventually(lambda: agent.json("/api/v1/events")["unreadable"] == 1)
+        assert b"1 listed events cannot be read" in get(agent.port, "/readyz")[1]
+        assert b"cannot be read" in get(agent.port, "/")[1]
+        told = notbefore("events", "--url", f"http://127.0.0.1:{agent.port}").stdout
+        assert "1 listed events cannot be read" in told
+        assert "Nothing is scheduled" not in told

@@ -84,6 +84,7 @@ def test_what_the_agent_knows_is_at_the_far_side_through_a_collector_and_restart
         assert (resource["service.name"], resource["host.name"], resource["cloud.platform"]) == (
             "notbefore", ME, "azure.vm",
         )  # fmt: skip
+        assert resource["service.instance.id"] == resource["host.id"]  # else the VMs of a fleet would be one series
         lines = [one.body.string_value for one in receiver.records if not one.event_name]
         assert any(line.startswith("notbefore ") and "watching" in line for line in lines)
 

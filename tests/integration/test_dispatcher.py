@@ -12,7 +12,7 @@ import pytest
 from notbefore.delivery.orders import MAX_ORDERS, Orders
 from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import Command, SinkConfig, Slack
-from notbefore.dispatcher import Dispatcher
+from notbefore.dispatcher import Dispatcher, environment
 from notbefore.errors import ConfigError
 from notbefore.events.delivery import Delivery
 from notbefore.events.figures import Figures
@@ -158,3 +158,12 @@ def test_a_courier_that_shows_no_life_is_ended(
     hand.stop(lambda _seconds: True)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
+
+
+def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "NOTBEFORE_X__Y", "TOKEN")
+    for name in (*names, "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "x")
+    found = environment(Orders("s", hidden=("TOKEN",)))
+    assert not {*names} & found.keys()
+    assert found["HTTPS_PROXY"] == "x"

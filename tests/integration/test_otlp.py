@@ -195,6 +195,7 @@ def test_a_record_arrives_through_a_collector_as_it_is(pair: tuple[Collector, Re
     told = {"time": one.record["time"], "body": record.body.string_value, **shown, **resource}
     assert told.items() >= one.record.items()
     assert resource["service.name"] == "notbefore"
+    assert resource["service.instance.id"] == resource["host.id"]
     assert resource["deployment.environment.name"] == "test"
     assert resource["host.name"] == "WestNO_0"
     assert "host.name" not in shown

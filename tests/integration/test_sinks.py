@@ -8,6 +8,8 @@ import json
 import os
 import socket
 import sys
+import time
+from base64 import b64encode
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import msgspec
 import pytest
 import trustme
 
+from notbefore.delivery.http import Http
 from notbefore.delivery.message import Receipt
+from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
 from notbefore.errors import ConfigError, SendError
@@ -488,3 +492,25 @@ def test_a_command_takes_an_event_of_any_size() -> None:
 
 def test_a_command_that_does_not_read_is_no_trouble() -> None:
     sent(python("import sys; sys.stdin.close()"), message({"Description": "x" * 100_000}))
+
+
+@pytest.mark.parametrize("value", ["Bearer hunter2-token", "Basic " + b64encode(b"me:hunter2-pass").decode()])
+def test_what_stands_behind_the_scheme_of_a_header_is_secret_by_itself(value: str) -> None:
+    told = Redactor([value])(f"401: {value.split()[1]} is not known, nor hunter2-token, nor hunter2-pass of {value}")
+    known = "hunter2-token" if "Bearer" in value else "hunter2-pass"
+    assert value.split()[1] not in told
+    assert known not in told
+
+
+def test_an_answer_through_a_proxy_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(how="drip_head")
+        monkeypatch.setenv("HTTP_PROXY", peer.url)
+        monkeypatch.setenv("NO_PROXY", "")
+        http = Http(0.5)
+        begun = time.monotonic()
+        with pytest.raises(SendError):
+            http.post("http://far.example.org/in", b"{}", {})
+        http.close()
+        assert time.monotonic() - begun < 20  # it would drip for as long as it is listened to
+        assert peer.requests
