@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
-    directory = Path(load(options.config, os.environ, {"state.dir": options.state_dir}).state.dir)
+    directory = Path(load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False).state.dir)
     shown = ask(directory, Order(options.event_id))
     if shown.event is None:
         raise NotBeforeError(shown.words)

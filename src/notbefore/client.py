@@ -114,7 +114,7 @@ def door(options: argparse.Namespace) -> Door:
     given = {name: getattr(options, name) for name in names}
     if options.url is not None:
         return Door(options.url, **given)
-    server = load(options.config, os.environ, {}).server
+    server = load(options.config, os.environ, {}, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
     host, _, port = server.listen.rpartition(":")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - told apart, not bound

@@ -129,10 +129,13 @@ class Config(_Section, frozen=True):
         return tuple(secret.variable for secret in headers if secret.variable)
 
 
-def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None]) -> Config:
+def load(
+    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
+) -> Config:
     """Read the configuration; raises ``ConfigError``.
 
-    ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given".
+    ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given". Who is not
+    ``sending`` needs neither the sinks' libraries nor their secrets, and may have none.
     """
     values, places = _read(path) if path is not None else ({}, {})
     base = path.absolute().parent if path is not None else Path.cwd()
@@ -151,8 +154,9 @@ def load(path: Path | None, environment: Mapping[str, str], overrides: Mapping[s
         environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
     config = _convert(_prepared(values, base), places, strict=False)
-    _check_sinks(config, places, environment)
-    _check_otlp(config.otlp, places, environment)
+    if sending:
+        _check_sinks(config, places, environment)
+        _check_otlp(config.otlp, places, environment)
     return config
 
 

@@ -36,8 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
-    config = load(options.config, os.environ, {"state.dir": options.state_dir})
+    config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
     with closing(Outbox(Path(config.state.dir) / FILE_NAME)) as outbox:
+        if (
+            options.sink is not None
+            and options.sink not in config.sinks
+            and not outbox.rows(sink=options.sink, limit=1)
+        ):
+            raise ConfigError(f"--sink: nothing is kept for a sink {options.sink!r}, and --config names none")
         if options.action == "list":
             _list(outbox.rows(options.state, options.sink), as_json=options.json)
             return 0
@@ -63,7 +69,7 @@ def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
     for prefix in options.ids:
         matching = outbox.find(prefix)
         if len(matching) != 1:
-            raise NotBeforeError(f"{prefix}: {'no delivery' if not matching else 'several deliveries'} begin so")
+            raise NotBeforeError(f"{prefix}: {'no delivery begins' if not matching else 'several deliveries begin'} so")
         found += matching
     return found
 

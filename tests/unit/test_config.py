@@ -133,3 +133,11 @@ def test_no_text_breaks_it(tmp_path_factory: pytest.TempPathFactory, text: str) 
         load(path, {}, NONE)
     except ConfigError as error:
         assert str(path) in str(error)
+
+
+def test_who_sends_nothing_needs_no_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "c.yml"
+    path.write_text("sinks: {a: {slack: {url_file: nowhere}}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load(path, {}, {})
+    assert "a" in load(path, {}, {}, sending=False).sinks
