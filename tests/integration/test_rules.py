@@ -253,7 +253,13 @@ UNSCRAPED_TOLD: Final = Told(
     "Reboot in web started without notice",
     SUDDEN_DESCRIBED + "It was over before the next scrape: the agents' history has it.",
 )
+UNREACHABLE: Final = Told(
+    of_agent(),
+    "web_0: no answer of notbefore for five minutes",
+)
 SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
+TOO_LONG: Final = "AzureScheduledEventStartedTooLong"
+DOWN_FOR_LONG: Final = story((0, [reboot(NotBefore=clock(900))]), (300, [begun(reboot())]), (3660, []))
 CASES += [
     Case(
         "a start without notice is told by the neighbours while its own VM is down, once, and for a while",
@@ -294,13 +300,41 @@ CASES += [
         "half an hour after its start an event takes too long",
         vms("web_0", "web_1", look=story((0, [reboot(NotBefore=clock(900))]), (60, [begun(reboot())]), (2400, []))),
         [
-            seen(1800, "AzureScheduledEventStartedTooLong"),
+            seen(1800, TOO_LONG),
             seen(
                 1920,
-                "AzureScheduledEventStartedTooLong",
+                TOO_LONG,
                 Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s"),
             ),
-            seen(2400, "AzureScheduledEventStartedTooLong"),
+            seen(2400, TOO_LONG),
+        ],
+        minutes=41,
+        interval=60,
+    ),
+    Case(
+        "an event that keeps its VM down takes too long as well, while a neighbour lists it",
+        vms("web_0", "web_1", look=DOWN_FOR_LONG, web_0=story((0, [reboot(NotBefore=clock(900))]), (360, None))),
+        [
+            seen(2100, TOO_LONG),
+            seen(2160, TOO_LONG, Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s")),
+            seen(3600, TOO_LONG, Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 55m 0s")),
+            seen(3600, "AzureScheduledEvent", named("E1", "Reboot", "critical", "00:15:00")),
+            seen(3600, "NotbeforeAgentUnreachable"),
+            seen(3660, TOO_LONG),
+            seen(3660, "AzureScheduledEvent"),
+            seen(3960, "NotbeforeAgentUnreachable", UNREACHABLE),
+        ],
+        minutes=67,
+        interval=60,
+    ),
+    Case(
+        "of a VM that is down and has no neighbour nobody knows whether its event is over",
+        vms("web_0", look=story((0, [reboot(NotBefore=clock(900))]), (300, [begun(reboot())]), (420, None))),
+        [
+            seen(1200, "AzureScheduledEvent", named("E1", "Reboot", "critical", "00:15:00")),
+            seen(2400, TOO_LONG),
+            seen(2400, "AzureScheduledEvent"),
+            seen(2400, "NotbeforeAgentUnreachable", UNREACHABLE),
         ],
         minutes=41,
         interval=60,
@@ -445,10 +479,6 @@ def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
 
 WAITED: Final = (
     "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or too late."
-)
-UNREACHABLE: Final = Told(
-    of_agent(),
-    "web_0: no answer of notbefore for five minutes",
 )
 BLIND: Final = Told(
     of_agent(),
