@@ -286,6 +286,18 @@ CASES += [
         minutes=17,
     ),
     Case(
+        "a start without notice that takes its VM down after one scrape is told once, with its place",
+        lambda: [FleetVm("web_0", story((0, []), (60, [SUDDEN]), (75, None)))],
+        [
+            seen(60, SUDDENLY, SUDDEN_TOLD),
+            seen(75, SUDDENLY, SUDDEN_TOLD),
+            seen(600, SUDDENLY, SUDDEN_TOLD),
+            seen(960, SUDDENLY, SUDDEN_TOLD),
+            seen(1020, SUDDENLY),
+        ],
+        minutes=18,
+    ),
+    Case(
         "nobody claims a start without notice who came when it was started, nor of one that was announced",
         vms(
             "web_0",
@@ -369,6 +381,17 @@ def hit(count: int, not_before: str, of: int = 8) -> Callable[[], list[FleetVm]]
 LONGER: Final = "AzureScheduledEventInterruptionTooLong"
 SHORT: Final = "AzureScheduledEventNoticeTooShort"
 MANY: Final = "AzureScheduledEventManyVMs"
+LONG_DOWN: Final = story(
+    (0, []),
+    (60, [freeze(NotBefore=clock(300))]),
+    (300, [begun(freeze())]),
+    (360, None),
+    (3060, [begun(freeze())]),
+    (3120, []),
+)
+OUTAGE_TOLD: Final = (
+    Told(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than advertised"),
+)
 CASES += [
     Case(
         "an interruption that was longer than advertised is told for half an hour after the end",
@@ -386,6 +409,18 @@ CASES += [
             seen(2460, LONGER),
         ],
         minutes=41,
+        interval=60,
+    ),
+    Case(
+        "an outage for longer than the alert is told is one as well, from when the VM is back",
+        lambda: [FleetVm("web_0", LONG_DOWN, stood_still=lambda second: 2700.0 if second == 3060 else 0.0)],
+        [
+            seen(3060, LONGER),
+            seen(3120, LONGER, *OUTAGE_TOLD),
+            seen(4740, LONGER, *OUTAGE_TOLD),
+            seen(4980, LONGER),
+        ],
+        minutes=84,
         interval=60,
     ),
     Case("an interruption near what was advertised is none", felt(8.0), [seen(600, LONGER), seen(660, LONGER)]),
@@ -466,6 +501,10 @@ def approving(second: int, vm: FleetVm) -> None:
     vm.totals.approvals = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
 
 
+def unreadable(second: int, vm: FleetVm) -> None:
+    vm.figures.flaws["not_before"] = int(second >= 120)
+
+
 def _index(name: str) -> int:
     return Figures.__struct_fields__.index(name)
 
@@ -480,6 +519,8 @@ def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
 WAITED: Final = (
     "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or too late."
 )
+UNREADABLE: Final = "NotbeforeEventUnreadable"
+FLAWED: Final = Told(of_agent(reason="not_before"), "web_0: an event, or a part of it, cannot be read (not_before)")
 BLIND: Final = Told(
     of_agent(),
     "web_0: notbefore sees nothing of what Azure schedules",
@@ -546,6 +587,23 @@ CASES += [
         "every fourth poll fails",
         agent(failing(4)),
         [seen(900, "NotbeforeImdsFailing", Told(of_agent(), "web_0: 25% of the polls of IMDS fail"))],
+    ),
+    Case(
+        "an event cannot be read",
+        agent(unreadable),
+        [
+            seen(105, UNREADABLE),
+            seen(120, UNREADABLE, FLAWED),
+            seen(960, UNREADABLE, FLAWED),
+            seen(1080, UNREADABLE),
+        ],
+        minutes=18,
+    ),
+    Case(
+        "an event could not be read by an agent that had just begun",
+        lambda: [FleetVm("web_0", story((0, None), (120, [])), change=unreadable)],
+        [seen(105, UNREADABLE), seen(120, UNREADABLE, FLAWED), seen(1080, UNREADABLE)],
+        minutes=18,
     ),
     Case(
         "the beat lags",
