@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.fleet import LIVE, watched_fleet
+from support.fleet import EXPORTERS, LIVE, SILENT, STOPPED, watched_fleet
 from support.scraping import Prometheus, needs_prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -125,7 +125,7 @@ def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
 
 def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     for name, title, number in (
-        ("fleet", "Silent or failing agents", 5),  # EastUS_2 fails in two ways
+        ("fleet", "Silent or failing agents", 6),  # EastUS_2 fails in two ways, and is one
         ("notbefore", "Agents", 6),
         ("notbefore", "Versions", 1),
         ("notbefore", "Not polling", 1),
@@ -136,13 +136,26 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], EVERYTHING)
         assert shown["values"] == [number], title
     failing = panel_of("fleet", "Silent or failing agents", "table")["targets"][0]
-    assert {one["labels"]["problem"] for one in series(prometheus, failing, EVERYTHING)} == {
-        "cannot be scraped",
-        "gone from the scrape",
-        "IMDS does not answer",
-        "state cannot be written",
-        "never polled",
-    }
+    problems = sorted(
+        (one["labels"]["problem"], one["labels"].get("name")) for one in series(prometheus, failing, EVERYTHING)
+    )
+    assert problems == [
+        ("IMDS does not answer", "EastUS_2"),
+        ("cannot be scraped", STOPPED),
+        ("cannot be scraped", SILENT),  # for longer than the time range
+        ("gone from the scrape", "EastUS_1"),
+        ("never polled", None),
+        ("never scraped", None),
+        ("state cannot be written", "EastUS_2"),
+    ]
+
+
+def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheus: Prometheus) -> None:
+    (instance,) = (instance for instance, up in EXPORTERS.items() if up)
+    assert prometheus.value(f'process_resident_memory_bytes{{instance="{instance}"}}')
+    memory = next(one for one in panel_of("notbefore", "Agents", "table")["targets"] if one["refId"] == "memory")
+    rows = [one["labels"] for one in series(prometheus, memory, EVERYTHING) if one["labels"]["instance"] == instance]
+    assert [row["job"] for row in rows] == ["notbefore"]
 
 
 def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:

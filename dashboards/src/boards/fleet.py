@@ -49,7 +49,7 @@ def _events() -> list[Panel]:
             "VMs affected now",
             "VMs that are in the Resources of a listed event, and have an agent.",
             "short",
-            now(counted(f"count by (instance) ({chosen(queries.INFO + SELF)})")),
+            now(counted(f"count by (job, instance) ({chosen(queries.INFO + SELF)})")),
             NONE_IS_CALM,
         ),
         parts.stat_panel(
@@ -76,7 +76,7 @@ def _agents() -> list[Panel]:
             "Silent or failing agents",
             "Agents that cannot be scraped, are gone, or get no answer of IMDS: nobody watches for those VMs.",
             "short",
-            now(counted(queries.failing())),
+            now(queries.failing_agents()),
             NONE_IS_GOOD,
         ),
         parts.stat_panel(
@@ -128,13 +128,14 @@ def _failing() -> Panel:
         "Silent or failing agents",
         "Agents that cannot be scraped, or left the scrape in the last hour (as a VM does that was deleted), or got no"
         f" good answer of IMDS for {STALE} s or ever, or cannot write their state; and how long ago the last good poll"
-        " was (else the start). One that never learned who it is stands here whatever the variables say.",
+        f" was (else the start), looking back {queries.LONG}. One that never said who it is stands here whatever the"
+        " variables say.",
         [rows(queries.failing(), "age")],
         [
             Column("name", "VM", width=95),
             Column("instance", "Instance", width=150),
             Column("problem", "Problem"),
-            Column("Value", "Since", "s", steps=AGE, width=90),
+            Column("Value", "Since", "s", steps=AGE, width=90, nan="never"),
         ],
         none="all agents are well",
         links={"VM": parts.vm_link("VM")},

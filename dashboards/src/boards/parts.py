@@ -54,6 +54,7 @@ class Column:
     steps: Steps = ()
     width: int = 0  # pixels; 0: what is left
     decimals: int | None = None
+    nan: str = ""  # what is said instead of NaN
 
     def properties(self) -> list[board.DynamicConfigValue]:
         """What is particular to it, as Grafana's overrides."""
@@ -67,6 +68,11 @@ class Column:
         if self.steps:
             found["thresholds"] = _thresholds(self.steps).build()
             found["custom.cellOptions"] = models.TableColorTextCellOptions()
+        if self.nan:
+            match = board.DashboardSpecialValueMapOptions(
+                match=board.SpecialValueMatch.NA_N, result=board.ValueMappingResult(text=self.nan, color="red")
+            )
+            found["mappings"] = [board.SpecialValueMap(options=match)]
         return [board.DynamicConfigValue(key, value) for key, value in found.items()]
 
 

@@ -80,7 +80,12 @@ def _identity() -> Panel:
     return parts.table_panel(
         "Who it is",
         "As IMDS says: region, zone, resource group, scale set, fault domain and update domain; the agent's version.",
-        [rows(f"group by ({shown}) ({queries.VM} * on (instance) group_left (version) notbefore_build_info)", "vm")],
+        [
+            rows(
+                f"group by ({shown}) ({queries.VM} * on (job, instance) group_left (version) notbefore_build_info)",
+                "vm",
+            )
+        ],
         columns,
         none="not known",
     )
@@ -147,7 +152,7 @@ def _countdown() -> Panel:
 def _interruptions() -> Panel:
     hit = rate_by("event_type", f"{FELT}_count")
     hits = f'{queries.INFO}{{scope="self"}}'
-    expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (instance, event_id) {hits}")
+    expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (job, instance, event_id) {hits}")
     return parts.lines_panel(
         "Interruption: advertised and felt",
         "Felt: seconds for which the VM stood still in its events, at the end of each. Advertised: DurationInSeconds of"
