@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.fleet import EXPORTERS, LIVE, SILENT, STOPPED, watched_fleet
+from support.fleet import EXPORTERS, LIVE, LOST, SILENT, STOPPED, watched_fleet
 from support.scraping import Prometheus, needs_prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -156,6 +156,32 @@ def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheu
     memory = next(one for one in panel_of("notbefore", "Agents", "table")["targets"] if one["refId"] == "memory")
     rows = [one["labels"] for one in series(prometheus, memory, EVERYTHING) if one["labels"]["instance"] == instance]
     assert [row["job"] for row in rows] == ["notbefore"]
+
+
+def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(prometheus: Prometheus) -> None:
+    chosen = {**EVERYTHING, "vm": SILENT}
+    for name, title in (
+        ("fleet", "VMs affected now"),
+        ("fleet", "Events listed now"),
+        ("fleet", "Started now"),
+        ("vm", "Events that hit it"),
+        ("vm", "Started now"),
+    ):
+        (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], chosen)
+        assert shown["values"] == [1], title
+    for name, title in (("fleet", "What is coming"), ("vm", "Listed now")):
+        (row,) = series(prometheus, panel_of(name, title, "table")["targets"][0], chosen)
+        assert (
+            row["labels"].items()
+            >= {"name": SILENT, "event_id": LOST, "event_status": "Started", "scope": "self"}.items()
+        )  # it was Scheduled when the VM last told
+
+
+def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Prometheus) -> None:
+    for annotation in BOARDS["vm"]["annotations"]["list"]:
+        found = series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"})
+        assert found
+        assert LOST not in {one["labels"]["event_id"] for one in found}
 
 
 def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:

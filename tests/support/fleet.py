@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from notbefore.simulator.scenarios import SCENARIOS, Play, http_date
@@ -20,6 +21,7 @@ from support.scraping import Prometheus
 LIVE = ("WestNO_0", "WestNO_1")
 STOPPED = "WestNO_2"
 SILENT, NEVER = "db-c", "db-d"  # in the scrape still, and not answering: for hours, and ever
+LOST = "DB-LOST"  # the event that SILENT was told of last, and that its neighbour sees started
 EXPORTERS = {"eastus-0:10169": False, "db-a:10169": True}  # of another job, beside agents that are well
 HOUR = 3600.0
 
@@ -45,13 +47,18 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
             for number, start in enumerate(starts)
         ]
 
+    long = msgspec.structs.replace(SCENARIOS["user-reboot"], notice=HOUR, started=6 * HOUR)
+    lost = Play(scenario=long, event_id=LOST, resources=(SILENT,), begun=begins - HOUR + 5 * step)
     shared = plays(scale_set, 15 * 60, 240)
     return [
         PastVm(scale_set[0], shared, begins, ends, "eastus", "web"),
         PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web", gone=True),
         PastVm(scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True),
-        *(PastVm(name, plays((name,), 35 * 60, 420), begins, ends, "westeurope", "data", felt=9.0) for name in alone),
-        PastVm(SILENT, [], begins - HOUR, begins - HOUR / 2, "westeurope", "data", gone=True),
+        *(
+            PastVm(name, [*plays((name,), 35 * 60, 420), lost], begins, ends, "westeurope", "data", felt=9.0)
+            for name in alone
+        ),
+        PastVm(SILENT, [lost], begins - HOUR, begins - HOUR / 2, "westeurope", "data", gone=True),
     ]
 
 

@@ -236,8 +236,8 @@ def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
     builder.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     for name in VARIABLES:
         builder.with_variable(_variable(name, one=one_vm and name == "vm"))
-    builder.annotation(_annotation("Announced", "Scheduled", "yellow"))
-    builder.annotation(_annotation("Started", "Started", "red"))
+    builder.annotation(_annotation("Announced", "Scheduled", "yellow", hits_only=one_vm))
+    builder.annotation(_annotation("Started", "Started", "red", hits_only=one_vm))
     links = dashboard.DashboardLink("notbefore").type(board.DashboardLinkType.DASHBOARDS).tags([TAG])
     builder.link(links.include_vars(True).keep_time(True))  # noqa: FBT003 - the SDK has it so
     built = builder.build()
@@ -277,10 +277,11 @@ def _variable(name: str, *, one: bool) -> dashboard.QueryVariable:
     return variable.multi(True).include_all(True).all_value(".*").current(everything)  # noqa: FBT003 - the SDK's
 
 
-def _annotation(name: str, status: str, color: str) -> dashboard.AnnotationQuery:
+def _annotation(name: str, status: str, color: str, *, hits_only: bool) -> dashboard.AnnotationQuery:
     """The time in which events were listed with a status, as regions; an event is one, whoever reports it."""
     labels = "event_id, event_type, event_source, description"
-    expr = queries.events(f'{{event_status="{status}"}}', by=labels)
+    hits = ', scope!="peer"' if hits_only else ""  # or else those of a VM's neighbours are shown as its own
+    expr = queries.events(f'{{event_status="{status}"{hits}}}', by=labels)
     annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003
     annotation.icon_color(color).target(over_time(expr, "", "Anno"))
     annotation.title_format(f"{{{{event_type}}}} {name.lower()}").text_format("{{description}} ({{event_id}})")

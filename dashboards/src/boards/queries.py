@@ -1,8 +1,8 @@
 """PromQL that stands in several panels.
 
-Two things hold everywhere. What the variables choose are VMs, by the labels of ``notbefore_vm_info``; the other metrics
-are filtered by it over ``job`` and ``instance``: another exporter on the VM may have the same ``instance``. And every VM of a group reports the same event: where events are counted they are
-first reduced to one series an ``event_id``.
+Two things hold everywhere. What the variables choose are VMs, by the labels of ``notbefore_vm_info``; other metrics are
+filtered by it over ``job`` and ``instance``: another exporter on the VM may have the same ``instance``. And every VM of
+a group reports the same event: where events are counted they are first reduced to one series an ``event_id``.
 """
 
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 VM: Final = 'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set", name=~"$vm"}'
 VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
 UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
+EVENT: Final = "6h"  # for this long a VM that is down keeps an event that others list still, as in the rules
 LONG: Final = "7d"  # for this long it is known who an agent was that is silent, whatever the time range
 
 INFO: Final = "azure_scheduled_event_info"
@@ -42,10 +43,49 @@ def events(selector: str = "", *, by: str = "event_id") -> str:
     return f"group by ({by}) ({chosen(INFO + selector)})"
 
 
-def listed(selector: str = "") -> str:
-    """One series for each listed event and VM that reports it, with what a table shows of both."""
-    labels = "name, event_id, event_type, event_status, event_source, scope, description"
-    return f"max by ({labels}) ({INFO}{selector} * on (job, instance) group_left (name) {VM})"
+def hits() -> str:
+    """A series for each listed event and VM that it hits; of a VM that is down, what it told last."""
+    told = f'{INFO}{{scope="self"}}'
+    lost = f"last_over_time({told}[{EVENT}]) unless on (job, instance) ({UP} == 1) and on (event_id) {INFO}"
+    return f"({told} or on (job, instance, event_id) ({lost}))"
+
+
+def chosen_hits() -> str:
+    """Those of ``hits`` that are of a chosen VM."""
+    return f"({hits()}) and on (job, instance) last_over_time({VM}[{EVENT}])"
+
+
+def started() -> str:
+    """The events that anybody sees started."""
+    return f'{INFO}{{event_status="Started"}}'
+
+
+def known() -> str:
+    """One series for each event that a chosen VM is told of, or that hits one which is down."""
+    return f"group by (event_id) ({chosen(INFO)} or {chosen_hits()})"
+
+
+def known_started() -> str:
+    """Those of ``known`` that anybody sees started."""
+    return f"{known()} and on (event_id) {started()}"
+
+
+def listed(*, peers: bool = False) -> str:
+    """One series for each listed event and VM that it hits, with what a table shows of both.
+
+    ``peers``: also for those that a VM is told of and not hit by. The status is what anybody knows, for the VM may be
+    down.
+    """
+    labels = "name, event_id, event_type, event_source, scope, description"
+    rows = f'({hits()} or {INFO}{{scope!="self"}})' if peers else hits()
+    named = f"max by ({labels}) ({rows} * on (job, instance) group_left (name) {last_name(EVENT)})"
+    status = f"topk by (event_id) (1, group by (event_id, event_status) ({started()} or on (event_id) {INFO}))"
+    return f"{named} * on (event_id) group_left (event_status) {status}"
+
+
+def coming(*, peers: bool = False) -> str:
+    """Those of ``listed`` that nobody sees started."""
+    return f"({listed(peers=peers)} unless on (event_id) {started()})"
 
 
 def of_event(metric: str) -> str:
@@ -82,7 +122,7 @@ def promised() -> str:
 
 
 def last_name(window: str) -> str:
-    """One series for each chosen VM, now or when it was last known; an address may have had several VMs in that time."""
+    """One series for each chosen VM, now or when last known; an address may have had several VMs in that time."""
     return f"topk by (job, instance) (1, {VM} or on (job, instance) last_over_time({VM}[{window}]))"
 
 
@@ -100,7 +140,7 @@ def failing() -> str:
     problems = {
         "cannot be scraped": f"(time() - {last}) and on (job, instance) {down}",
         "never scraped": f"max by (job, instance) ({down} / 0) unless on (job, instance) {last}",
-        "gone from the scrape": f"(time() - {recent}) unless on (job, instance) {UP}",
+        "gone from the scrape": f"(time() - {recent}) unless on (job, instance) ({UP} or {LAST_POLL})",
         "IMDS does not answer": f"(time() - max by (job, instance) ({LAST_POLL})) > {STALE}",
         "state cannot be written": f"(time() - {last}) and on (job, instance) (notbefore_store_degraded == 1)",
         "never polled": f"(time() - {started}) unless on (job, instance) {LAST_POLL}",
