@@ -119,8 +119,35 @@ def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
     for _, panel in panels():
         for target in panel["targets"]:
             for one in series(prometheus, target, ONE):
-                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]
+                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]  # sums: see the next test
                 assert not one["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel["title"]
+
+
+def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> None:
+    """Sums name no VM: with none chosen each must be nothing, or 0."""
+    nobody = {**EVERYTHING, "vm": "nobody"}
+    shown = {
+        (name, panel["title"], target["refId"])
+        for name, panel in panels()
+        for target in panel["targets"]
+        for one in series(prometheus, target, nobody)
+        if any(value != 0 for value in one["values"])
+    }
+    assert shown == {
+        ("fleet", "Silent or failing agents", "A"),  # those that never said who they are
+        ("fleet", "Silent or failing agents", "age"),
+        ("fleet", "Notice: promised and given", "promised"),  # Azure's, to all
+    }
+    for board in BOARDS.values():
+        for annotation in board["annotations"]["list"]:
+            assert series(prometheus, annotation["target"], nobody) == []
+
+
+def test_one_vm_counts_as_one(prometheus: Prometheus) -> None:
+    for name, title, one, all_of_them in (("notbefore", "Agents", 1, 6), ("fleet", "Silent or failing agents", 2, 6)):
+        for chosen, number in ((ONE, one), (EVERYTHING, all_of_them)):
+            (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], chosen)
+            assert shown["values"] == [number], title
 
 
 def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
