@@ -386,8 +386,8 @@ LONG_DOWN: Final = story(
     (60, [freeze(NotBefore=clock(300))]),
     (300, [begun(freeze())]),
     (360, None),
-    (3060, [begun(freeze())]),
-    (3120, []),
+    (3065, [begun(freeze())]),
+    (3090, []),  # before the first scrape
 )
 OUTAGE_TOLD: Final = (
     Told(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than advertised"),
@@ -413,7 +413,7 @@ CASES += [
     ),
     Case(
         "an outage for longer than the alert is told is one as well, from when the VM is back",
-        lambda: [FleetVm("web_0", LONG_DOWN, stood_still=lambda second: 2700.0 if second == 3060 else 0.0)],
+        lambda: [FleetVm("web_0", LONG_DOWN, stood_still=lambda second: 2700.0 if second == 3065 else 0.0)],
         [
             seen(3060, LONGER),
             seen(3120, LONGER, *OUTAGE_TOLD),
