@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.fleet import LIVE, watched_fleet
+from support.fleet import EXPORTERS, LIVE, LOST, SILENT, STOPPED, watched_fleet
 from support.scraping import Prometheus, needs_prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -119,13 +119,40 @@ def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
     for _, panel in panels():
         for target in panel["targets"]:
             for one in series(prometheus, target, ONE):
-                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]
+                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]  # sums: see the next test
                 assert not one["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel["title"]
+
+
+def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> None:
+    """Sums name no VM: with none chosen each must be nothing, or 0."""
+    nobody = {**EVERYTHING, "vm": "nobody"}
+    shown = {
+        (name, panel["title"], target["refId"])
+        for name, panel in panels()
+        for target in panel["targets"]
+        for one in series(prometheus, target, nobody)
+        if any(value != 0 for value in one["values"])
+    }
+    assert shown == {
+        ("fleet", "Silent or failing agents", "A"),  # those that never said who they are
+        ("fleet", "Silent or failing agents", "age"),
+        ("fleet", "Notice: promised and given", "promised"),  # Azure's, to all
+    }
+    for board in BOARDS.values():
+        for annotation in board["annotations"]["list"]:
+            assert series(prometheus, annotation["target"], nobody) == []
+
+
+def test_one_vm_counts_as_one(prometheus: Prometheus) -> None:
+    for name, title, one, all_of_them in (("notbefore", "Agents", 1, 6), ("fleet", "Silent or failing agents", 2, 6)):
+        for chosen, number in ((ONE, one), (EVERYTHING, all_of_them)):
+            (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], chosen)
+            assert shown["values"] == [number], title
 
 
 def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     for name, title, number in (
-        ("fleet", "Silent or failing agents", 5),  # EastUS_2 fails in two ways
+        ("fleet", "Silent or failing agents", 6),  # EastUS_2 fails in two ways, and is one
         ("notbefore", "Agents", 6),
         ("notbefore", "Versions", 1),
         ("notbefore", "Not polling", 1),
@@ -136,13 +163,52 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], EVERYTHING)
         assert shown["values"] == [number], title
     failing = panel_of("fleet", "Silent or failing agents", "table")["targets"][0]
-    assert {one["labels"]["problem"] for one in series(prometheus, failing, EVERYTHING)} == {
-        "cannot be scraped",
-        "gone from the scrape",
-        "IMDS does not answer",
-        "state cannot be written",
-        "never polled",
-    }
+    problems = sorted(
+        (one["labels"]["problem"], one["labels"].get("name")) for one in series(prometheus, failing, EVERYTHING)
+    )
+    assert problems == [
+        ("IMDS does not answer", "EastUS_2"),
+        ("cannot be scraped", STOPPED),
+        ("cannot be scraped", SILENT),  # for longer than the time range
+        ("gone from the scrape", "EastUS_1"),
+        ("never polled", None),
+        ("never scraped", None),
+        ("state cannot be written", "EastUS_2"),
+    ]
+
+
+def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheus: Prometheus) -> None:
+    (instance,) = (instance for instance, up in EXPORTERS.items() if up)
+    assert prometheus.value(f'process_resident_memory_bytes{{instance="{instance}"}}')
+    memory = next(one for one in panel_of("notbefore", "Agents", "table")["targets"] if one["refId"] == "memory")
+    rows = [one["labels"] for one in series(prometheus, memory, EVERYTHING) if one["labels"]["instance"] == instance]
+    assert [row["job"] for row in rows] == ["notbefore"]
+
+
+def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(prometheus: Prometheus) -> None:
+    chosen = {**EVERYTHING, "vm": SILENT}
+    for name, title in (
+        ("fleet", "VMs affected now"),
+        ("fleet", "Events listed now"),
+        ("fleet", "Started now"),
+        ("vm", "Events that hit it"),
+        ("vm", "Started now"),
+    ):
+        (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], chosen)
+        assert shown["values"] == [1], title
+    for name, title in (("fleet", "What is coming"), ("vm", "Listed now")):
+        (row,) = series(prometheus, panel_of(name, title, "table")["targets"][0], chosen)
+        assert (
+            row["labels"].items()
+            >= {"name": SILENT, "event_id": LOST, "event_status": "Started", "scope": "self"}.items()
+        )  # it was Scheduled when the VM last told
+
+
+def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Prometheus) -> None:
+    for annotation in BOARDS["vm"]["annotations"]["list"]:
+        found = series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"})
+        assert found
+        assert LOST not in {one["labels"]["event_id"] for one in found}
 
 
 def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:

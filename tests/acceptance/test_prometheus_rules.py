@@ -67,6 +67,16 @@ def alertmanager(receiver: HttpPeer, directory: Path) -> None:
     (directory / "alertmanager.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
+def managing(port: int, directory: Path) -> tuple[str, ...]:
+    return (
+        "prometheus-alertmanager",
+        f"--config.file={directory / 'alertmanager.yml'}",
+        f"--storage.path={directory / 'am'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    )
+
+
 def prometheus(agent: int, manager: int, directory: Path) -> None:
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
@@ -104,17 +114,7 @@ def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
         managed, served = free_port(), free_port()
         alertmanager(receiver, tmp_path)
         prometheus(agent.port, managed, tmp_path)
-        stack.enter_context(
-            running(
-                managed,
-                "prometheus-alertmanager",
-                f"--config.file={tmp_path / 'alertmanager.yml'}",
-                f"--storage.path={tmp_path / 'am'}",
-                f"--web.listen-address=127.0.0.1:{managed}",
-                "--cluster.listen-address=",
-                log=tmp_path / "am.log",
-            )
-        )
+        stack.enter_context(running(managed, *managing(managed, tmp_path), log=tmp_path / "am.log"))
         stack.enter_context(
             running(
                 served,
@@ -145,3 +145,30 @@ def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
         within(lambda: told(receiver, "/oncall", "reboot") == ["firing", "resolved"], "its end, on call")
         within(lambda: told(receiver, "/chat", "reboot") == ["firing", "resolved"], "its end, chat")
         assert told(receiver, "/chat", "freeze") == []
+
+
+def test_an_exercise_holds_back_nothing_that_is_real(tmp_path: Path) -> None:
+    def alert(event_id: str, event_type: str, vm: str, **more: str) -> dict[str, Any]:
+        place = {"subscription": "s", "resource_group": "g", "vm": vm}
+        severity = "critical" if event_type == "Reboot" else "warning"
+        labels = {"alertname": "AzureScheduledEvent", "event_id": event_id, "event_type": event_type}
+        return {"labels": {**labels, **place, "severity": severity, **more}}
+
+    managed = free_port()
+    with HttpPeer() as receiver:
+        alertmanager(receiver, tmp_path)
+        with running(managed, *managing(managed, tmp_path), log=tmp_path / "am.log"):
+            sent = [
+                alert("drill", "Reboot", "web_0", exercise="true"),
+                alert("freeze", "Freeze", "web_0"),
+                alert("reboot", "Reboot", "web_1"),
+                alert("held back", "Freeze", "web_1"),
+            ]
+            connection = http.client.HTTPConnection("127.0.0.1", managed, timeout=PATIENCE)
+            connection.request("POST", "/api/v2/alerts", json.dumps(sent), {"Content-Type": "application/json"})
+            assert connection.getresponse().status == 200
+            connection.close()
+            for event_id in ("drill", "freeze", "reboot"):
+                within(lambda: told(receiver, "/chat", event_id) == ["firing"], event_id)  # noqa: B023 - called here
+            alerts = json.loads(get(managed, "/api/v2/alerts")[1])
+            assert [one["labels"]["event_id"] for one in alerts if one["status"]["inhibitedBy"]] == ["held back"]

@@ -253,7 +253,13 @@ UNSCRAPED_TOLD: Final = Told(
     "Reboot in web started without notice",
     SUDDEN_DESCRIBED + "It was over before the next scrape: the agents' history has it.",
 )
+UNREACHABLE: Final = Told(
+    of_agent(),
+    "web_0: no answer of notbefore for five minutes",
+)
 SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
+TOO_LONG: Final = "AzureScheduledEventStartedTooLong"
+DOWN_FOR_LONG: Final = story((0, [reboot(NotBefore=clock(900))]), (300, [begun(reboot())]), (3660, []))
 CASES += [
     Case(
         "a start without notice is told by the neighbours while its own VM is down, once, and for a while",
@@ -280,6 +286,18 @@ CASES += [
         minutes=17,
     ),
     Case(
+        "a start without notice that takes its VM down after one scrape is told once, with its place",
+        lambda: [FleetVm("web_0", story((0, []), (60, [SUDDEN]), (75, None)))],
+        [
+            seen(60, SUDDENLY, SUDDEN_TOLD),
+            seen(75, SUDDENLY, SUDDEN_TOLD),
+            seen(600, SUDDENLY, SUDDEN_TOLD),
+            seen(960, SUDDENLY, SUDDEN_TOLD),
+            seen(1020, SUDDENLY),
+        ],
+        minutes=18,
+    ),
+    Case(
         "nobody claims a start without notice who came when it was started, nor of one that was announced",
         vms(
             "web_0",
@@ -294,13 +312,41 @@ CASES += [
         "half an hour after its start an event takes too long",
         vms("web_0", "web_1", look=story((0, [reboot(NotBefore=clock(900))]), (60, [begun(reboot())]), (2400, []))),
         [
-            seen(1800, "AzureScheduledEventStartedTooLong"),
+            seen(1800, TOO_LONG),
             seen(
                 1920,
-                "AzureScheduledEventStartedTooLong",
+                TOO_LONG,
                 Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s"),
             ),
-            seen(2400, "AzureScheduledEventStartedTooLong"),
+            seen(2400, TOO_LONG),
+        ],
+        minutes=41,
+        interval=60,
+    ),
+    Case(
+        "an event that keeps its VM down takes too long as well, while a neighbour lists it",
+        vms("web_0", "web_1", look=DOWN_FOR_LONG, web_0=story((0, [reboot(NotBefore=clock(900))]), (360, None))),
+        [
+            seen(2100, TOO_LONG),
+            seen(2160, TOO_LONG, Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s")),
+            seen(3600, TOO_LONG, Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 55m 0s")),
+            seen(3600, "AzureScheduledEvent", named("E1", "Reboot", "critical", "00:15:00")),
+            seen(3600, "NotbeforeAgentUnreachable"),
+            seen(3660, TOO_LONG),
+            seen(3660, "AzureScheduledEvent"),
+            seen(3960, "NotbeforeAgentUnreachable", UNREACHABLE),
+        ],
+        minutes=67,
+        interval=60,
+    ),
+    Case(
+        "of a VM that is down and has no neighbour nobody knows whether its event is over",
+        vms("web_0", look=story((0, [reboot(NotBefore=clock(900))]), (300, [begun(reboot())]), (420, None))),
+        [
+            seen(1200, "AzureScheduledEvent", named("E1", "Reboot", "critical", "00:15:00")),
+            seen(2400, TOO_LONG),
+            seen(2400, "AzureScheduledEvent"),
+            seen(2400, "NotbeforeAgentUnreachable", UNREACHABLE),
         ],
         minutes=41,
         interval=60,
@@ -335,6 +381,17 @@ def hit(count: int, not_before: str, of: int = 8) -> Callable[[], list[FleetVm]]
 LONGER: Final = "AzureScheduledEventInterruptionTooLong"
 SHORT: Final = "AzureScheduledEventNoticeTooShort"
 MANY: Final = "AzureScheduledEventManyVMs"
+LONG_DOWN: Final = story(
+    (0, []),
+    (60, [freeze(NotBefore=clock(300))]),
+    (300, [begun(freeze())]),
+    (360, None),
+    (3065, [begun(freeze())]),
+    (3090, []),  # before the first scrape
+)
+OUTAGE_TOLD: Final = (
+    Told(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than advertised"),
+)
 CASES += [
     Case(
         "an interruption that was longer than advertised is told for half an hour after the end",
@@ -352,6 +409,18 @@ CASES += [
             seen(2460, LONGER),
         ],
         minutes=41,
+        interval=60,
+    ),
+    Case(
+        "an outage for longer than the alert is told is one as well, from when the VM is back",
+        lambda: [FleetVm("web_0", LONG_DOWN, stood_still=lambda second: 2700.0 if second == 3065 else 0.0)],
+        [
+            seen(3060, LONGER),
+            seen(3120, LONGER, *OUTAGE_TOLD),
+            seen(4740, LONGER, *OUTAGE_TOLD),
+            seen(4980, LONGER),
+        ],
+        minutes=84,
         interval=60,
     ),
     Case("an interruption near what was advertised is none", felt(8.0), [seen(600, LONGER), seen(660, LONGER)]),
@@ -432,6 +501,10 @@ def approving(second: int, vm: FleetVm) -> None:
     vm.totals.approvals = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
 
 
+def unreadable(second: int, vm: FleetVm) -> None:
+    vm.figures.flaws["not_before"] = int(second >= 120)
+
+
 def _index(name: str) -> int:
     return Figures.__struct_fields__.index(name)
 
@@ -446,10 +519,8 @@ def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
 WAITED: Final = (
     "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or too late."
 )
-UNREACHABLE: Final = Told(
-    of_agent(),
-    "web_0: no answer of notbefore for five minutes",
-)
+UNREADABLE: Final = "NotbeforeEventUnreadable"
+FLAWED: Final = Told(of_agent(reason="not_before"), "web_0: an event, or a part of it, cannot be read (not_before)")
 BLIND: Final = Told(
     of_agent(),
     "web_0: notbefore sees nothing of what Azure schedules",
@@ -516,6 +587,23 @@ CASES += [
         "every fourth poll fails",
         agent(failing(4)),
         [seen(900, "NotbeforeImdsFailing", Told(of_agent(), "web_0: 25% of the polls of IMDS fail"))],
+    ),
+    Case(
+        "an event cannot be read",
+        agent(unreadable),
+        [
+            seen(105, UNREADABLE),
+            seen(120, UNREADABLE, FLAWED),
+            seen(960, UNREADABLE, FLAWED),
+            seen(1080, UNREADABLE),
+        ],
+        minutes=18,
+    ),
+    Case(
+        "an event could not be read by an agent that had just begun",
+        lambda: [FleetVm("web_0", story((0, None), (120, [])), change=unreadable)],
+        [seen(105, UNREADABLE), seen(120, UNREADABLE, FLAWED), seen(1080, UNREADABLE)],
+        minutes=18,
     ),
     Case(
         "the beat lags",

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from notbefore.simulator.scenarios import SCENARIOS, Play, http_date
@@ -19,11 +20,14 @@ from support.scraping import Prometheus
 
 LIVE = ("WestNO_0", "WestNO_1")
 STOPPED = "WestNO_2"
+SILENT, NEVER = "db-c", "db-d"  # in the scrape still, and not answering: for hours, and ever
+LOST = "DB-LOST"  # the event that SILENT was told of last, and that its neighbour sees started
+EXPORTERS = {"eastus-0:10169": False, "db-a:10169": True}  # of another job, beside agents that are well
 HOUR = 3600.0
 
 
 def past(now: float, hours: float, step: float) -> list[PastVm]:
-    """A scale set of three, one VM of it gone and one deaf, and two VMs alone in another region."""
+    """A scale set of three, one VM of it gone and one deaf; two VMs alone in another region, and one silent by now."""
     begins = now - hours * HOUR
     ends = now - now % step
     begins -= begins % step
@@ -43,12 +47,18 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
             for number, start in enumerate(starts)
         ]
 
+    long = msgspec.structs.replace(SCENARIOS["user-reboot"], notice=HOUR, started=6 * HOUR)
+    lost = Play(scenario=long, event_id=LOST, resources=(SILENT,), begun=begins - HOUR + 5 * step)
     shared = plays(scale_set, 15 * 60, 240)
     return [
         PastVm(scale_set[0], shared, begins, ends, "eastus", "web"),
         PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web", gone=True),
         PastVm(scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True),
-        *(PastVm(name, plays((name,), 35 * 60, 420), begins, ends, "westeurope", "data", felt=9.0) for name in alone),
+        *(
+            PastVm(name, [*plays((name,), 35 * 60, 420), lost], begins, ends, "westeurope", "data", felt=9.0)
+            for name in alone
+        ),
+        PastVm(SILENT, [lost], begins - HOUR, begins - HOUR / 2, "westeurope", "data", gone=True),
     ]
 
 
@@ -75,8 +85,11 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         for agent in (*agents, stopped):
             agent.ready()
         targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, deaf)]
-        scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets]
-        prometheus = stack.enter_context(Prometheus(directory, scraped, history))
+        refused = [
+            {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"instance": f"{vm}:10169"}} for vm in (SILENT, NEVER)
+        ]
+        scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets, *refused]
+        prometheus = stack.enter_context(Prometheus(directory, scraped, history, EXPORTERS))
         eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets), patience=60)
         eventually(
             lambda: prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1, patience=60
@@ -111,7 +124,8 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="failed"}[5m]))': 1.0,
         'sum(increase(azure_scheduled_event_interruption_seconds_count{instance=~"127.+"}[5m]))': 0.5,
         'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
-        "count(up == 0)": 1.0,
+        'count(up{instance=~"127.+"} == 0)': 1.0,
+        'count(up{job="node"})': float(len(EXPORTERS)),
     }.items():
         eventually(lambda: (prometheus.value(expr) or 0.0) >= least, patience=60)  # noqa: B023 - it is called here
 

@@ -4,7 +4,7 @@ import http.client
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +23,18 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class Prometheus:
-    """Scrapes each second; ``history`` is OpenMetrics text with timestamps that it is to have known all along."""
+    """Scrapes each second; ``history`` is OpenMetrics text with timestamps that it is to have known all along.
 
-    def __init__(self, directory: Path, targets: Sequence[dict[str, Any]], history: bytes = b"") -> None:
+    ``exporters`` are the instances of another job, and whether it answers there (as which Prometheus itself does).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        targets: Sequence[dict[str, Any]],
+        history: bytes = b"",
+        exporters: Mapping[str, bool] | None = None,
+    ) -> None:
         self.port = free_port()
         data = directory / "prometheus"
         data.mkdir(parents=True)
@@ -36,8 +45,13 @@ class Prometheus:
             subprocess.run(command, check=True, timeout=600, capture_output=True)
         config = directory / "prometheus.yml"
         scraped = {"job_name": "notbefore", "static_configs": [*targets]}
+        others = [
+            {"targets": [f"127.0.0.1:{self.port if up else free_port()}"], "labels": {"instance": instance}}
+            for instance, up in (exporters or {}).items()
+        ]
+        jobs = [scraped, {"job_name": "node", "static_configs": others}]
         config.write_text(
-            yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [scraped]}), encoding="utf-8"
+            yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}), encoding="utf-8"
         )
         self._log = (directory / "prometheus.log").open("wb")
         words = [

@@ -61,11 +61,11 @@ def _figures() -> list[Panel]:
 
 def _table() -> Panel:
     def named(expr: str) -> str:
-        return f"max by (name, instance) ({expr} * on (instance) group_left (name) {VM})"
+        return f"max by (name, job, instance) ({expr} * on (job, instance) group_left (name) {VM})"
 
-    version = f"notbefore_build_info * on (instance) group_left (name) {VM}"
+    version = f"notbefore_build_info * on (job, instance) group_left (name) {VM}"
     asked = [
-        rows(f"max by (name, instance, version, api_version) ({version})", "build"),
+        rows(f"max by (name, job, instance, version, api_version) ({version})", "build"),
         rows(named(f"(time() - {LAST_POLL})"), "poll"),
         rows(named("notbefore_beat_lag_seconds"), "lag"),
         rows(named("(time() - process_start_time_seconds)"), "up"),

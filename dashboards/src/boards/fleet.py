@@ -8,8 +8,6 @@ from boards import parts, queries
 from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import STALE, chosen, counted, each_event, events, increase_by, listed, of_event, quantile_by
 
-SELF: Final = '{scope="self"}'
-COMING: Final = '{scope="self", event_status="Scheduled"}'
 NOTICE: Final = each_event("azure_scheduled_event_given_notice_seconds")
 KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
 FELT: Final = "azure_scheduled_event_interruption_seconds"
@@ -35,7 +33,6 @@ def build() -> str:
 
 def _events() -> list[Panel]:
     upcoming = 'azure_scheduled_events_next_not_before_timestamp_seconds{scope!="peer"}'
-    started = events('{event_status="Started"}')
     return [
         parts.stat_panel(
             "Next NotBefore",
@@ -47,23 +44,23 @@ def _events() -> list[Panel]:
         ),
         parts.stat_panel(
             "VMs affected now",
-            "VMs that are in the Resources of a listed event, and have an agent.",
+            "VMs that are in the Resources of a listed event, and have an agent; also one that is down by now.",
             "short",
-            now(counted(f"count by (instance) ({chosen(queries.INFO + SELF)})")),
+            now(counted(f"group by (job, instance) ({queries.chosen_hits()})")),
             NONE_IS_CALM,
         ),
         parts.stat_panel(
             "Events listed now",
             "Each event counts once, however many VMs report it.",
             "short",
-            now(counted(events())),
+            now(counted(queries.known())),
             NONE_IS_CALM,
         ),
         parts.stat_panel(
             "Started now",
             "Events that are going on: Azure has started them, and has not ended them yet.",
             "short",
-            now(counted(started)),
+            now(counted(queries.known_started())),
             NONE_IS_GOOD,
         ),
     ]
@@ -76,7 +73,7 @@ def _agents() -> list[Panel]:
             "Silent or failing agents",
             "Agents that cannot be scraped, are gone, or get no answer of IMDS: nobody watches for those VMs.",
             "short",
-            now(counted(queries.failing())),
+            now(queries.failing_agents()),
             NONE_IS_GOOD,
         ),
         parts.stat_panel(
@@ -95,10 +92,10 @@ def _coming() -> Panel:
     expected = of_event("azure_scheduled_event_expected_duration_seconds")
     resources = of_event("azure_scheduled_event_resources")
     asked = [
-        rows(f"{listed(SELF)} * on (event_id) group_left () {resources}", "resources"),
-        rows(f"{listed(COMING)} * on (event_id) group_left () {due}", "countdown"),
-        rows(f"{listed(SELF)} * on (event_id) group_left () {notice}", "notice"),
-        rows(f"{listed(SELF)} * on (event_id) group_left () {expected}", "expected"),
+        rows(f"{listed()} * on (event_id) group_left () {resources}", "resources"),
+        rows(f"{queries.coming()} * on (event_id) group_left () {due}", "countdown"),
+        rows(f"{listed()} * on (event_id) group_left () {notice}", "notice"),
+        rows(f"{listed()} * on (event_id) group_left () {expected}", "expected"),
     ]
     columns = [
         Column("name", "VM", width=150),
@@ -113,7 +110,8 @@ def _coming() -> Panel:
     ]
     return parts.table_panel(
         "What is coming",
-        "The listed events of each chosen VM. Notice: from the first sight to NotBefore, where the beginning was seen."
+        "The listed events that hit a chosen VM, also one that is down by now. Notice: from the first sight to"
+        " NotBefore, where the beginning was seen."
         " Expected: the interruption that Azure announces. VMs: all that the event affects.",
         asked,
         columns,
@@ -128,13 +126,14 @@ def _failing() -> Panel:
         "Silent or failing agents",
         "Agents that cannot be scraped, or left the scrape in the last hour (as a VM does that was deleted), or got no"
         f" good answer of IMDS for {STALE} s or ever, or cannot write their state; and how long ago the last good poll"
-        " was (else the start). One that never learned who it is stands here whatever the variables say.",
+        f" was (else the start), looking back {queries.LONG}. One that never said who it is stands here whatever the"
+        " variables say.",
         [rows(queries.failing(), "age")],
         [
             Column("name", "VM", width=95),
             Column("instance", "Instance", width=150),
             Column("problem", "Problem"),
-            Column("Value", "Since", "s", steps=AGE, width=90),
+            Column("Value", "Since", "s", steps=AGE, width=90, nan="never"),
         ],
         none="all agents are well",
         links={"VM": parts.vm_link("VM")},

@@ -54,6 +54,7 @@ class Column:
     steps: Steps = ()
     width: int = 0  # pixels; 0: what is left
     decimals: int | None = None
+    nan: str = ""  # what is said instead of NaN
 
     def properties(self) -> list[board.DynamicConfigValue]:
         """What is particular to it, as Grafana's overrides."""
@@ -67,6 +68,11 @@ class Column:
         if self.steps:
             found["thresholds"] = _thresholds(self.steps).build()
             found["custom.cellOptions"] = models.TableColorTextCellOptions()
+        if self.nan:
+            match = board.DashboardSpecialValueMapOptions(
+                match=board.SpecialValueMatch.NA_N, result=board.ValueMappingResult(text=self.nan, color="red")
+            )
+            found["mappings"] = [board.SpecialValueMap(options=match)]
         return [board.DynamicConfigValue(key, value) for key, value in found.items()]
 
 
@@ -230,8 +236,8 @@ def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
     builder.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     for name in VARIABLES:
         builder.with_variable(_variable(name, one=one_vm and name == "vm"))
-    builder.annotation(_annotation("Announced", "Scheduled", "yellow"))
-    builder.annotation(_annotation("Started", "Started", "red"))
+    builder.annotation(_annotation("Announced", "Scheduled", "yellow", hits_only=one_vm))
+    builder.annotation(_annotation("Started", "Started", "red", hits_only=one_vm))
     links = dashboard.DashboardLink("notbefore").type(board.DashboardLinkType.DASHBOARDS).tags([TAG])
     builder.link(links.include_vars(True).keep_time(True))  # noqa: FBT003 - the SDK has it so
     built = builder.build()
@@ -271,10 +277,11 @@ def _variable(name: str, *, one: bool) -> dashboard.QueryVariable:
     return variable.multi(True).include_all(True).all_value(".*").current(everything)  # noqa: FBT003 - the SDK's
 
 
-def _annotation(name: str, status: str, color: str) -> dashboard.AnnotationQuery:
+def _annotation(name: str, status: str, color: str, *, hits_only: bool) -> dashboard.AnnotationQuery:
     """The time in which events were listed with a status, as regions; an event is one, whoever reports it."""
     labels = "event_id, event_type, event_source, description"
-    expr = queries.events(f'{{event_status="{status}"}}', by=labels)
+    hits = ', scope!="peer"' if hits_only else ""  # or else those of a VM's neighbours are shown as its own
+    expr = queries.events(f'{{event_status="{status}"{hits}}}', by=labels)
     annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003
     annotation.icon_color(color).target(over_time(expr, "", "Anno"))
     annotation.title_format(f"{{{{event_type}}}} {name.lower()}").text_format("{{description}} ({{event_id}})")

@@ -1,15 +1,17 @@
 """PromQL that stands in several panels.
 
-Two things hold everywhere. What the variables choose are VMs, by the labels of ``notbefore_vm_info``; the other metrics
-are filtered by it over ``instance``. And every VM of a group reports the same event: where events are counted they are
-first reduced to one series an ``event_id``.
+Two things hold everywhere. What the variables choose are VMs, by the labels of ``notbefore_vm_info``; other metrics are
+filtered by it over ``job`` and ``instance``: another exporter on the VM may have the same ``instance``. And every VM of
+a group reports the same event: where events are counted they are first reduced to one series an ``event_id``.
 """
 
 from typing import Final
 
 VM: Final = 'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set", name=~"$vm"}'
 VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
-ONE_NAME: Final = f"topk by (instance) (1, {VM_IN_RANGE})"  # an address may have had several VMs in that time
+UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
+EVENT: Final = "6h"  # for this long a VM that is down keeps an event that others list still, as in the rules
+LONG: Final = "7d"  # for this long it is known who an agent was that is silent, whatever the time range
 
 INFO: Final = "azure_scheduled_event_info"
 LAST_POLL: Final = "notbefore_last_successful_poll_timestamp_seconds"
@@ -23,12 +25,12 @@ STALE: Final = 60  # seconds without a good poll after which an agent counts as 
 
 def chosen(expr: str) -> str:
     """Those series of an expression that come from a chosen VM."""
-    return f"({expr}) and on (instance) {VM}"
+    return f"({expr}) and on (job, instance) {VM}"
 
 
 def chosen_in_range(expr: str) -> str:
     """As ``chosen``, for an expression over ``$__range``: with VMs that have gone since."""
-    return f"({expr}) and on (instance) {VM_IN_RANGE}"
+    return f"({expr}) and on (job, instance) {VM_IN_RANGE}"
 
 
 def counted(expr: str) -> str:
@@ -41,10 +43,49 @@ def events(selector: str = "", *, by: str = "event_id") -> str:
     return f"group by ({by}) ({chosen(INFO + selector)})"
 
 
-def listed(selector: str = "") -> str:
-    """One series for each listed event and VM that reports it, with what a table shows of both."""
-    labels = "name, event_id, event_type, event_status, event_source, scope, description"
-    return f"max by ({labels}) ({INFO}{selector} * on (instance) group_left (name) {VM})"
+def hits() -> str:
+    """A series for each listed event and VM that it hits; of a VM that is down, what it told last."""
+    told = f'{INFO}{{scope="self"}}'
+    lost = f"last_over_time({told}[{EVENT}]) unless on (job, instance) ({UP} == 1) and on (event_id) {INFO}"
+    return f"({told} or on (job, instance, event_id) ({lost}))"
+
+
+def chosen_hits() -> str:
+    """Those of ``hits`` that are of a chosen VM."""
+    return f"({hits()}) and on (job, instance) last_over_time({VM}[{EVENT}])"
+
+
+def started() -> str:
+    """The events that anybody sees started."""
+    return f'{INFO}{{event_status="Started"}}'
+
+
+def known() -> str:
+    """One series for each event that a chosen VM is told of, or that hits one which is down."""
+    return f"group by (event_id) ({chosen(INFO)} or {chosen_hits()})"
+
+
+def known_started() -> str:
+    """Those of ``known`` that anybody sees started."""
+    return f"{known()} and on (event_id) {started()}"
+
+
+def listed(*, peers: bool = False) -> str:
+    """One series for each listed event and VM that it hits, with what a table shows of both.
+
+    ``peers``: also for those that a VM is told of and not hit by. The status is what anybody knows, for the VM may be
+    down.
+    """
+    labels = "name, event_id, event_type, event_source, scope, description"
+    rows = f'({hits()} or {INFO}{{scope!="self"}})' if peers else hits()
+    named = f"max by ({labels}) ({rows} * on (job, instance) group_left (name) {last_name(EVENT)})"
+    status = f"topk by (event_id) (1, group by (event_id, event_status) ({started()} or on (event_id) {INFO}))"
+    return f"{named} * on (event_id) group_left (event_status) {status}"
+
+
+def coming(*, peers: bool = False) -> str:
+    """Those of ``listed`` that nobody sees started."""
+    return f"({listed(peers=peers)} unless on (event_id) {started()})"
 
 
 def of_event(metric: str) -> str:
@@ -80,24 +121,41 @@ def promised() -> str:
     return " or ".join(constants)
 
 
+def last_name(window: str) -> str:
+    """One series for each chosen VM, now or when last known; an address may have had several VMs in that time."""
+    return f"topk by (job, instance) (1, {VM} or on (job, instance) last_over_time({VM}[{window}]))"
+
+
 def failing() -> str:
-    """A series for each agent that is silent or failing: what is wrong, and for how long nothing good was heard."""
-    last = f"max by (instance) (last_over_time({LAST_POLL}[$__range]))"
-    recent = f"max by (instance) (last_over_time({LAST_POLL}[1h]))"
+    """A series for each agent that is silent or failing: what is wrong, and for how long nothing good was heard.
+
+    That is NaN for a target that was never scraped. One that never said who it is is there whatever the variables say.
+    """
+    loaded = "notbefore_config_loaded_timestamp_seconds"
+    started = f"max by (job, instance) ({loaded})"
+    heard = f"last_over_time({LAST_POLL}[{LONG}]) or on (job, instance) last_over_time({loaded}[{LONG}])"
+    last = f"max by (job, instance) ({heard})"
+    recent = f"max by (job, instance) (last_over_time({LAST_POLL}[1h]))"
+    down = f"({UP} == 0)"
     problems = {
-        "cannot be scraped": f"(time() - {last}) and on (instance) (up == 0)",
-        "gone from the scrape": f"(time() - {recent}) unless on (instance) up",
-        "IMDS does not answer": f"(time() - max by (instance) ({LAST_POLL})) > {STALE} and on (instance) (up == 1)",
-        "state cannot be written": f"(time() - {last}) and on (instance) (notbefore_store_degraded == 1)",
+        "cannot be scraped": f"(time() - {last}) and on (job, instance) {down}",
+        "never scraped": f"max by (job, instance) ({down} / 0) unless on (job, instance) {last}",
+        "gone from the scrape": f"(time() - {recent}) unless on (job, instance) ({UP} or {LAST_POLL})",
+        "IMDS does not answer": f"(time() - max by (job, instance) ({LAST_POLL})) > {STALE}",
+        "state cannot be written": f"(time() - {last}) and on (job, instance) (notbefore_store_degraded == 1)",
+        "never polled": f"(time() - {started}) unless on (job, instance) {LAST_POLL}",
     }
-    named = (
-        f'label_replace({expr}, "problem", "{problem}", "", "") * on (instance) group_left (name) {ONE_NAME}'
-        for problem, expr in problems.items()
+    told = (f'label_replace({expr}, "problem", "{problem}", "", "")' for problem, expr in problems.items())
+    nameless = (
+        f"group by (job, instance) ({UP} or {loaded})"
+        f" unless on (job, instance) last_over_time(notbefore_vm_info[{LONG}])"
     )
-    started = "max by (instance) (notbefore_config_loaded_timestamp_seconds)"
-    # it does not know who it is, so it is shown whatever the variables say
-    never = f'label_replace((time() - {started}) unless on (instance) {LAST_POLL}, "problem", "never polled", "", "")'
-    return " or ".join((*named, never))
+    return f"({' or '.join(told)}) * on (job, instance) group_left (name) ({last_name(LONG)} or ({nameless}))"
+
+
+def failing_agents() -> str:
+    """How many; an agent may fail in several ways."""
+    return counted(f"group by (job, instance) ({failing()})")
 
 
 def notice_buckets() -> str:
@@ -105,5 +163,5 @@ def notice_buckets() -> str:
     alone = f'label_replace({VM}, "group", "$1", "name", "(.*)")'
     group = f'label_replace({alone}, "group", "$1", "scale_set", "(.+)")'
     increase = "increase(azure_scheduled_event_notice_seconds_bucket[$__rate_interval])"
-    joined = f"{increase} * on (instance) group_left (resource_group, group) {group}"
+    joined = f"{increase} * on (job, instance) group_left (resource_group, group) {group}"
     return f"sum by (le) (max by (le, event_type, resource_group, group) ({joined}))"

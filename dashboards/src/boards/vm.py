@@ -45,14 +45,14 @@ def _figures() -> list[Panel]:
             "Events that hit it",
             "Listed events with this VM in their Resources.",
             "short",
-            now(counted(queries.events('{scope="self"}'))),
+            now(counted(f"group by (event_id) ({queries.chosen_hits()})")),
             NONE_IS_CALM,
         ),
         parts.stat_panel(
             "Started now",
             "Events of this VM that are going on.",
             "short",
-            now(counted(queries.events('{scope="self", event_status="Started"}'))),
+            now(counted(f"group by (event_id) ({queries.chosen_hits()} and on (event_id) {queries.started()})")),
             NONE_IS_GOOD,
         ),
         parts.stat_panel(
@@ -80,7 +80,12 @@ def _identity() -> Panel:
     return parts.table_panel(
         "Who it is",
         "As IMDS says: region, zone, resource group, scale set, fault domain and update domain; the agent's version.",
-        [rows(f"group by ({shown}) ({queries.VM} * on (instance) group_left (version) notbefore_build_info)", "vm")],
+        [
+            rows(
+                f"group by ({shown}) ({queries.VM} * on (job, instance) group_left (version) notbefore_build_info)",
+                "vm",
+            )
+        ],
         columns,
         none="not known",
     )
@@ -88,14 +93,13 @@ def _identity() -> Panel:
 
 def _listed() -> Panel:
     due = f"clamp_min({of_event('azure_scheduled_event_not_before_timestamp_seconds')} - time(), 0)"
-    coming = listed('{event_status="Scheduled"}')
     notice = of_event("azure_scheduled_event_given_notice_seconds")
     expected = of_event("azure_scheduled_event_expected_duration_seconds")
     asked = [
-        rows(listed(), "listed"),
-        rows(f"{coming} * on (event_id) group_left () {due}", "countdown"),
-        rows(f"{listed()} * on (event_id) group_left () {notice}", "notice"),
-        rows(f"{listed()} * on (event_id) group_left () {expected}", "expected"),
+        rows(listed(peers=True), "listed"),
+        rows(f"{queries.coming(peers=True)} * on (event_id) group_left () {due}", "countdown"),
+        rows(f"{listed(peers=True)} * on (event_id) group_left () {notice}", "notice"),
+        rows(f"{listed(peers=True)} * on (event_id) group_left () {expected}", "expected"),
     ]
     columns = [
         Column("scope", "Hits", width=60),
@@ -147,7 +151,7 @@ def _countdown() -> Panel:
 def _interruptions() -> Panel:
     hit = rate_by("event_type", f"{FELT}_count")
     hits = f'{queries.INFO}{{scope="self"}}'
-    expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (instance, event_id) {hits}")
+    expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (job, instance, event_id) {hits}")
     return parts.lines_panel(
         "Interruption: advertised and felt",
         "Felt: seconds for which the VM stood still in its events, at the end of each. Advertised: DurationInSeconds of"
