@@ -260,7 +260,7 @@ class Agent:
         watcher = self._watcher
         overdue = time.monotonic() - watcher.poller.due
         if not watcher.alive:
-            return Verdict(ok=False, reasons=("the polling thread has ended",))
+            return Verdict(ok=False, reasons=("a thread that asks IMDS has ended",))
         if overdue > watcher.poller.timeout + TIMEOUT:
             return Verdict(ok=False, reasons=(f"no beat for {overdue:.0f} s",))
         return Verdict(ok=True)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from notbefore.config import Config
 from notbefore.errors import ImdsError
@@ -11,6 +11,9 @@ from notbefore.imds.client import ImdsClient, may_be_elsewhere
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poll, Poller
 from notbefore.watch import Watch
+
+if TYPE_CHECKING:  # in a VNet nobody needs it
+    from notbefore.imds.discovery import Step
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
@@ -65,8 +68,8 @@ class Watcher:
 
     @property
     def alive(self) -> bool:
-        """The polling thread runs."""
-        return self._threads[1].is_alive()
+        """Both threads run."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def _poll(self) -> None:
         self._known.wait(IDENTITY_PATIENCE)
@@ -107,15 +110,15 @@ class Watcher:
         """Look for IMDS, but not all the time; returns whether it is asked elsewhere from now on."""
         if not self._may_search or time.monotonic() < self._next_search:
             return False
-        from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - in a VNet nobody needs it
-
-        steps = []
-        for step in Discovery(self._configured, self._api_version).search():
-            steps.append(step)
-            if self._stop.is_set():
-                return False
+        try:
+            steps = self._search()
+        except Exception:
+            log.exception("looking for IMDS failed; trying again")
+            steps = []
         self._next_search = time.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
         self._searches += 1
+        if self._stop.is_set() or not steps:
+            return False
         said = [str(step) for step in steps]
         for line in said if said != self._searched else ():  # the same is not said twice
             log.info("where is IMDS? %s", line)
@@ -128,3 +131,13 @@ class Watcher:
         self.poller.forget()  # an ETag of the one says nothing to the other
         log.info("IMDS is asked at %s from now on", self.endpoint)
         return True
+
+    def _search(self) -> "list[Step]":
+        from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above
+
+        steps = []
+        for step in Discovery(self._configured, self._api_version).search():
+            steps.append(step)
+            if self._stop.is_set():
+                break
+        return steps

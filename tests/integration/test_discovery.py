@@ -17,7 +17,7 @@ import yaml
 from notbefore import watcher as watchers
 from notbefore.config import load
 from notbefore.events.figures import Figures
-from notbefore.imds import client
+from notbefore.imds import client, inform
 from notbefore.imds import discovery as module
 from notbefore.imds.discovery import Discovery, Places, Step
 from notbefore.imds.inform import CannotAskError
@@ -147,6 +147,34 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             watcher.stop()
             watch.stop()
             store.close()
+
+
+def test_a_search_that_breaks_is_said_and_tried_again(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(_: object) -> Iterator[Path]:
+        raise OSError(97, "Address family not supported by protocol")
+
+    with monkeypatch.context() as patch, pytest.raises(CannotAskError, match="Address family not supported"):
+        patch.setattr(Path, "iterdir", forbidden)
+        inform.inform()
+
+    def broken() -> str | None:
+        raise OSError(97, "nobody foresaw this")
+
+    monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.0,))
+    monkeypatch.setattr(Discovery, "search", lambda _: broken())
+    store = Store(tmp_path)
+    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    watcher = watchers.Watcher(load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), watch)
+    watcher.start()
+    try:
+        eventually(lambda: caplog.text.count("nobody foresaw this") > 1)
+        assert watcher.alive
+    finally:
+        watcher.stop()
+        watch.stop()
+        store.close()
 
 
 # ---- a network of its own
