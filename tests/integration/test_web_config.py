@@ -375,17 +375,40 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
     good = basic("prometheus", "correct horse")
     with serving(path) as server:
         assert ask(server, "/metrics", Authorization=good)[0] == 200
-        for text, why in (("basic_auth_user: {}", "unknown field"), ("", "take away passwords"), ("{", "not YAML")):
+        for text, why in (
+            ("basic_auth_user: {}", "unknown field"),
+            ("", "take away passwords"),
+            ("{", "not YAML"),
+            ("a: !!bool x", "not YAML: 'x'"),
+        ):
             Path(path).write_text(text, encoding="utf-8")
             assert ask(server, "/metrics")[0] == 401
             assert ask(server, "/metrics", Authorization=good)[0] == 200
             assert why in caplog.text
-        assert caplog.text.count("the old one stays") == 3  # said once each, not with each request
+        assert caplog.text.count("the old one stays") == 4  # said once each, not with each request
         place.write(users={"browser": HASHES["browser"]}, tls=None)
         assert ask(server, "/metrics", Authorization=good)[0] == 401
         assert ask(server, "/metrics", Authorization=basic("browser", "größer"))[0] == 200
         place.write(users={"browser": HASHES["browser"]})  # and TLS may be added
         assert ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0] == 200
+
+
+def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("nobody foresaw this")
+
+    with serving(place.write()) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(WebConfig, "context", broken)
+            place.write(tls={"min_version": "TLS13"})
+            assert ask(server, "/metrics", place.client())[0] == 200
+            patch.setattr(server._server, "_make_room", broken)
+            with socket.create_connection(server.address, timeout=20):
+                eventually(lambda: "taking a connection failed" in caplog.text)
+        assert ask(server, "/metrics", place.client())[0] == 200
+    assert "the old one stays" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -412,6 +435,9 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "visible ASCII"),
         ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
+        ("a: !!bool x", "not YAML"),
+        ("a: !!int ''", "not YAML"),
+        ("a: !!timestamp x", "not YAML"),
         ("rate_limit: {burst: 1}", ":1: rate_limit: Object contains unknown field"),
     ],
 )

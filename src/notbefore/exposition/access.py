@@ -130,6 +130,9 @@ class Access:
             except ConfigError as error:
                 log.error("the web configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
                 return
+            except Exception:
+                log.exception("the web configuration is not taken over, the old one stays")
+                return
             self._config, self._context = config, context
             log.info("web configuration reloaded: %s", ", ".join(sorted(config.protections)) or "no protection")
 

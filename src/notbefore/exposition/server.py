@@ -9,6 +9,7 @@ import errno
 import logging
 import select
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -100,7 +101,8 @@ class HttpServer:
     def stop(self) -> None:
         """Stop within a second, whatever the connections are at."""
         self._stopping = True
-        self._server.pull_trigger()
+        with suppress(OSError):  # it may be closed already
+            self._server.pull_trigger()
         if self._thread.is_alive():
             self._thread.join(0.5)
         self._server.task_dispatcher.shutdown(timeout=0.4)
@@ -142,6 +144,10 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if len(self._map) == before:
                 break
         self._make_room()
+
+    def handle_error(self) -> None:
+        """Say it, and go on listening: waitress would close the listener for good."""
+        log.error("taking a connection failed", exc_info=sys.exc_info())
 
     def maintenance(self, _now: float) -> None:
         """Close who has had his time. waitress counts from the last byte: who drips would stay for ever."""

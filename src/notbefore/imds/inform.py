@@ -111,6 +111,6 @@ def request(xid: bytes, address: str, mac: bytes) -> bytes:
 
 def _mac(name: str) -> bytes:
     try:
-        return bytes.fromhex(Path(f"{INTERFACES}/{name}/address").read_text(encoding="ascii").strip().replace(":", ""))
+        return bytes.fromhex((INTERFACES / name / "address").read_text(encoding="ascii").strip().replace(":", ""))
     except (OSError, ValueError):
         return bytes(6)
