@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import os
 import re
 import selectors
 import socket
@@ -246,6 +247,33 @@ def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: p
         finally:
             stop.set()
             dripper.join(20)
+
+
+def test_those_who_ask_and_do_not_read_keep_no_worker(
+    server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
+    view.body = os.urandom(20_000_000)  # more than waitress keeps for a client that does not read
+    with ExitStack() as stack:
+        for _ in range(module.WORKERS):
+            client = stack.enter_context(socket.create_connection(server.address, timeout=20))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        opened = server._server.active_channels
+        waiting = server._server.adj.outbuf_high_watermark
+        eventually(lambda: sum(c.busy and c.total_outbufs_len > waiting for c in opened.values()) == module.WORKERS)
+        assert ask(server, "/healthz")[0] == 200
+        eventually(lambda: not opened)  # all of them are closed
+
+
+def test_who_asks_many_times_without_reading_is_cut_off(server: HttpServer) -> None:
+    with socket.create_connection(server.address, timeout=20) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        said = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(65_536):
+                said += piece
+    assert said.count(b"200 OK") <= channels.PIPELINED
+    assert ask(server, "/healthz")[0] == 200
 
 
 def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
