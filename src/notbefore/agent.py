@@ -207,7 +207,7 @@ class Agent:
     def _reconfigure(self) -> None:
         try:
             config = self._reload()
-            watcher = Watcher(config, self._watch)
+            watcher = Watcher(config, self._watch, self._watcher)
             check(self._orders(config))
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1
@@ -291,7 +291,7 @@ class Agent:
         """What the page says of the agent itself."""
         return Condition(
             version=__version__,
-            endpoint=self._config.imds.endpoint,
+            endpoint=self._watcher.endpoint,
             trouble=self._watch.trouble,
             state_file=str(self._store.path),
             degraded=self._store.degraded,

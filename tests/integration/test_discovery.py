@@ -143,6 +143,30 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             imds.fault("error", times=1000)
             eventually(lambda: watcher.endpoint == other.endpoint)
             eventually(lambda: watch.vm is not None and watch.vm.name == "second")
+            slower = load(None, {}, {"imds.endpoint": silent, "imds.interval": "2s"})
+            held = load(None, {}, {"imds.endpoint": silent, "imds.discover": "false"})
+            anew = [watchers.Watcher(config, watch, watcher) for config in (slower, held)]  # as a reload does
+            assert [one.endpoint for one in anew] == [other.endpoint, silent]
+            assert watchers.Watcher(slower, watch, anew[1]).endpoint == silent
+        finally:
+            watcher.stop()
+            watch.stop()
+            store.close()
+
+
+def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Discovery, "search", lambda _: pytest.fail("it answers at the second try"))
+    store = Store(tmp_path)
+    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    with Simulator(vms=("late",)) as imds:
+        monkeypatch.setattr(client, "USUAL", imds.endpoint)
+        imds.fault("error", times=2)
+        watcher = watchers.Watcher(load(None, {}, {"imds.endpoint": imds.endpoint}), watch)
+        watcher.start()
+        try:
+            eventually(lambda: watch.vm is not None and watch.last_good)
+            assert watcher.alive
+            assert watcher._searches == 0
         finally:
             watcher.stop()
             watch.stop()
