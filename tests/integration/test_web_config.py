@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import serialization
 
 from notbefore.config import load_web_config
 from notbefore.errors import ConfigError
+from notbefore.exposition import access as accesses
 from notbefore.exposition import channel as channels
 from notbefore.exposition.access import Access
 from notbefore.exposition.http import Condition, Verdict, make_app
@@ -364,6 +365,10 @@ def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
             kept.request("GET", "/metrics")  # what has shaken hands goes on
             assert kept.getresponse().read() == METRICS
             kept.close()
+            place.file.write_text("{", encoding="utf-8")
+            assert served_name(server, place) == ["renewed.example.org"]
+            place.certify("again.example.org")  # whatever the file is at
+            assert served_name(server, place) == ["again.example.org"]
     finally:
         place.certify()
 
@@ -391,6 +396,38 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         assert ask(server, "/metrics", Authorization=basic("browser", "größer"))[0] == 200
         place.write(users={"browser": HASHES["browser"]})  # and TLS may be added
         assert ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0] == 200
+
+
+def test_a_change_is_seen_whatever_date_the_file_has(place: Place) -> None:
+    path = Path(place.write(users={"x": HASHES["prometheus"]}, tls=None))
+    before = path.stat()
+    text = path.read_text(encoding="utf-8")
+    with serving(str(path)) as server:
+        assert ask(server, "/metrics", Authorization=basic("x", "größer"))[0] == 401
+        path.write_text(text.replace(HASHES["prometheus"], HASHES["browser"]), encoding="utf-8")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (path.stat().st_size, path.stat().st_ino) == (before.st_size, before.st_ino)
+        assert ask(server, "/metrics", Authorization=basic("x", "größer"))[0] == 200
+
+
+def test_what_was_not_taken_over_is_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accesses, "RETRY", 0.0)
+    reads = 0
+
+    def read(path: Path) -> WebConfig:
+        nonlocal reads
+        reads += 1
+        if 1 < reads < 4:
+            raise ConfigError("the disk is away")
+        return load_web_config(path)
+
+    access = Access(place.write(), read)
+    place.write(tls={"min_version": "TLS13"})
+    contexts = [access.context() for _ in range(4)]
+    assert [context.minimum_version.name for context in contexts if context] == ["TLSv1_2"] * 2 + ["TLSv1_3"] * 2
+    assert (reads, caplog.text.count("the disk is away")) == (4, 1)
 
 
 def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
