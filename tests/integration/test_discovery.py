@@ -342,3 +342,6 @@ def test_the_command_says_where_it_is(tmp_path: Path) -> None:
         told = notbefore("discover", "--imds", imds.endpoint, "--state-dir", str(tmp_path))
         assert (told.returncode, told.stdout) == (0, f"configuration: {imds.endpoint} answers\n")
     assert notbefore("discover", "--imds", imds.endpoint).returncode == 1
+    told = notbefore("discover", "--imds", imds.endpoint, NOTBEFORE_IMDS__DISCOVER="false")
+    assert told.returncode == 1
+    assert told.stdout.splitlines()[1:] == ["imds.discover is false: no other place is looked at"]

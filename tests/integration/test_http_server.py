@@ -7,6 +7,8 @@ import os
 import re
 import selectors
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -178,7 +180,8 @@ def test_a_bad_query_says_what_was_expected(server: HttpServer, query: str) -> N
 
 
 def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> None:
-    assert ask(server, "/metrics", cookie="x" * 20_000)[0] == 431
+    assert ask(server, "/metrics", cookie="x" * 9_000)[0] == 431
+    assert ask(server, "/metrics", "POST", content_length="2000")[0] == 413
 
 
 # ---- clients that say little or nothing
@@ -297,6 +300,44 @@ def test_at_the_limit_the_oldest_silent_client_makes_room(server: HttpServer, mo
             selector.register(clients[0], selectors.EVENT_READ)
             assert selector.select(20)
             assert not clients[0].recv(1)
+
+
+FEW_FILES = """
+import resource, sys
+from notbefore.exposition.server import HttpServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+server = HttpServer("127.0.0.1:0", lambda _, start: (start("200 OK", []), [b"served"])[1])
+held = []
+try:
+    while True:
+        held.append(open("/dev/null"))
+except OSError:
+    for _ in range(3):
+        held.pop().close()
+server.start()
+print(server.address[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_without_files_the_oldest_connections_go() -> None:
+    command = [sys.executable, "-c", FEW_FILES]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child,
+        ExitStack() as stack,
+    ):
+        try:
+            assert child.stdout is not None
+            address = ("127.0.0.1", int(child.stdout.readline()))
+            for _ in range(10):
+                stack.enter_context(socket.create_connection(address, timeout=20))
+            connection = http.client.HTTPConnection(*address, timeout=20)
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == b"served"
+            connection.close()
+        finally:
+            _, said = child.communicate(timeout=20)
+    assert said.count(b"no more files can be opened") == 1
 
 
 @pytest.mark.alone

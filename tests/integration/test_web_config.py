@@ -232,6 +232,19 @@ def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: py
         assert said.endswith(b'{"events":[]}')
 
 
+def test_the_end_of_a_connection_is_said_in_tls(place: Place) -> None:
+    with (
+        serving(place.write()) as server,
+        socket.create_connection(server.address, timeout=20) as raw,
+        place.client().wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False) as tls,
+    ):
+        tls.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
+        said = b""
+        while piece := tls.recv(65_536):  # raises at an end that is not said
+            said += piece
+        assert said.endswith(METRICS)
+
+
 def test_a_reader_that_goes_away_in_the_middle_leaves_nothing_behind(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

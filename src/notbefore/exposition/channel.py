@@ -179,9 +179,9 @@ class TlsChannel(Channel):
         self.handle_close()
         return False
 
-    def close(self) -> None:
+    def handle_close(self) -> None:
         """Close, with TLS's word for it, so that the client knows that nothing was cut off."""
-        if self._shaken and self.socket is not None:
+        if self._shaken and self.socket is not None and not self.total_outbufs_len:
             with suppress(OSError, ValueError), self._tls_lock:
                 self.socket.unwrap()  # nobody waits for the client's own
-        super().close()
+        super().handle_close()
