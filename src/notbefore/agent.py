@@ -207,7 +207,7 @@ class Agent:
     def _reconfigure(self) -> None:
         try:
             config = self._reload()
-            watcher = Watcher(config, self._watch)
+            watcher = Watcher(config, self._watch, self._watcher)
             check(self._orders(config))
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1
@@ -260,7 +260,7 @@ class Agent:
         watcher = self._watcher
         overdue = time.monotonic() - watcher.poller.due
         if not watcher.alive:
-            return Verdict(ok=False, reasons=("the polling thread has ended",))
+            return Verdict(ok=False, reasons=("a thread that asks IMDS has ended",))
         if overdue > watcher.poller.timeout + TIMEOUT:
             return Verdict(ok=False, reasons=(f"no beat for {overdue:.0f} s",))
         return Verdict(ok=True)
@@ -293,7 +293,7 @@ class Agent:
         """What the page says of the agent itself."""
         return Condition(
             version=__version__,
-            endpoint=self._config.imds.endpoint,
+            endpoint=self._watcher.endpoint,
             trouble=self._watch.trouble,
             state_file=str(self._store.path),
             degraded=self._store.degraded,

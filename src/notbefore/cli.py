@@ -173,6 +173,9 @@ def _discover(options: argparse.Namespace) -> int:
         sys.stdout.flush()  # the next one may take its time
         if step.answers:
             return OK
+        if not imds.discover:
+            sys.stdout.write("imds.discover is false: no other place is looked at\n")
+            break
     return FAILED
 
 

@@ -91,8 +91,11 @@ class Door(Struct, frozen=True):
         """Before anything is said: is this the certificate in the file? It needs no authority, and no dates."""
         if self.own_cert_file is None or not isinstance(connection.sock, ssl.SSLSocket):
             return
-        first = Path(self.own_cert_file).read_text(encoding="ascii").split(END)[0]
-        own = ssl.PEM_cert_to_DER_cert(first[first.find("-----BEGIN CERTIFICATE-----") :] + END)
+        try:
+            first = Path(self.own_cert_file).read_bytes().decode("ascii", "replace").split(END)[0]
+            own = ssl.PEM_cert_to_DER_cert(first[first.find("-----BEGIN CERTIFICATE-----") :] + END)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.own_cert_file}: no certificate can be read there: {error}") from None
         if connection.sock.getpeercert(binary_form=True) != own:
             raise NotBeforeError(f"{self.url} has another certificate than {self.own_cert_file}: is it this agent?")
 

@@ -438,7 +438,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         _note_places(node, path, "", places)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    # the last four are what a tag such as `!!bool` on a text that is none ends in
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
     if values is None:
         return {}, places

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from notbefore.config import Config
 from notbefore.errors import ImdsError
@@ -12,9 +12,14 @@ from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poll, Poller
 from notbefore.watch import Watch
 
+if TYPE_CHECKING:  # in a VNet nobody needs it
+    from notbefore.imds.discovery import Step
+
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
 IDENTITY_PATIENCE: Final = 2.0  # seconds that the first poll waits, so that its events are known as ours or not
+FIRST_TRIES: Final = 3  # without any answer, after which IMDS is looked for,
+FIRST_PATIENCE: Final = 15.0  # or seconds
 SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for
 SEARCH_PAUSES: Final = (10.0, 30.0, 60.0, 300.0)  # seconds between two searches; the last one again and again
 STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
@@ -25,18 +30,20 @@ log = logging.getLogger("notbefore.watcher")
 class Watcher:
     """One endpoint being polled: the threads ``poll`` and ``who``. A reload of the configuration makes a new one."""
 
-    def __init__(self, config: Config, watch: Watch) -> None:
+    def __init__(self, config: Config, watch: Watch, before: "Watcher | None" = None) -> None:
         self._watch = watch
         self._name = config.vm.name
         self._api_version = config.imds.api_version
         self._stop = threading.Event()
         self._known = threading.Event()
         self._look = threading.Event()  # wakes the thread `who`
-        self._client = ImdsClient(config.imds.endpoint)
-        self._who_client = ImdsClient(config.imds.endpoint)
-        self.endpoint = config.imds.endpoint  # where IMDS is asked now
         self._configured = config.imds.endpoint
         self._may_search = config.imds.discover and may_be_elsewhere(self._configured)
+        self.endpoint = self._configured  # where IMDS is asked now
+        if before is not None and self._may_search and before.may_have_found(self._configured):
+            self.endpoint = before.endpoint
+        self._client, self._who_client = ImdsClient(self.endpoint), ImdsClient(self.endpoint)
+        self._started = time.monotonic()
         self._searches = 0
         self._next_search = 0.0  # monotonic seconds
         self._searched: list[str] = []  # what was said of the last search
@@ -49,6 +56,7 @@ class Watcher:
     def start(self) -> None:
         """Begin to ask."""
         self._watch.use_api_version(self._api_version)
+        self._started = time.monotonic()
         for thread in self._threads:
             thread.start()
 
@@ -65,8 +73,12 @@ class Watcher:
 
     @property
     def alive(self) -> bool:
-        """The polling thread runs."""
-        return self._threads[1].is_alive()
+        """Both threads run."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def may_have_found(self, configured: str) -> bool:
+        """It is asked where it was found, or would be, with ``configured`` as the place where to begin."""
+        return self._may_search and self._configured == configured
 
     def _poll(self) -> None:
         self._known.wait(IDENTITY_PATIENCE)
@@ -83,6 +95,11 @@ class Watcher:
         last = self._watch.last_good
         return self._may_search and last is not None and time.monotonic() - last > SILENCE
 
+    def _never_answered(self, failures: int) -> bool:
+        """It has had its chance to. While a VM boots, the network may come up after us."""
+        tried = failures >= FIRST_TRIES or time.monotonic() - self._started > FIRST_PATIENCE
+        return self._watch.last_good is None and tried
+
     def _who(self) -> None:
         self._watch.set_vm(None, self._name)
         failures = 0
@@ -93,7 +110,7 @@ class Watcher:
                 if self._silent and self._found_elsewhere():
                     continue
             except ImdsError as error:
-                if (self._silent or self._watch.last_good is None) and self._found_elsewhere():
+                if (self._silent or self._never_answered(failures + 1)) and self._found_elsewhere():
                     continue
                 if failures == 0 and not self._stop.is_set():
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
@@ -107,15 +124,15 @@ class Watcher:
         """Look for IMDS, but not all the time; returns whether it is asked elsewhere from now on."""
         if not self._may_search or time.monotonic() < self._next_search:
             return False
-        from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - in a VNet nobody needs it
-
-        steps = []
-        for step in Discovery(self._configured, self._api_version).search():
-            steps.append(step)
-            if self._stop.is_set():
-                return False
+        try:
+            steps = self._search()
+        except Exception:
+            log.exception("looking for IMDS failed; trying again")
+            steps = []
         self._next_search = time.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
         self._searches += 1
+        if self._stop.is_set() or not steps:
+            return False
         said = [str(step) for step in steps]
         for line in said if said != self._searched else ():  # the same is not said twice
             log.info("where is IMDS? %s", line)
@@ -128,3 +145,13 @@ class Watcher:
         self.poller.forget()  # an ETag of the one says nothing to the other
         log.info("IMDS is asked at %s from now on", self.endpoint)
         return True
+
+    def _search(self) -> "list[Step]":
+        from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above
+
+        steps = []
+        for step in Discovery(self._configured, self._api_version).search():
+            steps.append(step)
+            if self._stop.is_set():
+                break
+        return steps

@@ -88,6 +88,10 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
     pinned = (place / "web.yml").read_text().replace("server.pem", "client.pem").replace("server.key", "client.key")
     (place / "other-web.yml").write_text(pinned, encoding="utf-8")
     assert "another certificate than" in notbefore("health", str(other), *login).stderr
+    (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
+    (place / "binary").write_bytes(b"\x30\x82\xff")
+    told = notbefore("health", str(other), *login)
+    assert (told.returncode, "binary: no certificate can be read there" in told.stderr) == (2, True)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no Prometheus: apt-get install prometheus")

@@ -17,7 +17,7 @@ import yaml
 from notbefore import watcher as watchers
 from notbefore.config import load
 from notbefore.events.figures import Figures
-from notbefore.imds import client
+from notbefore.imds import client, inform
 from notbefore.imds import discovery as module
 from notbefore.imds.discovery import Discovery, Places, Step
 from notbefore.imds.inform import CannotAskError
@@ -143,10 +143,63 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             imds.fault("error", times=1000)
             eventually(lambda: watcher.endpoint == other.endpoint)
             eventually(lambda: watch.vm is not None and watch.vm.name == "second")
+            slower = load(None, {}, {"imds.endpoint": silent, "imds.interval": "2s"})
+            held = load(None, {}, {"imds.endpoint": silent, "imds.discover": "false"})
+            anew = [watchers.Watcher(config, watch, watcher) for config in (slower, held)]  # as a reload does
+            assert [one.endpoint for one in anew] == [other.endpoint, silent]
+            assert watchers.Watcher(slower, watch, anew[1]).endpoint == silent
         finally:
             watcher.stop()
             watch.stop()
             store.close()
+
+
+def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Discovery, "search", lambda _: pytest.fail("it answers at the second try"))
+    store = Store(tmp_path)
+    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    with Simulator(vms=("late",)) as imds:
+        monkeypatch.setattr(client, "USUAL", imds.endpoint)
+        imds.fault("error", times=2)
+        watcher = watchers.Watcher(load(None, {}, {"imds.endpoint": imds.endpoint}), watch)
+        watcher.start()
+        try:
+            eventually(lambda: watch.vm is not None and watch.last_good)
+            assert watcher.alive
+            assert watcher._searches == 0
+        finally:
+            watcher.stop()
+            watch.stop()
+            store.close()
+
+
+def test_a_search_that_breaks_is_said_and_tried_again(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(_: object) -> Iterator[Path]:
+        raise OSError(97, "Address family not supported by protocol")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", forbidden)
+        with pytest.raises(CannotAskError, match="Address family not supported"):
+            inform.inform()
+
+    def broken() -> str | None:
+        raise OSError(97, "nobody foresaw this")
+
+    monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.0,))
+    monkeypatch.setattr(Discovery, "search", lambda _: broken())
+    store = Store(tmp_path)
+    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    watcher = watchers.Watcher(load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), watch)
+    watcher.start()
+    try:
+        eventually(lambda: caplog.text.count("nobody foresaw this") > 1)
+        assert watcher.alive
+    finally:
+        watcher.stop()
+        watch.stop()
+        store.close()
 
 
 # ---- a network of its own
@@ -289,3 +342,6 @@ def test_the_command_says_where_it_is(tmp_path: Path) -> None:
         told = notbefore("discover", "--imds", imds.endpoint, "--state-dir", str(tmp_path))
         assert (told.returncode, told.stdout) == (0, f"configuration: {imds.endpoint} answers\n")
     assert notbefore("discover", "--imds", imds.endpoint).returncode == 1
+    told = notbefore("discover", "--imds", imds.endpoint, NOTBEFORE_IMDS__DISCOVER="false")
+    assert told.returncode == 1
+    assert told.stdout.splitlines()[1:] == ["imds.discover is false: no other place is looked at"]

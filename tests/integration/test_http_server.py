@@ -3,9 +3,12 @@
 import gzip
 import http.client
 import json
+import os
 import re
 import selectors
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -177,7 +180,8 @@ def test_a_bad_query_says_what_was_expected(server: HttpServer, query: str) -> N
 
 
 def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> None:
-    assert ask(server, "/metrics", cookie="x" * 20_000)[0] == 431
+    assert ask(server, "/metrics", cookie="x" * 9_000)[0] == 431
+    assert ask(server, "/metrics", "POST", content_length="2000")[0] == 413
 
 
 # ---- clients that say little or nothing
@@ -248,6 +252,33 @@ def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: p
             dripper.join(20)
 
 
+def test_those_who_ask_and_do_not_read_keep_no_worker(
+    server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
+    view.body = os.urandom(20_000_000)  # more than waitress keeps for a client that does not read
+    with ExitStack() as stack:
+        for _ in range(module.WORKERS):
+            client = stack.enter_context(socket.create_connection(server.address, timeout=20))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        opened = server._server.active_channels
+        waiting = server._server.adj.outbuf_high_watermark
+        eventually(lambda: sum(c.busy and c.total_outbufs_len > waiting for c in opened.values()) == module.WORKERS)
+        assert ask(server, "/healthz")[0] == 200
+        eventually(lambda: not opened)  # all of them are closed
+
+
+def test_who_asks_many_times_without_reading_is_cut_off(server: HttpServer) -> None:
+    with socket.create_connection(server.address, timeout=20) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        said = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(65_536):
+                said += piece
+    assert said.count(b"200 OK") <= channels.PIPELINED
+    assert ask(server, "/healthz")[0] == 200
+
+
 def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
     connection = http.client.HTTPConnection(*server.address, timeout=20)
@@ -269,6 +300,44 @@ def test_at_the_limit_the_oldest_silent_client_makes_room(server: HttpServer, mo
             selector.register(clients[0], selectors.EVENT_READ)
             assert selector.select(20)
             assert not clients[0].recv(1)
+
+
+FEW_FILES = """
+import resource, sys
+from notbefore.exposition.server import HttpServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+server = HttpServer("127.0.0.1:0", lambda _, start: (start("200 OK", []), [b"served"])[1])
+held = []
+try:
+    while True:
+        held.append(open("/dev/null"))
+except OSError:
+    for _ in range(3):
+        held.pop().close()
+server.start()
+print(server.address[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_without_files_the_oldest_connections_go() -> None:
+    command = [sys.executable, "-c", FEW_FILES]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child,
+        ExitStack() as stack,
+    ):
+        try:
+            assert child.stdout is not None
+            address = ("127.0.0.1", int(child.stdout.readline()))
+            for _ in range(10):
+                stack.enter_context(socket.create_connection(address, timeout=20))
+            connection = http.client.HTTPConnection(*address, timeout=20)
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == b"served"
+            connection.close()
+        finally:
+            _, said = child.communicate(timeout=20)
+    assert said.count(b"no more files can be opened") == 1
 
 
 @pytest.mark.alone

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import serialization
 
 from notbefore.config import load_web_config
 from notbefore.errors import ConfigError
+from notbefore.exposition import access as accesses
 from notbefore.exposition import channel as channels
 from notbefore.exposition.access import Access
 from notbefore.exposition.http import Condition, Verdict, make_app
@@ -231,6 +232,19 @@ def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: py
         assert said.endswith(b'{"events":[]}')
 
 
+def test_the_end_of_a_connection_is_said_in_tls(place: Place) -> None:
+    with (
+        serving(place.write()) as server,
+        socket.create_connection(server.address, timeout=20) as raw,
+        place.client().wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False) as tls,
+    ):
+        tls.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
+        said = b""
+        while piece := tls.recv(65_536):  # raises at an end that is not said
+            said += piece
+        assert said.endswith(METRICS)
+
+
 def test_a_reader_that_goes_away_in_the_middle_leaves_nothing_behind(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +378,10 @@ def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
             kept.request("GET", "/metrics")  # what has shaken hands goes on
             assert kept.getresponse().read() == METRICS
             kept.close()
+            place.file.write_text("{", encoding="utf-8")
+            assert served_name(server, place) == ["renewed.example.org"]
+            place.certify("again.example.org")  # whatever the file is at
+            assert served_name(server, place) == ["again.example.org"]
     finally:
         place.certify()
 
@@ -375,17 +393,72 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
     good = basic("prometheus", "correct horse")
     with serving(path) as server:
         assert ask(server, "/metrics", Authorization=good)[0] == 200
-        for text, why in (("basic_auth_user: {}", "unknown field"), ("", "take away passwords"), ("{", "not YAML")):
+        for text, why in (
+            ("basic_auth_user: {}", "unknown field"),
+            ("", "take away passwords"),
+            ("{", "not YAML"),
+            ("a: !!bool x", "not YAML: 'x'"),
+        ):
             Path(path).write_text(text, encoding="utf-8")
             assert ask(server, "/metrics")[0] == 401
             assert ask(server, "/metrics", Authorization=good)[0] == 200
             assert why in caplog.text
-        assert caplog.text.count("the old one stays") == 3  # said once each, not with each request
+        assert caplog.text.count("the old one stays") == 4  # said once each, not with each request
         place.write(users={"browser": HASHES["browser"]}, tls=None)
         assert ask(server, "/metrics", Authorization=good)[0] == 401
         assert ask(server, "/metrics", Authorization=basic("browser", "größer"))[0] == 200
         place.write(users={"browser": HASHES["browser"]})  # and TLS may be added
         assert ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0] == 200
+
+
+def test_a_change_is_seen_whatever_date_the_file_has(place: Place) -> None:
+    path = Path(place.write(users={"x": HASHES["prometheus"]}, tls=None))
+    before = path.stat()
+    text = path.read_text(encoding="utf-8")
+    with serving(str(path)) as server:
+        assert ask(server, "/metrics", Authorization=basic("x", "größer"))[0] == 401
+        path.write_text(text.replace(HASHES["prometheus"], HASHES["browser"]), encoding="utf-8")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (path.stat().st_size, path.stat().st_ino) == (before.st_size, before.st_ino)
+        assert ask(server, "/metrics", Authorization=basic("x", "größer"))[0] == 200
+
+
+def test_what_was_not_taken_over_is_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accesses, "RETRY", 0.0)
+    reads = 0
+
+    def read(path: Path) -> WebConfig:
+        nonlocal reads
+        reads += 1
+        if 1 < reads < 4:
+            raise ConfigError("the disk is away")
+        return load_web_config(path)
+
+    access = Access(place.write(), read)
+    place.write(tls={"min_version": "TLS13"})
+    contexts = [access.context() for _ in range(4)]
+    assert [context.minimum_version.name for context in contexts if context] == ["TLSv1_2"] * 2 + ["TLSv1_3"] * 2
+    assert (reads, caplog.text.count("the disk is away")) == (4, 1)
+
+
+def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("nobody foresaw this")
+
+    with serving(place.write()) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(WebConfig, "context", broken)
+            place.write(tls={"min_version": "TLS13"})
+            assert ask(server, "/metrics", place.client())[0] == 200
+            patch.setattr(server._server, "_make_room", broken)
+            with socket.create_connection(server.address, timeout=20):
+                eventually(lambda: "taking a connection failed" in caplog.text)
+        assert ask(server, "/metrics", place.client())[0] == 200
+    assert "the old one stays" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -412,6 +485,9 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "visible ASCII"),
         ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
+        ("a: !!bool x", "not YAML"),
+        ("a: !!int ''", "not YAML"),
+        ("a: !!timestamp x", "not YAML"),
         ("rate_limit: {burst: 1}", ":1: rate_limit: Object contains unknown field"),
     ],
 )

@@ -6,12 +6,15 @@ take a protection away that was there, is not taken over.
 
 import ipaddress
 import logging
+import math
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from notbefore.errors import ConfigError
 
@@ -22,9 +25,10 @@ if TYPE_CHECKING:  # without the file, none of this is needed
 
 log = logging.getLogger("notbefore.http")
 
-Signature = tuple[
-    tuple[int, int, int] | None, ...
-]  # of files: when they were changed, how long they are, which they are
+RETRY: Final = 60.0  # seconds until what was not taken over is tried again, should nothing about the files change
+
+# of a file: when it was changed, how long it is, which it is; None if it cannot be looked at
+Signature = tuple[int, int, int] | None
 
 
 def _unread(path: Path) -> "WebConfig":
@@ -50,8 +54,9 @@ class Access:
         self._insecure = insecure
         self._hosts = {_bare(name) for name in allowed_hosts} | {"localhost", _bare(socket.gethostname())}
         self._lock = threading.Lock()
-        self._files: tuple[str, ...] = ()
-        self._seen: Signature = ()
+        self._seen: dict[str, Signature] = {}
+        self._next_try = math.inf  # monotonic seconds
+        self._said = ""  # what was wrong the last time
         self._config: WebConfig | None = None
         self._context: ssl.SSLContext | None = None
         if path is not None:
@@ -122,16 +127,30 @@ class Access:
         if self._path is None:
             return
         with self._lock:
-            if _signature(self._files) == self._seen:
+            changed = any(_signature(file) != seen for file, seen in self._seen.items())
+            if not changed and time.monotonic() < self._next_try:
                 return
             try:
                 config, context = self._load(self._path)
                 self._check_kept(config)
-            except ConfigError as error:
-                log.error("the web configuration is not taken over, the old one stays: %s", error)  # noqa: TRY400 - its text says all
+            except Exception as error:  # noqa: BLE001 - whatever it is, who asks is answered
+                self._stay(error, changed=changed)
                 return
             self._config, self._context = config, context
+            self._seen = {file: self._seen[file] for file in (self._path, *config.files)}
+            self._next_try = math.inf
             log.info("web configuration reloaded: %s", ", ".join(sorted(config.protections)) or "no protection")
+
+    def _stay(self, error: Exception, *, changed: bool) -> None:
+        """Go on with the old configuration, and with what its certificates are now."""
+        self._next_try = time.monotonic() + RETRY
+        if changed or str(error) != self._said:
+            unforeseen = not isinstance(error, ConfigError)
+            log.error("the web configuration is not taken over, the old one stays: %s", error, exc_info=unforeseen)
+        self._said = str(error)
+        if self._config is not None:
+            with suppress(Exception):  # where it is the certificates that are wrong, that is said above
+                self._context = self._config.context()
 
     def _check_kept(self, config: "WebConfig") -> None:
         """A file that is just being written may be empty: what protects stays until a restart."""
@@ -141,27 +160,22 @@ class Access:
 
     def _load(self, path: str) -> "tuple[WebConfig, ssl.SSLContext | None]":
         """Read it all. What is changed while we read is seen the next time, since we look before we read."""
-        self._files = (path,)
-        self._seen = _signature(self._files)
+        old = self._config.files if self._config is not None else ()  # still needed if the new ones are wrong
+        self._seen = {file: _signature(file) for file in (path, *old)}
         config = self._read(Path(path))
-        self._files += config.files
-        self._seen += _signature(config.files)
+        self._seen |= {file: _signature(file) for file in config.files if file not in self._seen}
         try:
             return config, config.context()
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
 
-def _signature(files: Iterable[str]) -> Signature:
-    return tuple(map(_signature_of, files))
-
-
-def _signature_of(file: str) -> tuple[int, int, int] | None:
+def _signature(file: str) -> Signature:
     try:
         found = Path(file).stat()
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_ctime_ns, found.st_size, found.st_ino  # not mtime: who copies a file may set that
 
 
 def is_loopback(address: str) -> bool:

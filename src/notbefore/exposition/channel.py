@@ -13,7 +13,9 @@ from typing import Any, Final
 from waitress.channel import HTTPChannel
 
 REQUEST_PATIENCE: Final = 10.0  # seconds for a request to arrive, from its first byte or the connection's opening
+ANSWER_PATIENCE: Final = 60.0  # seconds for a request's answer to be read, when it is so long that a worker waits
 IDLE_PATIENCE: Final = 120.0  # seconds between two requests of one connection; scrapes come each minute or more often
+PIPELINED: Final = 4  # requests that a connection may have under way; Prometheus and browsers send one at a time
 RECORD: Final = 16 * 1024  # bytes; the most that a TLS record holds
 HANDSHAKE: Final = 0x16  # the first byte of a TLS connection
 PLAIN: Final = (
@@ -28,6 +30,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     """A connection that knows since when it keeps us waiting."""
 
     waiting_since: float
+    moved: float = 0.0  # when bytes of an answer last went out, or began to wait
     served: bool = False
     socket: Any  # a plain one, over TLS an ``SSLSocket`` from the first byte on
 
@@ -43,7 +46,26 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         if self.requests:
             self.served = True
             self.waiting_since = time.monotonic()
+        if len(self.requests) > PIPELINED:
+            log.debug("connection from %s: closed, it asks without reading", self.addr)
+            self.handle_close()
         return result
+
+    def write_soon(self, data: Any) -> int:
+        """Take a part of an answer from a worker, which waits here while too much of it is unread."""
+        if not self.total_outbufs_len:
+            self.moved = time.monotonic()
+        return int(super().write_soon(data))
+
+    def send(self, data: bytes, do_close: bool = True) -> int:  # noqa: FBT001, FBT002 - waitress's signature
+        """Write what there is room for; returns how many bytes."""
+        sent = self._send(data, do_close)
+        if sent:
+            self.moved = time.monotonic()
+        return sent
+
+    def _send(self, data: bytes, do_close: bool) -> int:  # noqa: FBT001 - as above
+        return int(super().send(data, do_close))
 
     def handle_error(self) -> None:
         """Close."""
@@ -58,8 +80,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
 
     def overdue(self, now: float) -> bool:
         """It has had its time: to send a request, to read its answer, or to come back with another request."""
+        if self.busy:  # a worker may wait for it in `write_soon`; closing wakes that
+            return bool(self.total_outbufs_len) and (
+                now - self.moved > REQUEST_PATIENCE or now - self.waiting_since > ANSWER_PATIENCE
+            )
         idle = self.served and self.request is None and not self.total_outbufs_len
-        return not self.busy and now - self.waiting_since > (IDLE_PATIENCE if idle else REQUEST_PATIENCE)
+        return now - self.waiting_since > (IDLE_PATIENCE if idle else REQUEST_PATIENCE)
 
 
 class TlsChannel(Channel):
@@ -109,8 +135,7 @@ class TlsChannel(Channel):
         else:
             self.handle_close()
 
-    def send(self, data: bytes, do_close: bool = True) -> int:  # noqa: FBT001, FBT002 - waitress's signature
-        """Write what there is room for; returns how many bytes."""
+    def _send(self, data: bytes, do_close: bool) -> int:  # noqa: FBT001 - as above
         try:
             with self._tls_lock:
                 sent: int = self.socket.send(data)
@@ -154,9 +179,9 @@ class TlsChannel(Channel):
         self.handle_close()
         return False
 
-    def close(self) -> None:
+    def handle_close(self) -> None:
         """Close, with TLS's word for it, so that the client knows that nothing was cut off."""
-        if self._shaken and self.socket is not None:
+        if self._shaken and self.socket is not None and not self.total_outbufs_len:
             with suppress(OSError, ValueError), self._tls_lock:
                 self.socket.unwrap()  # nobody waits for the client's own
-        super().close()
+        super().handle_close()

@@ -9,6 +9,7 @@ import errno
 import logging
 import select
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -30,10 +31,11 @@ except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
 
 WORKERS: Final = 4
 MAX_PORT: Final = 65_535
-MAX_CONNECTIONS: Final = 2_000 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
-MAX_HEADER: Final = 16 * 1024  # bytes
-MAX_BODY: Final = 64 * 1024  # bytes; nothing here reads a body
+MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
+MAX_HEADER: Final = 8 * 1024  # bytes; each connection may have that many under way
+MAX_BODY: Final = 1024  # bytes; nothing here reads a body
 CLEANUP: Final = 2.0  # seconds between two looks at the connections, while there are any
+OTHER_FILES: Final = 256  # what else may be open
 ACCEPTS: Final = 128  # connections taken from the backlog at a time
 SHAKES: Final = 0.02  # seconds of handshakes between two looks at all connections
 
@@ -49,7 +51,7 @@ class HttpServer:
     def __init__(self, listen: str, app: Any, access: Access | None = None) -> None:
         self._access = access = access or Access()
         logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of each request that waits a moment
-        _raise_file_limit()
+        files = _raise_file_limit()
         bound = _bind(listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
@@ -76,6 +78,7 @@ class HttpServer:
         self._server = _Server(
             guarded(app, access),
             access=access,
+            room=max(WORKERS, files - OTHER_FILES - ACCEPTS),
             map=self._map,
             _sock=bound,
             adj=settings,
@@ -100,7 +103,8 @@ class HttpServer:
     def stop(self) -> None:
         """Stop within a second, whatever the connections are at."""
         self._stopping = True
-        self._server.pull_trigger()
+        with suppress(OSError):  # it may be closed already
+            self._server.pull_trigger()
         if self._thread.is_alive():
             self._thread.join(0.5)
         self._server.task_dispatcher.shutdown(timeout=0.4)
@@ -115,9 +119,11 @@ class HttpServer:
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
-    def __init__(self, *args: Any, access: Access, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, access: Access, room: int, **kwargs: Any) -> None:
         self.to_shake: list[TlsChannel] = []  # those whose handshake could go on
         self._access = access
+        self._room = room  # for connections, by the limit of open files
+        self._said_full = False
         super().__init__(*args, **kwargs)
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
@@ -139,9 +145,13 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         for _ in range(ACCEPTS):
             before = len(self._map)
             super().handle_accept()
-            if len(self._map) == before:
+            if len(self._map) <= before:
                 break
         self._make_room()
+
+    def handle_error(self) -> None:
+        """Say it, and go on listening: waitress would close the listener for good."""
+        log.error("taking a connection failed", exc_info=sys.exc_info())
 
     def maintenance(self, _now: float) -> None:
         """Close who has had his time. waitress counts from the last byte: who drips would stay for ever."""
@@ -152,9 +162,24 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     def _make_room(self) -> None:
         """At the limit the oldest connections without a request go, so that a newcomer is served."""
-        excess = len(self.active_channels) - MAX_CONNECTIONS
-        if excess <= 0:
-            return
+        excess = len(self.active_channels) - min(MAX_CONNECTIONS, self._room)
+        if excess > 0:
+            self._close_oldest(excess)
+
+    def accept(self) -> tuple[socket.socket, Any] | None:
+        """Take one connection from the backlog."""
+        try:
+            taken: tuple[socket.socket, Any] | None = super().accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                if not self._said_full:
+                    log.error("no more files can be opened: the oldest connections are closed")  # noqa: TRY400 - that is all
+                self._said_full = True
+                self._close_oldest(1)
+            raise
+        return taken
+
+    def _close_oldest(self, excess: int) -> None:
         waiting = sorted((c for c in self.active_channels.values() if not c.busy), key=lambda c: c.waiting_since)
         for channel in waiting[:excess]:
             channel.handle_close()
@@ -181,12 +206,16 @@ def _bind(listen: str) -> socket.socket:
     return bound
 
 
-def _raise_file_limit() -> None:
-    """Each connection is a file; the usual soft limit of 1,024 is less than ``MAX_CONNECTIONS``."""
+def _raise_file_limit() -> int:
+    """Each connection is a file; the usual soft limit of 1,024 is less than ``MAX_CONNECTIONS``. Returns what holds."""
+    wanted = MAX_CONNECTIONS + ACCEPTS + OTHER_FILES
     if resource is None:
-        return
+        return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + ACCEPTS + 256
-    if soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        return raised
+    return int(soft)

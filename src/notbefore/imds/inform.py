@@ -15,6 +15,7 @@ TRIES: Final = 2
 PATIENCE: Final = 1.0  # seconds for an answer to each
 MAX_INTERFACES: Final = 4
 SIOCGIFADDR: Final = 0x8915
+INTERFACES: Final = Path("/sys/class/net")  # if_nameindex() needs a netlink socket, which a sandbox may forbid
 INFORM: Final = 8
 ACK: Final = 5
 CLIENT_PORT: Final = 68
@@ -27,7 +28,10 @@ class CannotAskError(Exception):
 
 def inform() -> str | None:
     """Ask on the first few interfaces that have an address; raises ``CannotAskError`` where none of them could."""
-    interfaces = _interfaces()
+    try:
+        interfaces = _interfaces()
+    except OSError as error:
+        raise CannotAskError(f"which interfaces there are is not said: {error.strerror or error}") from None
     if not interfaces:
         raise CannotAskError("no interface has an IPv4 address")
     trouble: list[CannotAskError] = []
@@ -52,12 +56,12 @@ def _interfaces() -> list[tuple[str, str]]:
         raise CannotAskError("not on this system") from None
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
+        for name in sorted(path.name for path in INTERFACES.iterdir()):
             with suppress(OSError):  # it has no address
                 answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append((name, socket.inet_ntoa(answer[20:24])))
     outside = [(name, address) for name, address in found if not address.startswith("127.")]
-    return sorted(outside, key=lambda interface: not Path(f"/sys/class/net/{interface[0]}/device").exists())
+    return sorted(outside, key=lambda interface: not (INTERFACES / interface[0] / "device").exists())
 
 
 def _ask(name: str, address: str) -> str | None:
@@ -107,8 +111,6 @@ def request(xid: bytes, address: str, mac: bytes) -> bytes:
 
 def _mac(name: str) -> bytes:
     try:
-        return bytes.fromhex(
-            Path(f"/sys/class/net/{name}/address").read_text(encoding="ascii").strip().replace(":", "")
-        )
+        return bytes.fromhex((INTERFACES / name / "address").read_text(encoding="ascii").strip().replace(":", ""))
     except (OSError, ValueError):
         return bytes(6)
