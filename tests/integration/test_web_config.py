@@ -503,7 +503,7 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
 
 def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
-    with pytest.raises(ConfigError, match=r"pip install 'notbefore\[web\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[web\]'"):
         Access(place.write(users=HASHES), load_web_config)
     Access(place.write(), load_web_config)
 
