@@ -654,11 +654,12 @@ def test_a_listener_that_strangers_reach_needs_a_word_in_writing(
     cases: list[tuple[Callable[[], str | None], bool, str]] = [
         (lambda: None, True, "everybody who reaches"),
         (lambda: place.write(users=HASHES, tls=None), False, "passwords go over the network as they are"),
-        (place.write, False, ""),
+        (place.write, False, "may ask, over TLS: add basic_auth_users"),
+        (lambda: place.write(users=HASHES), False, ""),
     ]
     for path, insecure, warning in cases:
         caplog.clear()
         with serving(path(), listen, insecure=insecure) as server:
-            assert ask(server, "/healthz", None if warning else place.client())[0] == 200
+            assert ask(server, "/healthz", place.client() if server.url.startswith("https") else None)[0] == 200
         assert warning in caplog.text
         assert bool(warning) == bool(caplog.text)
