@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
 import pytest
@@ -78,6 +79,20 @@ def test_each_place_is_looked_at_in_its_order_and_says_why_not(silent: str, tmp_
     assert why[3:5] == ["no lease", "no lease"]
     assert why[5].endswith("dir.lease: no file")
     assert why[6:] == ["the right is missing", "no such key"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
+def test_a_folder_that_is_not_for_us_is_said(silent: str) -> None:
+    with TemporaryDirectory() as name:  # tmp_path is root's alone
+        root = Path(name)
+        root.chmod(0o755)
+        (root / "var/lib/dhcp").mkdir(parents=True, mode=0o700)
+        os.seteuid(65_534)
+        try:
+            steps = search(silent, root=root)
+        finally:
+            os.seteuid(0)
+    assert steps[3].why == f"{root / 'var/lib/dhcp'}: not readable for this user"
 
 
 def test_the_first_that_answers_as_imds_does_is_taken(silent: str) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -484,6 +485,10 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
         ("http_server_config: {headers: {Server: x}}", "http_server_config.headers.Server"),
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "visible ASCII"),
         ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
+        (
+            "basic_auth_users: {bob: $2b$10$" + "." * 21 + "z" + "." * 31 + "}",
+            "basic_auth_users.bob: expected a bcrypt",
+        ),
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
         ("a: !!bool x", "not YAML"),
         ("a: !!int ''", "not YAML"),
@@ -551,6 +556,34 @@ def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:
             assert ask(server, path, Authorization=basic("prometheus", "x"))[0] == 401
             known = ask(server, path, Authorization=basic("prometheus", "correct horse"))[2]
             assert json.loads(known)["reasons"] == ["the state is in /secret"]
+
+
+def test_wrong_passwords_leave_workers_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, release = threading.Event(), threading.Event()
+    compute = WebConfig.password_fits
+
+    def slow(config: WebConfig, user: str, password: bytes) -> bool:
+        if password == b"wrong":
+            held.set()
+            release.wait(20)
+        return compute(config, user, password)
+
+    monkeypatch.setattr(WebConfig, "password_fits", slow)
+    good, wrong = basic("prometheus", "correct horse"), basic("prometheus", "wrong")
+    with serving(place.write(users=HASHES, tls=None)) as server, ThreadPoolExecutor(8) as pool:
+        assert ask(server, "/metrics", Authorization=good)[0] == 200
+        asking = [pool.submit(ask, server, "/metrics", None, Authorization=wrong) for _ in range(8)]
+        try:
+            assert held.wait(20)
+            assert ask(server, "/healthz")[0] == 200
+            assert ask(server, "/metrics", Authorization=good)[0] == 200  # it was right before
+            eventually(lambda: sum(one.done() for one in asking) == 7)
+        finally:
+            release.set()
+        assert sorted(one.result()[0] for one in asking) == [401] + [503] * 7
+        assert ask(server, "/metrics", Authorization=wrong)[0] == 401
+        place.write(users={"prometheus": HASHES["browser"]}, tls=None)
+        assert ask(server, "/metrics", Authorization=good)[0] == 401  # what was right is right no more
 
 
 @pytest.mark.alone
@@ -621,11 +654,12 @@ def test_a_listener_that_strangers_reach_needs_a_word_in_writing(
     cases: list[tuple[Callable[[], str | None], bool, str]] = [
         (lambda: None, True, "everybody who reaches"),
         (lambda: place.write(users=HASHES, tls=None), False, "passwords go over the network as they are"),
-        (place.write, False, ""),
+        (place.write, False, "may ask, over TLS: add basic_auth_users"),
+        (lambda: place.write(users=HASHES), False, ""),
     ]
     for path, insecure, warning in cases:
         caplog.clear()
         with serving(path(), listen, insecure=insecure) as server:
-            assert ask(server, "/healthz", None if warning else place.client())[0] == 200
+            assert ask(server, "/healthz", place.client() if server.url.startswith("https") else None)[0] == 200
         assert warning in caplog.text
         assert bool(warning) == bool(caplog.text)

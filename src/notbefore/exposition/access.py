@@ -79,8 +79,10 @@ class Access:
     def check_listen(self, listen: str) -> list[str]:
         """As ``check_address`` before it is known what a name stands for; returns what ought to be known."""
         host = listen.rpartition(":")[0].strip("[]")
-        if ":" not in listen or (host and not _is_address(host)):
+        if ":" not in listen:
             return []
+        if host and host != "localhost" and not _is_address(host):
+            return [f"server.listen: {host} is a name: only at the start is it seen whether strangers could ask there"]
         self.check_address(host)
         return self.warnings(host)
 
@@ -101,6 +103,9 @@ class Access:
             return [f"everybody who reaches {address or 'this machine'} may ask: server.insecure is true"]
         if "TLS" not in self._protections:
             return ["passwords go over the network as they are: add tls_server_config to server.web_config_file"]
+        if self._protections == {"TLS"}:
+            who = f"everybody who reaches {address or 'this machine'} may ask, over TLS"
+            return [f"{who}: add basic_auth_users or a client_ca_file to server.web_config_file"]
         return []
 
     def knows_host(self, host: str) -> bool:

@@ -80,7 +80,7 @@ class WebConfig(_Section, frozen=True):
     def context(self) -> ssl.SSLContext | None:
         """What a connection shakes hands with, if it does; raises ``ConfigError``, also where bcrypt is missing."""
         if self.basic_auth_users:
-            _check_bcrypt()
+            _check_hashes(self.basic_auth_users)
         try:
             return make_context(self.tls_server_config) if self.tls_server_config is not None else None
         except ConfigError as error:
@@ -103,11 +103,16 @@ class WebConfig(_Section, frozen=True):
         return fits and user in self.basic_auth_users
 
 
-def _check_bcrypt() -> None:
+def _check_hashes(users: dict[str, str]) -> None:
     try:
-        import bcrypt  # noqa: F401, PLC0415 - as above
+        import bcrypt  # noqa: PLC0415 - as above
     except ImportError:
         raise ConfigError("basic_auth_users needs bcrypt: pip install 'azure-notbefore[web]'") from None
+    for user, hashed in users.items():
+        try:
+            bcrypt.hashpw(b"", f"$2b$04${hashed[7:29]}".encode("ascii"))  # its salt, at the least cost
+        except ValueError:
+            raise ConfigError(f"basic_auth_users.{user}: expected a bcrypt hash, and this has no salt of one") from None
 
 
 def _cost(hashed: str) -> int:

@@ -117,7 +117,8 @@ class Discovery:
             yield Step("Windows registry", why=str(error.strerror or error))
 
     def _leases(self, name: str, patterns: tuple[str, ...], parser: Parser) -> Iterator[Step]:
-        why = "no lease"
+        unreadable = [folder for folder in self._folders(patterns) if not _is_readable(folder)]
+        why = f"{unreadable[0]}: not readable for this user" if unreadable else "no lease"
         for path in self._newest(patterns):
             try:
                 address = parser(_tail(path))
@@ -129,6 +130,9 @@ class Discovery:
                 return
             why = f"{path}: no option 245"
         yield Step(f"{name} (option 245)", why=why)
+
+    def _folders(self, patterns: tuple[str, ...]) -> Iterator[Path]:
+        return (self._places.root / Path(pattern).parent for pattern in patterns)
 
     def _newest(self, patterns: tuple[str, ...]) -> list[Path]:
         found = [path for pattern in patterns for path in self._places.root.glob(pattern)]
@@ -162,6 +166,17 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except OSError:  # it is gone meanwhile, or not for us: reading it will say so
         return 0.0
+
+
+def _is_readable(folder: Path) -> bool:
+    """Whether it can be listed, if it is there."""
+    try:
+        next(folder.iterdir(), None)
+    except PermissionError:
+        return False
+    except OSError:  # it is not there, or no folder
+        return True
+    return True
 
 
 def _tail(path: Path) -> bytes:
