@@ -22,7 +22,13 @@ class PopenChild:
     def __init__(self, orders: Orders) -> None:
         line = seal(orders, dict(os.environ))
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command(), env=environment(orders), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            command(),
+            env=environment(orders),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            # a console of its own: Ctrl-C is for the agent, which tells the courier; and no window
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         self.pid = self._process.pid
         self.started = time.monotonic()
