@@ -53,12 +53,14 @@ def _read_line(descriptor: int) -> bytes:
 def _control() -> socket.socket:
     """What the agent says after the orders. A thread hands it on: standard input cannot be waited for everywhere."""
     reader, writer = socket.socketpair()
-    told = os.dup(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # programs that are started inherit standard input, and not this one
+    control = os.dup(0)
+    # what a library or a program finds as its standard input is looked at when it starts: on Windows, where one that is
+    # being read is waited for, it would hang with this thread
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def hand_on() -> None:
         with closing(writer), suppress(OSError):
-            while said := os.read(told, 4096):
+            while said := os.read(control, 4096):
                 writer.sendall(said)
 
     threading.Thread(target=hand_on, name="control", daemon=True).start()

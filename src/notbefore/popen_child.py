@@ -27,7 +27,7 @@ class PopenChild:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # Ctrl-C is for the agent, which tells the courier
+            # a console of its own: Ctrl-C is for the agent, which tells the courier; and no window
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         self.pid = self._process.pid

@@ -85,12 +85,6 @@ def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
     return agent.metric(f'notbefore_outbox_rows{{sink="{sink}",state="{state}"}}') or 0.0
 
 
-def courier_of(agent: RunningAgent) -> int:
-    """The id of the courier's process, once there is one."""
-    path = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
-    return int(eventually(lambda: path.read_text(encoding="ascii").split())[0])
-
-
 def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, peer: HttpPeer, place: Place) -> None:
     config = place.write({"hook": webhook(peer.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
@@ -123,7 +117,7 @@ def test_a_courier_that_is_killed_is_replaced_and_repeats_itself_under_the_same_
         imds.set_document(body(announced()))
         eventually(lambda: len(peer.requests) == 1)
         peer.default = Say()
-        os.kill(courier_of(agent), signal.SIGKILL)
+        os.kill(agent.courier(), signal.SIGKILL)
         eventually(lambda: count(agent, "delivered") == 1)
         assert len(peer.requests) == 2
         assert len(set(ids(peer))) == 1
@@ -136,7 +130,7 @@ def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, pe
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: count(agent, "delivered") == 1)
-        os.kill(courier_of(agent), signal.SIGSTOP)
+        os.kill(agent.courier(), signal.SIGSTOP)
         imds.set_document(body(started(), incarnation=2))
         eventually(lambda: count(agent, "delivered") == 2, patience=60)
         assert agent.metric('notbefore_courier_starts_total{reason="hung"}') == 1
@@ -237,7 +231,7 @@ def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, p
         imds.set_document(body(announced()))
         eventually(lambda: len(peer.requests) == 1)
         begun = time.monotonic()
-        courier = courier_of(agent)
+        courier = agent.courier()
         assert agent.stop() == 0
         assert time.monotonic() - begun < 18  # ten seconds for the courier, and what a noisy machine adds
         assert not Path(f"/proc/{courier}").exists()
@@ -250,7 +244,7 @@ def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, peer:
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: count(agent, "delivered") == 1)
-        courier = courier_of(agent)
+        courier = agent.courier()
         agent.stop(signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{courier}").exists())
 

@@ -1,47 +1,23 @@
-"""Nothing of the agent needs POSIX: what Windows lacks is taken away from a Python, and the agent runs in it."""
+"""Nothing of agent and courier needs POSIX: what Windows lacks is taken away from a Python, and they run in it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import free_port
-from support.azure import body, item
-from support.peers import HttpPeer
+from support.agent import RunningAgent, eventually, free_port
+from support.azure import ME, body, item
+from support.elsewhere import TAKE_AWAY, python_elsewhere, without_posix
+from support.peers import HttpPeer, Say
 
-# first everything is imported as it is, so that other people's modules are there; then what only POSIX has goes, and
-# our own modules come anew (os.set_blocking stays: the half of waitress that is loaded here needs it)
-TAKE_AWAY = """
-import functools, importlib, os, pkgutil, select, signal, socket, subprocess, sys, types
-import notbefore
-
-def everything():
-    names = [m.name for m in pkgutil.walk_packages(notbefore.__path__, "notbefore.") if not m.name.endswith("__main__")]
-    return [importlib.import_module(name) for name in names]
-
-imported = len(everything())
-ABSENT = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
-OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 WNOHANG chown fchmod fchown fork
-getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice openpty pidfd_open posix_spawn posix_spawnp
-pread pwrite sched_getaffinity sched_yield setsid statvfs sync uname wait3 wait4'''.split()
-SIGNALS = "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2".split()
-
-for name in [name for name in sys.modules if name.partition(".")[0] == "notbefore"]:
-    del sys.modules[name]
-socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
-for name in ABSENT:
-    sys.modules[name] = None  # importing it raises ImportError
-for module, names in ((os, OS), (signal, SIGNALS), (select, ["epoll", "poll"]), (socket, ["AF_UNIX"])):
-    for name in names:
-        if hasattr(module, name):
-            delattr(module, name)
-subprocess.Popen.kill = subprocess.Popen.terminate  # there they are the same
-sys.platform = "win32"
-sys.modules["msvcrt"] = types.SimpleNamespace(locking=lambda *_: None, LK_NBLCK=2)
-import notbefore
-assert len(everything()) == imported > 40
-"""
 CHECK = """
 from notbefore.cli import main
 sys.exit(main(sys.argv[1:]))
@@ -68,11 +44,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", TAKE_AWAY + script, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_every_module_is_imported_where_posix_is_not() -> None:
     told = without_posix(CHECK, "check-config")
     assert (told.returncode, told.stderr) == (0, "")
@@ -89,17 +60,111 @@ def test_the_agent_watches_serves_and_stops_where_posix_is_not(tmp_path: Path) -
     assert "Traceback" not in told.stderr
 
 
-def test_it_delivers_where_posix_is_not(tmp_path: Path) -> None:
-    """The agent's half of it: the courier that it starts is a Python of this system."""
-    with Simulator() as imds, HttpPeer() as peer:
-        imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
-        config = tmp_path / "notbefore.yml"
-        hook = {"url": f"{peer.url}/hook", "allow_private": True}
-        config.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
-        listen = f"127.0.0.1:{free_port()}"
-        words = ("--imds", imds.endpoint, "--state-dir", str(tmp_path / "state"), "--listen", listen)
-        told = without_posix(RUN, "run", str(config), *words)
-    assert told.returncode == 0, told.stderr
-    assert "Traceback" not in told.stderr
-    (request,) = peer.requests
-    assert json.loads(request.body)["azure.scheduled_event.change"] == "announced"
+HOLD = """
+from pathlib import Path
+from notbefore.store.lock import CourierLock
+with CourierLock(Path(sys.argv[1])) as lock:
+    lock.acquire(0.3, lambda: None)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_courier_at_a_time_where_posix_is_not(tmp_path: Path) -> None:
+    """Its lock, by what stands in for Windows' own: the successor waits, and then ends its predecessor."""
+    with ExitStack() as stack:
+        holders = []
+        for _ in range(3):
+            holders.append(stack.enter_context(holding(tmp_path)))
+            assert holders[-1].stdout.readline() == b"held\n"
+        assert [holder.wait(20) for holder in holders[:2]] == [-signal.SIGTERM] * 2
+        assert holders[2].poll() is None
+        holders[2].terminate()
+
+
+def holding(directory: Path) -> Any:
+    command = [sys.executable, "-c", f"everything = False\n{TAKE_AWAY}\n{HOLD}", str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that are started run without POSIX, as do their couriers."""
+    monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME,)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
+
+
+def hook(directory: Path, peer: HttpPeer, **settings: str) -> str:
+    config = directory / "notbefore.yml"
+    sink = {"webhook": {"url": peer.url, "allow_private": True, **settings}}
+    config.write_text(json.dumps({"sinks": {"hook": sink}}), encoding="utf-8")
+    return str(config)
+
+
+def kinds(peer: HttpPeer) -> list[str]:
+    return [json.loads(request.body)["notbefore.delivery.kind"] for request in peer.requests]
+
+
+def delivered(agent: RunningAgent) -> float:
+    return agent.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') or 0
+
+
+def starts(agent: RunningAgent, reason: str) -> float:
+    return agent.metric(f'notbefore_courier_starts_total{{reason="{reason}"}}') or 0
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
+    imds: Simulator, peer: HttpPeer, tmp_path: Path
+) -> None:
+    peer.default = Say(how="hang")
+    config = hook(tmp_path, peer, timeout="60s")
+    with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+        agent.ready()
+        imds.set_document(body(item("e")))
+        eventually(lambda: len(peer.requests) == 1)
+        peer.default = Say()
+        os.kill(agent.courier(), signal.SIGKILL)
+        eventually(lambda: kinds(peer) == ["announced"] * 2)
+        assert len({request.headers["idempotency-key"] for request in peer.requests}) == 1
+        assert starts(agent, "crashed") == 1
+        eventually(lambda: delivered(agent) == 1)
+        imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
+        eventually(lambda: kinds(peer)[2:] == ["started"])
+        eventually(lambda: delivered(agent) == 2)  # what is not written down yet would be sent again
+        os.kill(agent.courier(), signal.SIGSTOP)
+        imds.set_document(body(incarnation=3))
+        eventually(lambda: kinds(peer)[3:] == ["finished"], patience=60)
+        assert starts(agent, "hung") == 1
+        imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
+        eventually(lambda: len(agent.records) == 13)
+        courier = agent.courier()
+        assert agent.stop(signal.SIGINT) == 0
+        assert kinds(peer)[4:] == ["announced"] * 10
+        assert not Path(f"/proc/{courier}").exists()
+    assert "Traceback" not in agent.log
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_an_agent_that_is_killed_leaves_no_courier_behind_where_posix_is_not(
+    imds: Simulator, peer: HttpPeer, tmp_path: Path
+) -> None:
+    with RunningAgent(imds.endpoint, tmp_path / "state", hook(tmp_path, peer)) as agent:
+        agent.ready()
+        imds.set_document(body(item("e")))
+        eventually(lambda: kinds(peer) == ["announced"])
+        courier = agent.courier()
+        agent.stop(signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{courier}").exists())

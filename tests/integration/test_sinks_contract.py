@@ -28,7 +28,7 @@ from notbefore.delivery.settings import (
     Webhook,
     WindowsEventLog,
 )
-from notbefore.delivery.sinks import REGISTRY
+from notbefore.delivery.sinks import REGISTRY, windows_event_log
 from notbefore.errors import SendError
 from notbefore.events.duration import Duration
 from peers.otlp import decoded
@@ -194,7 +194,6 @@ class WindowsFar(Far):
         util: Any = ModuleType("win32evtlogutil", "a stand-in")
         util.__spec__ = ModuleSpec("win32evtlogutil", None)
         util.error = type("error", (Exception,), {"winerror": 0})
-        util.AddSourceToRegistry = lambda _name, **_: None
 
         def report(source: str, event_id: int, *, eventType: int, strings: list[str]) -> None:  # noqa: N803 - pywin32's
             code = 1722 if source == "down" else self.code
@@ -206,6 +205,7 @@ class WindowsFar(Far):
 
         util.ReportEvent = report
         monkeypatch.setitem(sys.modules, "win32evtlogutil", util)
+        monkeypatch.setattr(windows_event_log, "registered", lambda _: True)
         monkeypatch.setattr(sys, "platform", "win32")
         self.config = SinkConfig(windows_event_log=WindowsEventLog())
         self.down = SinkConfig(windows_event_log=WindowsEventLog(source="down"))

@@ -68,6 +68,8 @@ def notbefore(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 class RunningAgent:
     """``notbefore run`` against an endpoint; its records are collected from its standard output."""
 
+    python = sys.executable
+
     def __init__(
         self,
         imds: str,
@@ -81,7 +83,7 @@ class RunningAgent:
         self.state = state
         self.records: list[dict[str, Any]] = []
         self.log = ""
-        command = [sys.executable, "-m", "notbefore", "run", *words, "--imds", imds, "--state-dir", str(state)]
+        command = [self.python, "-m", "notbefore", "run", *words, "--imds", imds, "--state-dir", str(state)]
         self.process = subprocess.Popen(
             [*command, "--listen", f"{host}:{self.port}"],
             stdout=subprocess.PIPE,
@@ -148,6 +150,11 @@ class RunningAgent:
         lines = get(self.port, "/metrics")[1].decode().splitlines()
         values = [line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == name]
         return float(values[0]) if values else None
+
+    def courier(self) -> int:
+        """The id of the courier's process, once there is one."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(eventually(lambda: path.read_text(encoding="ascii").split())[0])
 
     @property
     def kinds(self) -> list[str]:

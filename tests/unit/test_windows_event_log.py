@@ -1,22 +1,26 @@
 """What an entry of Windows' event log holds, as far as it can be said without Windows."""
 
 import json
+import re
+import sys
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import pytest
 
-from notbefore.delivery.render import built_in
-from notbefore.delivery.settings import SinkConfig, WindowsEventLog
+from notbefore.delivery.render import Text, built_in
+from notbefore.delivery.settings import Links, SinkConfig, WindowsEventLog
 from notbefore.delivery.sinks import check_installed
 from notbefore.delivery.sinks.windows_event_log import (
     ERROR,
     EVENT_IDS,
     INFORMATION,
-    MAX_STRING,
+    MAX_TITLE,
     WARNING,
+    Sink,
     entry,
 )
-from notbefore.errors import ConfigError
+from notbefore.errors import ConfigError, SendError
 from notbefore.events.change import APPROVAL_KINDS, STEPS
 from support.azure import T0
 from support.messages import STARTED, message
@@ -45,12 +49,60 @@ def test_every_change_has_an_id_of_its_own() -> None:
     assert len(set(EVENT_IDS.values())) == len(EVENT_IDS)
 
 
-def test_what_the_system_would_not_take_is_cut() -> None:
-    one = message()
-    one = msgspec.structs.replace(one, line=b"\0" + b"d" * 40_000)
+def test_what_the_system_would_not_take_is_cut_and_the_record_stays_json() -> None:
+    resources = [f"{number}-{'x' * 200}" for number in range(500)]
+    large = message({"Resources": resources, "Description": "d\0" * 2_000})
+    _, _, strings = entry(large, built_in(large, T0))
+    assert sum(map(len, strings)) * 2 < 60_000
+    record = json.loads(strings[2])
+    assert record["notbefore.truncated"] == ["description", "resources"]
+    assert record["azure.scheduled_event.resources"] == resources[:20]
+    huge = msgspec.structs.replace(large, record={"body": "x" * 30_000})
+    _, _, strings = entry(huge, Text("t\0" * 5_000, "", ()))
+    assert (strings[0], strings[2]) == ("t" * MAX_TITLE, "{}")
+
+
+def test_what_azure_says_stands_for_no_other_string() -> None:
+    one = message({"Description": "100%1 %%2 50% of it"})
     _, _, strings = entry(one, built_in(one, T0))
-    assert max(map(len, strings)) == MAX_STRING
-    assert not any("\0" in text for text in strings)
+    assert not any(re.search(r"%[%\d]", text) for text in strings)
+    assert "Why: 100% 1 % % 2 50% of it" in strings[1]
+    assert json.loads(strings[2]) == one.record
+
+
+class Registry(ModuleType):
+    """A stand-in for the module ``winreg``."""
+
+    HKEY_LOCAL_MACHINE = 0x80000002
+
+    def __init__(self) -> None:
+        super().__init__("winreg")
+        self.keys: set[str] = set()
+
+    def OpenKey(self, _key: int, sub_key: str) -> SimpleNamespace:  # noqa: N802 - its name there
+        if sub_key not in self.keys:
+            raise FileNotFoundError(2, "The system cannot find the file specified")
+        return SimpleNamespace(Close=lambda: None)
+
+
+def test_a_source_that_is_not_registered_is_said_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+    monkeypatch.setitem(sys.modules, "winreg", registry)
+    monkeypatch.setitem(sys.modules, "win32evtlogutil", ModuleType("win32evtlogutil"))  # nothing is asked of it
+    settings = WindowsEventLog(source="my VMs", log="Azure")
+    command = "New-EventLog -LogName 'Azure' -Source 'my VMs'"
+    sink = Sink("log", settings, Links())
+    assert "sink log: the source my VMs is not registered in the log Azure" in caplog.text
+    assert command in caplog.text
+    with pytest.raises(SendError, match=command):
+        sink.connect()
+    registry.keys.add(r"SYSTEM\CurrentControlSet\Services\EventLog\Azure\my VMs")
+    sink.connect()
+    caplog.clear()
+    Sink("log", settings, Links())
+    assert not caplog.text
 
 
 def test_elsewhere_it_is_refused_in_words() -> None:
@@ -58,7 +110,9 @@ def test_elsewhere_it_is_refused_in_words() -> None:
         check_installed(SinkConfig(windows_event_log=WindowsEventLog()))
 
 
-@pytest.mark.parametrize("name", ["", "a\\b"])
+@pytest.mark.parametrize("name", ["", "a\\b", "a'; x", "x" * 300])
 def test_a_source_is_a_name(name: str) -> None:
-    with pytest.raises(ValueError, match="without a backslash"):
+    with pytest.raises(ValueError, match="source: expected letters"):
         WindowsEventLog(source=name)
+    with pytest.raises(ValueError, match="log: expected letters"):
+        WindowsEventLog(log=name)

@@ -15,6 +15,7 @@ OtlpProtocol = Literal["http/protobuf", "grpc"]
 OtlpCompression = Literal["gzip", "none"]
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
+_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
 _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
 
 
@@ -302,14 +303,14 @@ class Links(Struct, frozen=True, forbid_unknown_fields=True):
 class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):
     """Windows' event log, from where Azure Monitor takes it."""
 
-    source: str = "notbefore"
-    log: str = "Application"
+    source: str = "notbefore"  # an administrator registers it once
+    log: str = "Application"  # the log in which it is registered
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in (("source", self.source), ("log", self.log)):
-            if not value or "\\" in value:
-                raise ValueError(f"{name}: expected a name without a backslash")
+            if not _SOURCE.fullmatch(value):
+                raise ValueError(f"{name}: expected letters, digits, spaces, dots, - and _")
 
 
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):

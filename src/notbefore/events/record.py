@@ -5,7 +5,7 @@ Attribute names follow OpenTelemetry's semantic conventions where they have one 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -166,6 +166,15 @@ _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 TRUNCATED: Final = "notbefore.truncated"  # what was cut away to fit
 MAX_RESOURCES_CUT: Final = 20  # names that stay when resources are cut
 DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/events/record.v1.json"
+
+
+def cut(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The record made smaller, step by step, with a mark that says so."""
+    prefix = "azure.scheduled_event."
+    less = {name: value for name, value in record.items() if name != prefix + "description"}
+    yield less | {TRUNCATED: ["description"]}
+    resources = record.get(prefix + "resources", [])[:MAX_RESOURCES_CUT]
+    yield less | {prefix + "resources": resources, TRUNCATED: ["description", "resources"]}
 
 
 def cloud_event(values: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from azure.eventhub.exceptions import (
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.settings import EventHub, Links
 from notbefore.errors import SendError
-from notbefore.events.record import MAX_RESOURCES_CUT, TRUNCATED, cloud_event, json_line
+from notbefore.events.record import cloud_event, cut, json_line
 
 CLOSE_SECONDS: Final = 3.0
 BUSY_SECONDS: Final = 4.0  # what Azure asks for when it says server-busy and gives no time
@@ -161,15 +161,6 @@ def _by_event(messages: Sequence[Message]) -> Iterator[list[Message]]:
     for message in messages:
         groups.setdefault(message.event_key, []).append(message)
     yield from groups.values()
-
-
-def cut(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The record made smaller, step by step, with a mark that says so."""
-    prefix = "azure.scheduled_event."
-    less = {name: value for name, value in record.items() if name != prefix + "description"}
-    yield less | {TRUNCATED: ["description"]}
-    resources = record.get(prefix + "resources", [])[:MAX_RESOURCES_CUT]
-    yield less | {prefix + "resources": resources, TRUNCATED: ["description", "resources"]}
 
 
 def event_data(message: Message, record: dict[str, Any], form: str) -> EventData:

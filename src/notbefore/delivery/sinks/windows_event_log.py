@@ -1,15 +1,19 @@
 """Windows' event log, as Microsoft's own sample writes it: from there Azure Monitor takes it, and raises alerts.
 
-The entry's strings are the title, the text and the record as JSON; its id says what kind of change it is.
+The entry's strings are the title, the text and the record as JSON; its id says what kind of change it is. The source is
+registered by an administrator: ``New-EventLog`` brings .NET's message file, which has the text ``%1`` for every id, so
+that the title is shown. (pywin32's own has it for the ids 1 to 9, and is gone with its environment.)
 """
 
 import logging
+import re
 from typing import Any, Final
 
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
 from notbefore.delivery.settings import Links, WindowsEventLog
 from notbefore.errors import SendError
+from notbefore.events.record import cut, json_line
 
 EVENT_IDS: Final = {
     "announced": 1,
@@ -25,8 +29,11 @@ EVENT_IDS: Final = {
 }
 ERROR, WARNING, INFORMATION = 1, 2, 4  # EVENTLOG_ERROR_TYPE and so on, of winnt.h
 TYPES: Final = {"critical": ERROR, "warning": WARNING, "info": INFORMATION}
-MAX_STRING: Final = 30_000  # characters; the system takes 31,839
-ACCESS_DENIED: Final = 5  # of winerror.h
+MAX_TITLE: Final = 500  # characters; all three together are less than the 64 KiB of an entry, at two bytes each
+MAX_TEXT: Final = 8_000
+MAX_RECORD: Final = 20_000
+REFUSED: Final = (5, 87, 1734)  # of winerror.h: access denied, invalid parameter, more than an entry holds
+KEY: Final = r"SYSTEM\CurrentControlSet\Services\EventLog"
 
 log = logging.getLogger("notbefore.windows_event_log")
 
@@ -34,47 +41,65 @@ log = logging.getLogger("notbefore.windows_event_log")
 class Sink:
     """One source in one log."""
 
-    def __init__(self, _name: str, settings: WindowsEventLog, _links: Links) -> None:
+    def __init__(self, name: str, settings: WindowsEventLog, _links: Links) -> None:
         import win32evtlogutil  # noqa: PLC0415 - pywin32, on Windows alone
 
         self._log: Any = win32evtlogutil
-        self._source = settings.source
+        self._settings = settings
         self._render = Renderer(settings.title, settings.body)
-        self._register(settings.log)
-
-    def _register(self, name: str) -> None:
-        """Tell Windows how entries of this source are shown; where that is not allowed, they are written anyway."""
-        try:
-            self._log.AddSourceToRegistry(self._source, eventLogType=name)
-        except self._log.error as error:
-            log.warning(
-                "the source %s cannot be registered (%s): once, as administrator:"
-                " New-EventLog -LogName %s -Source %s. Until then entries go to Application, with a note about it",
-                self._source,
-                error,
-                name,
-                self._source,
-            )
+        if not registered(settings):  # Windows takes the entries all the same
+            log.warning("sink %s: %s", name, how_to_register(settings))
 
     def send(self, message: Message) -> Receipt:
         """Write one entry."""
         text = self._render(message)
         event_id, kind, strings = entry(message, text)
         try:
-            self._log.ReportEvent(self._source, event_id, eventType=kind, strings=strings)
+            self._log.ReportEvent(self._settings.source, event_id, eventType=kind, strings=strings)
         except self._log.error as error:
-            raise SendError(
-                f"the event log does not take it: {error}", permanent=getattr(error, "winerror", 0) == ACCESS_DENIED
-            ) from None
+            permanent = getattr(error, "winerror", 0) in REFUSED
+            raise SendError(f"the event log does not take it: {error}", permanent=permanent) from None
         return Receipt(fallback=text.fallback)
+
+    def connect(self) -> None:
+        """Is the source registered? Nothing is written."""
+        if not registered(self._settings):
+            raise SendError(how_to_register(self._settings))
 
     def close(self) -> None:
         """Nothing is kept open."""
 
 
 def entry(message: Message, text: Text) -> tuple[int, int, list[str]]:
-    """The id, the type and the strings of an entry."""
+    """The id, the type and the strings of an entry. No string may hold ``%1``, which would stand for another."""
     kind = INFORMATION if message.over else TYPES[message.severity]
-    strings = [text.title, text.plain, message.line.decode()]
-    # a NUL would end the string there
-    return EVENT_IDS[message.kind], kind, [one.replace("\0", "")[:MAX_STRING] for one in strings]
+    # the escape is the same JSON; what is too large is cut as it is for an Event Hub
+    lines = (json_line(one).decode().replace("%", r"\u0025") for one in (message.record, *cut(message.record)))
+    record = next((line for line in lines if len(line) <= MAX_RECORD), "{}")
+    return EVENT_IDS[message.kind], kind, [harmless(text.title, MAX_TITLE), harmless(text.plain, MAX_TEXT), record]
+
+
+def harmless(text: str, most: int) -> str:
+    """As a string of an entry: without NUL, and with no number right after a ``%``."""
+    return re.sub(r"%(?=[%\d])", "% ", text.replace("\0", ""))[:most]
+
+
+def registered(settings: WindowsEventLog) -> bool:
+    """Whether Windows knows the source in that log."""
+    import winreg  # noqa: PLC0415 - on Windows alone
+
+    registry: Any = winreg
+    try:
+        registry.OpenKey(registry.HKEY_LOCAL_MACHINE, rf"{KEY}\{settings.log}\{settings.source}").Close()
+    except OSError:
+        return False
+    return True
+
+
+def how_to_register(settings: WindowsEventLog) -> str:
+    """What an administrator is to do, once."""
+    return (
+        f"the source {settings.source} is not registered in the log {settings.log}, and its entries go to Application"
+        f" with a note about it: once, as administrator: New-EventLog -LogName '{settings.log}' -Source"
+        f" '{settings.source}'"
+    )

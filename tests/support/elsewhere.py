@@ -1,0 +1,77 @@
+"""A Python without POSIX: what Windows lacks is taken away from it, in the agent and in the courier that it starts.
+
+First everything is imported as it is, so that other people's modules are there; then what only POSIX has goes, and our
+own modules come anew. What stays: os.set_blocking, which the half of waitress that is loaded here needs.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+TAKE_AWAY = """
+import fcntl, functools, importlib, os, pkgutil, requests, runpy, select, signal, socket, subprocess, sys, types
+import notbefore
+
+def import_all(names):
+    return [importlib.import_module(name) for name in names]
+
+LIGHT = ["cli", "courier", "delivery.sinks.webhook", "delivery.render"]
+EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
+names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
+names = [name for name in names if not name.endswith("__main__")]
+import_all(names)
+ABSENT = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
+OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 WNOHANG chown fchmod fchown fork
+getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice openpty pidfd_open posix_spawn posix_spawnp
+pread pwrite sched_getaffinity sched_yield setsid statvfs sync uname wait3 wait4'''.split()
+SIGNALS = "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2".split()
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "notbefore"]:
+    del sys.modules[name]
+socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
+subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
+
+OURS = ("notbefore.agent", "notbefore.dispatcher", "notbefore.delivery.courier")
+
+def select_sockets(reading, writing, excepting, timeout=None, *, _select=select.select):
+    if sys._getframe(1).f_globals["__name__"] in OURS:
+        for one in reading:  # Windows' select takes nothing else
+            socket.socket(fileno=os.dup(one if isinstance(one, int) else one.fileno())).close()
+    return _select(reading, writing, excepting, timeout)
+
+select.select = select_sockets
+
+def locking(descriptor, mode, length, *, _fcntl=fcntl):  # from where the file stands, as there
+    _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, os.lseek(descriptor, 0, os.SEEK_CUR))
+
+for name in ABSENT:
+    sys.modules[name] = None  # importing it raises ImportError
+for module, gone in ((os, OS), (signal, SIGNALS), (select, ["epoll", "poll"]), (socket, ["AF_UNIX"])):
+    for name in gone:
+        if hasattr(module, name):
+            delattr(module, name)
+sys.platform = "win32"
+sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+import notbefore
+"""
+AS_PYTHON = """
+sys.executable = sys.argv[0]  # what it starts is without POSIX, too
+words = [word for word in sys.argv[1:] if word != "-P"]
+assert words[0] == "-m", words
+sys.argv = ["notbefore", *words[2:]]
+runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+"""
+
+
+def without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, with every module of ours imported."""
+    command = [sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def python_elsewhere(directory: Path) -> str:
+    """An executable that takes ``[-P] -m MODULE ...`` as Python does; modules beside it are found."""
+    path = directory / "python-elsewhere"
+    path.write_text(f"#!{sys.executable}\neverything = False\n{TAKE_AWAY}{AS_PYTHON}", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
