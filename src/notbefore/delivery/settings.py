@@ -1,6 +1,7 @@
 """What a user may set of each kind of sink. Secrets are wrapped; every key has a default but the address."""
 
 import re
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -202,7 +203,7 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.command or not self.command[0].startswith("/"):
+        if not self.command or not Path(self.command[0]).is_absolute():
             raise ValueError("command: expected a list that begins with the absolute path of an executable")
 
 
