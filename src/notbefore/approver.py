@@ -14,9 +14,10 @@ from notbefore.events.approval import BY_RULE, OPERATOR, Attempt, Guard, Ran, co
 from notbefore.events.change import Reason
 from notbefore.events.document import SCHEDULED
 from notbefore.events.lifecycle import Life
+from notbefore.events.pending import PendingApproval
 from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.start_request import StartRequest, Switches
-from notbefore.watch import Listed, PendingApproval, Watch
+from notbefore.watch import Listed, Watch
 
 LOOK_AGAIN: Final = 1.0  # seconds: something is due, and has to wait for IMDS or the disk
 LONGEST_LOOK: Final = 60.0  # seconds

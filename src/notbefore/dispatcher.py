@@ -62,7 +62,7 @@ class SpawnedChild:
         self.beats, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self.beats, False)
-        self._pulse = Pulse()
+        self._beating = MissedBeats()
         self.started = time.monotonic()
         try:
             self.pid = os.posix_spawn(
@@ -82,7 +82,7 @@ class SpawnedChild:
     @property
     def missed(self) -> int:
         """See ``Child``."""
-        return self._pulse.missed
+        return self._beating.missed
 
     def say(self, what: bytes) -> None:
         """See ``Child``; never waits: what does not fit is left out."""
@@ -93,9 +93,9 @@ class SpawnedChild:
         """Its end of the pipe is closed."""
         with suppress(BlockingIOError):
             beats = os.read(self.beats, 4096)
-            self._pulse.felt()
+            self._beating.felt()
             return not beats
-        self._pulse.tick()
+        self._beating.tick()
         return False
 
     def kill(self) -> None:
@@ -116,8 +116,8 @@ class SpawnedChild:
                 os.close(descriptor)
 
 
-class Pulse:
-    """Counts the ticks without a sign of life."""
+class MissedBeats:
+    """Counts the ticks without a sign of life of a courier."""
 
     def __init__(self) -> None:
         self.missed = 0

@@ -13,7 +13,7 @@ import time
 from contextlib import closing, suppress
 
 from notbefore.delivery.orders import Orders, seal
-from notbefore.dispatcher import Pulse, command, environment
+from notbefore.dispatcher import MissedBeats, command, environment
 
 
 class PopenChild:
@@ -32,7 +32,7 @@ class PopenChild:
         )
         self.pid = self._process.pid
         self.started = time.monotonic()
-        self._pulse = Pulse()
+        self._beating = MissedBeats()
         self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.beats, self._from_pipe = socket.socketpair()
         self.beats.settimeout(0)
@@ -43,7 +43,7 @@ class PopenChild:
     @property
     def missed(self) -> int:
         """See ``Child``."""
-        return self._pulse.missed
+        return self._beating.missed
 
     def say(self, what: bytes) -> None:
         """See ``Child``."""
@@ -53,9 +53,9 @@ class PopenChild:
         """See ``Child``."""
         with suppress(BlockingIOError):
             beats = self.beats.recv(4096)
-            self._pulse.felt()
+            self._beating.felt()
             return not beats
-        self._pulse.tick()
+        self._beating.tick()
         return False
 
     def kill(self) -> None:

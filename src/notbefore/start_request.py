@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -268,7 +268,7 @@ class StartRequest:
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, self.attempt.rule, outcome)
 
 
-_UNDECIDED: Final[frozenset[Any]] = frozenset(
+_UNDECIDED: Final[frozenset[str]] = frozenset(
     {
         "body",
         "event.name",

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from notbefore.events.delivery import OutboxView, Routing, deliveries, heartbeat
 from notbefore.events.document import Document, Flaw, parse
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import WATCHED, Life, Moment, Step, diff
+from notbefore.events.pending import PendingApproval, PendingEvent, PendingView
 from notbefore.events.record import Vm, heartbeat, json_line, record
 from notbefore.events.samples import Family, View, samples
 from notbefore.imds.poller import Poll
@@ -194,7 +195,7 @@ class Watch:
     # ---- what the agent's main thread calls
 
     def use_api_version(self, api_version: str) -> None:
-        """From now on documents are of this version."""
+        """From now on documents are of this version, and what is known is old until the first of them has come."""
         self._api_version = self.figures.api_version = api_version
         self._elsewhere = True
 
@@ -243,13 +244,12 @@ class Watch:
         """What is known now, and how far its approvals are."""
         with self._lock:
             memory, now = self._memory, now_utc()
-            flaws = self._document.flaws if self._document is not None else ()
             return Listed(
                 lives=memory.tracked.events,
                 attempts=memory.approvals,
                 where=Where(now, self._vm_name, memory.tracked.incarnation or 0),
                 fresh=self._is_fresh(now),
-                flawed=frozenset(flaw.event_id.casefold() for flaw in flaws if flaw.event_id is not None),
+                flawed=frozenset(flaw.event_id.casefold() for flaw in self._flaws if flaw.event_id is not None),
             )
 
     def _is_fresh(self, now: datetime) -> bool:
@@ -306,8 +306,11 @@ class Watch:
     @property
     def unreadable(self) -> int:
         """How many listed events cannot be read: nobody knows what they are."""
-        flaws = self._document.flaws if self._document is not None else ()
-        return sum(flaw.rejected for flaw in flaws)
+        return sum(flaw.rejected for flaw in self._flaws)
+
+    @property
+    def _flaws(self) -> tuple[Flaw, ...]:
+        return self._document.flaws if self._document is not None else ()
 
     @property
     def listed_events(self) -> int:
@@ -347,10 +350,10 @@ class Watch:
                 last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
                 vm=self.vm,
                 unreadable=self.unreadable,
-                events=[
+                events=tuple(
                     PendingEvent.of(life, now, self.preview(life, self._vm_name))
                     for life in memory.tracked.events.values()
-                ],
+                ),
             )
         return json_line(view)
 
@@ -368,71 +371,6 @@ class Listed(Struct, frozen=True):
         """A listed event that was read at the last look, if there is one."""
         life = self.lives.get(key)
         return life if life is not None and life.unread_since is None else None
-
-
-class PendingApproval(Struct, frozen=True):
-    """What would become of an event by the rules of approval, and why."""
-
-    action: str  # approve, leave
-    rule: str  # the first that matches; empty without one
-    reason: str
-    at: datetime | None  # not before
-    mode: str  # on, dry_run, off
-    off: str  # which key is missing, in words
-    state: str  # how far it is: checking, sending, or how it ended; empty where nothing was begun
-
-
-class PendingEvent(Struct, frozen=True):
-    """One listed event in ``/api/v1/events``; durations in seconds."""
-
-    event_id: str
-    event_type: str
-    event_status: str
-    event_source: str | None
-    scope: str
-    resources: tuple[str, ...]
-    description: str | None
-    not_before: datetime | None
-    seconds_to_not_before: float | None
-    expected_duration_seconds: int | None
-    first_seen: datetime
-    notice_seconds: float | None
-    started: datetime | None
-    approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
-
-    @classmethod
-    def of(cls, life: Life, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
-        """The event as it stands at ``now``."""
-        event = life.event
-        waiting = life.started is None and event.not_before is not None
-        return cls(
-            event_id=event.event_id,
-            event_type=event.event_type,
-            event_status=event.event_status,
-            event_source=event.event_source,
-            scope=life.scope,
-            resources=event.resources,
-            description=event.description,
-            not_before=life.not_before,
-            seconds_to_not_before=((event.not_before - now) / timedelta(seconds=1))
-            if waiting and event.not_before
-            else None,
-            expected_duration_seconds=event.duration,
-            first_seen=life.first_seen,
-            notice_seconds=life.notice,
-            started=life.started,
-            approval=approval,
-        )
-
-
-class PendingView(Struct, frozen=True):
-    """The body of ``/api/v1/events``."""
-
-    incarnation: int | None
-    last_successful_poll: datetime | None
-    vm: Vm | None
-    unreadable: int  # listed events that are not among these: they cannot be read
-    events: list[PendingEvent]
 
 
 def _vm_labels(vm: Vm, name: str | None) -> dict[str, str]:

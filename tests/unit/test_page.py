@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from notbefore.events.change import Gap
 from notbefore.events.delivery import OutboxView
-from notbefore.events.lifecycle import Life, Tracked, diff
+from notbefore.events.lifecycle import Tracked, diff
+from notbefore.events.pending import PendingApproval, PendingEvent, PendingView
 from notbefore.events.record import Vm, json_line, record
 from notbefore.exposition import page
 from notbefore.exposition.http import Condition, Verdict
@@ -33,6 +34,9 @@ TABLES = {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "line",
 ELEMENTS = HEAD | FLOW | WORDS | TABLES
 
 
+NO_APPROVAL = {"action": "leave", "rule": "", "reason": "", "at": None, "mode": "on", "off": "", "state": ""}
+
+
 class Agent:
     """What the agent would answer, without I/O."""
 
@@ -48,21 +52,18 @@ class Agent:
         return self
 
     def look(self, seconds: float, *, polled: bool = True, **said: Any) -> Look:
-        events = {
-            "vm": self.vm,
-            "last_successful_poll": at(seconds) if polled else None,
-            "events": [listed(life) | {"approval": self.approval} for life in self.tracked.events.values()],
-        }
+        lives = self.tracked.events.values()
+        approval = msgspec.convert(NO_APPROVAL | self.approval, PendingApproval) if self.approval else None
+        events = PendingView(
+            incarnation=self.tracked.incarnation,
+            last_successful_poll=at(seconds) if polled else None,
+            vm=self.vm,
+            unreadable=0,
+            events=tuple(PendingEvent.of(life, at(seconds), approval) for life in lives),
+        )
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
         ready = said.pop("ready", Verdict(ok=True))
         return Look.of(at(seconds), json_line(events), history, ready, Condition(**said))
-
-
-def listed(life: Life) -> dict[str, Any]:
-    """As ``/api/v1/events`` has it."""
-    event = msgspec.structs.asdict(life.event)
-    seen = {"scope": life.scope, "first_seen": life.first_seen, "started": life.started, "not_before": life.not_before}
-    return {**event, **seen, "notice_seconds": life.notice, "expected_duration_seconds": event["duration"]}
 
 
 class _Reader(HTMLParser):

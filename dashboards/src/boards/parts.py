@@ -282,7 +282,7 @@ def _annotation(name: str, status: str, color: str, *, hits_only: bool) -> dashb
     labels = "event_id, event_type, event_source, description"
     hits = ', scope!="peer"' if hits_only else ""  # or else those of a VM's neighbours are shown as its own
     expr = queries.events(f'{{event_status="{status}"{hits}}}', by=labels)
-    annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003
+    annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003 - the SDK's
     annotation.icon_color(color).target(over_time(expr, "", "Anno"))
     annotation.title_format(f"{{{{event_type}}}} {name.lower()}").text_format("{{description}} ({{event_id}})")
     return annotation.tag_keys("event_type,event_source")

@@ -27,7 +27,7 @@ from notbefore.exposition.gate import guarded
 try:
     import resource
 except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
-    resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]  # Windows has no such limit
 
 WORKERS: Final = 4
 MAX_PORT: Final = 65_535

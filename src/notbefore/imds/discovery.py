@@ -64,9 +64,9 @@ def read_registry() -> str | None:
         import winreg  # noqa: PLC0415 - only on Windows
     except ImportError:
         return None
-    key = winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, REGISTRY_KEY)  # type: ignore[attr-defined,unused-ignore]
+    key = winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, REGISTRY_KEY)  # type: ignore[attr-defined,unused-ignore]  # Windows
     with key:
-        return str(winreg.QueryValueEx(key, REGISTRY_VALUE)[0])  # type: ignore[attr-defined,unused-ignore]
+        return str(winreg.QueryValueEx(key, REGISTRY_VALUE)[0])  # type: ignore[attr-defined,unused-ignore]  # as above
 
 
 class Places(Struct, frozen=True):

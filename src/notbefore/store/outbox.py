@@ -118,7 +118,7 @@ def salvage(damaged: Path, db: sqlite3.Connection) -> int:
             with suppress(sqlite3.Error):  # each row is tried for itself, up to one that cannot be read
                 for row in old.execute(f"SELECT * FROM {table}"):  # noqa: S608 - one of ours
                     marks = ", ".join("?" * len(row))
-                    saved += db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount  # noqa: S608
+                    saved += db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount  # noqa: S608 - ours
                     saved -= table != "outbox"
     return saved
 

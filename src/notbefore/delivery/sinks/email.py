@@ -116,7 +116,7 @@ def _account(url: str) -> Any:
     if settings is None or settings.get("schema") not in ("mailto", "mailtos"):
         raise ConfigError("expected an address such as mailtos://user:password@mail.example.org?to=ops@example.org")
     try:
-        return NotifyEmail(**settings)  # type: ignore[no-untyped-call]
+        return NotifyEmail(**settings)  # type: ignore[no-untyped-call]  # apprise has no types
     except TypeError as error:  # what apprise raises for an address that it cannot use
         raise ConfigError(f"apprise cannot use this mail address: {error}") from None
 

@@ -11,50 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.events.lifecycle import OUTCOMES
+from notbefore.events.pending import PendingEvent, PendingView
 from notbefore.events.record import Vm
 from notbefore.exposition.http import Condition, Verdict
 
 MAX_PENDING: Final = 100  # events; all of them are in /api/v1/events
 MAX_ENDED: Final = 50
-
-
-class Approval(Struct, frozen=True):
-    """What approval would do with an event, and by which rule."""
-
-    action: str  # approve, leave
-    rule: str = ""
-    reason: str = ""
-    at: datetime | None = None  # not before
-    mode: str = "on"  # on, dry_run, off
-    off: str = ""  # why it is off
-    state: str = ""  # how far it is
-
-
-class Pending(Struct, frozen=True):
-    """An event as ``/api/v1/events`` lists it; durations in seconds."""
-
-    event_id: str
-    event_type: str
-    event_status: str
-    event_source: str | None
-    scope: str
-    resources: tuple[str, ...]
-    description: str | None
-    not_before: datetime | None
-    expected_duration_seconds: int | None
-    first_seen: datetime
-    notice_seconds: float | None
-    started: datetime | None
-    approval: Approval | None = None
-
-
-class Listed(Struct, frozen=True):
-    """The answer of ``/api/v1/events``."""
-
-    last_successful_poll: datetime | None = None
-    vm: Vm | None = None
-    unreadable: int = 0
-    events: tuple[Pending, ...] = ()
 
 
 def _key(field: str) -> str:
@@ -111,13 +73,13 @@ class Look(Struct, frozen=True):
     vm: Vm | None = None
     last_good: datetime | None = None
     unreadable: int = 0  # events that are listed and cannot be read
-    pending: tuple[Pending, ...] = ()
+    pending: tuple[PendingEvent, ...] = ()
     ended: tuple[Life, ...] = ()
 
     @classmethod
     def of(cls, now: datetime, events: bytes, history: bytes, ready: Verdict, condition: Condition) -> "Look":
         """From the bodies of ``/api/v1/events`` and ``/api/v1/history``."""
-        listed = msgspec.json.decode(events, type=Listed)
+        listed = msgspec.json.decode(events, type=PendingView)
         return cls(
             now=now,
             ready=ready,
@@ -130,18 +92,18 @@ class Look(Struct, frozen=True):
         )
 
     @property
-    def shown(self) -> tuple[Pending, ...]:
+    def shown(self) -> tuple[PendingEvent, ...]:
         """The most urgent of what is pending."""
         return self.pending[:MAX_PENDING]
 
 
-def _urgency(event: Pending) -> tuple[bool, bool, float]:
+def _urgency(event: PendingEvent) -> tuple[bool, bool, float]:
     """This VM's before the others', what is started before what is to come, then by NotBefore."""
     due = event.not_before.timestamp() if event.not_before else float("inf")
     return (event.scope == "peer", event.started is None, due)
 
 
-def life_of(event: Pending) -> Life:
+def life_of(event: PendingEvent) -> Life:
     """A listed event, as far as it has come."""
     return Life(
         event_id=event.event_id,

@@ -5,8 +5,9 @@ from typing import Final
 
 from notbefore.events.document import STARTED
 from notbefore.events.duration import span
+from notbefore.events.pending import PendingEvent
 from notbefore.exposition.page.html import Html, joined, tag
-from notbefore.exposition.page.look import Look, Pending
+from notbefore.exposition.page.look import Look
 from notbefore.exposition.page.pieces import WHOM, clock, moment, notice, row, section, table
 
 MAX_TEXT: Final = 400  # characters of a description
@@ -25,7 +26,7 @@ def pending(look: Look) -> Html:
     return section("pending", "Pending", what, rest)
 
 
-def _one(event: Pending, now: datetime) -> Html:
+def _one(event: PendingEvent, now: datetime) -> Html:
     started = event.event_status == STARTED
     kind = joined(
         tag("strong", tag("bdi", event.event_type)),
@@ -48,7 +49,7 @@ def _one(event: Pending, now: datetime) -> Html:
     return row(event.event_id, HEADS, cells, event.scope)
 
 
-def countdown(event: Pending, now: datetime) -> Html:
+def countdown(event: PendingEvent, now: datetime) -> Html:
     """The time to NotBefore, or since the start, as of ``now``; the script counts on."""
     if event.event_status == STARTED:
         if event.started is None:
@@ -78,7 +79,7 @@ def counted(seconds: float) -> str:
     return f"{sign}{hours}:{minutes:02d}:{left:02d}" if hours else f"{sign}{minutes}:{left:02d}"
 
 
-def _approval(event: Pending, now: datetime) -> Html:
+def _approval(event: PendingEvent, now: datetime) -> Html:
     approval = event.approval
     if approval is None:
         return Html("off")
