@@ -24,6 +24,7 @@ from notbefore.exposition.access import Access
 from notbefore.exposition.http import Condition, Verdict, make_app
 from notbefore.exposition.server import HttpServer
 from support.agent import eventually, free_port
+from support.shown import NOTHING_PENDING
 
 METRICS = b"# TYPE up gauge\nup 1\n"
 
@@ -49,7 +50,7 @@ class Shown:
         return self.verdict
 
     def pending(self) -> bytes:
-        return b'{"events":[]}'
+        return NOTHING_PENDING
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         self.asked.append((since, limit))

@@ -33,6 +33,7 @@ from notbefore.exposition.http import Condition, Verdict, make_app
 from notbefore.exposition.server import HttpServer
 from notbefore.exposition.web_config import WebConfig
 from support.agent import eventually
+from support.shown import NOTHING_PENDING
 
 METRICS = b"# TYPE up gauge\nup 1\n"
 HASHES = {
@@ -57,7 +58,7 @@ class Shown:
     ready = health
 
     def pending(self) -> bytes:
-        return b'{"events":[]}'
+        return NOTHING_PENDING
 
     def history(self, *_: Any) -> bytes:
         return b'{"changes":[]}'
@@ -230,7 +231,7 @@ def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: py
             said += piece
         assert said.count(b"HTTP/1.1 200 OK") == 3
         assert LONG in said
-        assert said.endswith(b'{"events":[]}')
+        assert said.endswith(NOTHING_PENDING)
 
 
 def test_the_end_of_a_connection_is_said_in_tls(place: Place) -> None:
@@ -546,7 +547,7 @@ def test_the_right_password_opens(place: Place, given: str, status: int) -> None
         got, said, body = ask(server, "/api/v1/events", None, **headers)
         assert got == status
         assert ("WWW-Authenticate" in said) == (status == 401)
-        assert (body == b'{"events":[]}') == (status == 200)
+        assert (body == NOTHING_PENDING) == (status == 200)
 
 
 def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:
