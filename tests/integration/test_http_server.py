@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -303,6 +304,12 @@ def test_at_the_limit_the_oldest_silent_client_makes_room(server: HttpServer, mo
             assert not clients[0].recv(1)
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of the processor so far (proc(5): its own ticks, in user and in kernel mode)."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 FEW_FILES = """
 import resource, sys
 from notbefore.exposition.server import HttpServer
@@ -313,16 +320,18 @@ try:
     while True:
         held.append(open("/dev/null"))
 except OSError:
-    for _ in range(3):
+    for _ in range(int(sys.argv[1])):
         held.pop().close()
 server.start()
 print(server.address[1], flush=True)
+sys.stdin.readline()
+del held[:]
 sys.stdin.read()
 """
 
 
 def test_without_files_the_oldest_connections_go() -> None:
-    command = [sys.executable, "-c", FEW_FILES]
+    command = [sys.executable, "-c", FEW_FILES, "3"]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child,
         ExitStack() as stack,
@@ -334,6 +343,27 @@ def test_without_files_the_oldest_connections_go() -> None:
                 stack.enter_context(socket.create_connection(address, timeout=20))
             connection = http.client.HTTPConnection(*address, timeout=20)
             connection.request("GET", "/")
+            assert connection.getresponse().read() == b"served"
+            connection.close()
+        finally:
+            _, said = child.communicate(timeout=20)
+    assert said.count(b"no more files can be opened") == 1
+
+
+def test_without_files_and_connections_it_waits_without_spinning_until_there_are_some() -> None:
+    command = [sys.executable, "-c", FEW_FILES, "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdin is not None
+            address = ("127.0.0.1", int(child.stdout.readline()))
+            before = cpu_seconds(child.pid)
+            connection = http.client.HTTPConnection(*address, timeout=20)
+            connection.request("GET", "/")
+            time.sleep(2)  # what is measured: the work done meanwhile
+            assert cpu_seconds(child.pid) - before < 0.5
+            child.stdin.write(b"go\n")
+            child.stdin.flush()
             assert connection.getresponse().read() == b"served"
             connection.close()
         finally:

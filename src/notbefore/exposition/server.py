@@ -37,6 +37,7 @@ MAX_BODY: Final = 1024  # bytes; nothing here reads a body
 CLEANUP: Final = 2.0  # seconds between two looks at the connections, while there are any
 OTHER_FILES: Final = 256  # what else may be open
 ACCEPTS: Final = 128  # connections taken from the backlog at a time
+FULL_PAUSE: Final = 1.0  # seconds without taking connections, where no file can be opened and none of ours be closed
 SHAKES: Final = 0.02  # seconds of handshakes between two looks at all connections
 
 log = logging.getLogger("notbefore.http")
@@ -114,6 +115,7 @@ class HttpServer:
         while not self._stopping:
             # without connections there is nothing to clean up, and a new one wakes the poll
             timeout = CLEANUP if self._server.active_channels else 3600.0
+            timeout = min(timeout, self._server.pause() or timeout)
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
             self._server.shake()
 
@@ -124,6 +126,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self._access = access
         self._room = room  # for connections, by the limit of open files
         self._said_full = False
+        self._full_until = 0.0
         super().__init__(*args, **kwargs)
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
@@ -139,6 +142,14 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         while self.to_shake and time.monotonic() < deadline:
             self.to_shake.pop().shake()
         self.to_shake.clear()
+
+    def pause(self) -> float:
+        """For how many seconds yet no connection is taken."""
+        return max(0.0, self._full_until - time.monotonic())
+
+    def readable(self) -> bool:
+        """Whether the poll is to look for new connections."""
+        return bool(super().readable()) and not self.pause()
 
     def handle_accept(self) -> None:
         """Take many from the backlog at once: a scrape may be behind a thousand others."""
@@ -175,14 +186,17 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                 if not self._said_full:
                     log.error("no more files can be opened: the oldest connections are closed")  # noqa: TRY400 - that is all
                 self._said_full = True
-                self._close_oldest(1)
+                if not self._close_oldest(1):  # who waits would wake the poll again at once, and for ever
+                    self._full_until = time.monotonic() + FULL_PAUSE
             raise
         return taken
 
-    def _close_oldest(self, excess: int) -> None:
+    def _close_oldest(self, excess: int) -> bool:
+        """Whether there was one to close."""
         waiting = sorted((c for c in self.active_channels.values() if not c.busy), key=lambda c: c.waiting_since)
         for channel in waiting[:excess]:
             channel.handle_close()
+        return bool(waiting)
 
 
 def _bind(listen: str) -> socket.socket:
