@@ -114,9 +114,12 @@ def _completed(own: dict[str, Any], found: Variables, path: str, places: dict[st
     if any(key in own for key in ENDPOINTS):
         standard = {key: value for key, value in standard.items() if key not in ENDPOINTS}
     merged = {**standard, **own}
-    for key in ("headers", "resource"):
-        if isinstance(own.get(key), dict) and key in standard:
-            merged[key] = {**standard[key], **own[key]}
+    if isinstance(own.get("resource"), dict) and "resource" in standard:
+        merged["resource"] = {**standard["resource"], **own["resource"]}
+    if isinstance(own.get("headers"), dict) and "headers" in standard:
+        given = {str(name).lower() for name in own["headers"]}
+        rest = {name: value for name, value in standard["headers"].items() if name.lower() not in given}
+        merged["headers"] = {**rest, **own["headers"]}
     for key in standard:
         if key not in own:
             places[f"{path}.{key}"] = found.origins[key]

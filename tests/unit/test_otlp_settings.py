@@ -96,6 +96,15 @@ def test_the_file_wins(place: Path) -> None:
     assert found.resource["team"] == "b"
 
 
+def test_a_header_of_the_file_wins_however_it_is_written(place: Path) -> None:
+    config = read(place, FILE.replace("api-key", "API-Key"), **ALL)
+    assert {name: secret.reveal(ALL) for name, secret in otlp(config).headers.items()} == {
+        "API-Key": "from-file",
+        "tenant": "t",
+    }
+    assert set(sink(config).headers) == {"API-Key", "tenant"}
+
+
 def test_a_sink_goes_where_the_section_goes_or_its_own_way_without_its_headers(place: Path) -> None:
     config = read(place, FILE, OTEL_EXPORTER_OTLP_HEADERS="tenant=t")
     assert Connection.of(sink(config)).endpoint == "http://file:4318"
@@ -127,6 +136,8 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {timeout: 10m}", {}, "timeout: expected 100ms to 5m"),
         ("otlp: {key_file: k}", {}, "expected `cert_file` beside `key_file`"),
         ("otlp: {headers: {'a b': c}}", {}, "headers: 'a b' is no name of a header"),
+        ("otlp: {headers: {a: b, A: c}}", {}, "headers: 'a' and 'A' are one header: give it once"),
+        ("otlp: {headers: {A-Bin: c}, protocol: grpc}", {}, "over gRPC no header that ends in -bin can be sent"),
         ("otlp: {headers: {a: {env: NONE}}}", {}, "otlp.headers.a: the environment variable NONE is not set"),
         ("otlp: {protocol: http/json}", {}, "otlp.protocol: Invalid enum value 'http/json', expected one of"),
         ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),

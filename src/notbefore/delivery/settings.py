@@ -57,9 +57,13 @@ def _http(url: str, what: str) -> str:
 
 
 def _check_headers(headers: Headers) -> None:
+    seen: dict[str, str] = {}
     for name in headers:
         if not _HEADER.fullmatch(name):
             raise ValueError(f"headers: {name!r} is no name of a header")
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ValueError(f"headers: {other!r} and {name!r} are one header: give it once")
 
 
 class Slack(SinkSettings, frozen=True, kw_only=True):
@@ -234,6 +238,9 @@ class Connection(Struct, frozen=True, kw_only=True):
             if url is not None:
                 _http(url, name)
         _check_headers(self.headers)
+        binary = [name for name in self.headers if name.lower().endswith("-bin")]
+        if binary and self.protocol == "grpc":  # gRPC would take its value for base64
+            raise ValueError(f"headers: {binary[0]!r}: over gRPC no header that ends in -bin can be sent")
         if self.key_file and not self.cert_file:
             raise ValueError("expected `cert_file` beside `key_file`")
         if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
