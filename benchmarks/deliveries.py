@@ -28,7 +28,7 @@ from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import SinkConfig, Webhook
 from notbefore.events.delivery import Delivery
 from notbefore.simulator.server import Simulator
-from notbefore.store import outbox as outbox_module
+from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
 
@@ -213,7 +213,7 @@ def fill(path: Path, first: int, count: int) -> None:
         for number in range(first, first + count)
     ]  # fmt: skip
     with closing(Outbox(path)) as outbox, outbox._transaction() as db:  # noqa: SLF001 - what the agent does inside its own
-        outbox_module.put(db, rows, now)
+        outbox_intake.put(db, rows, now)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from notbefore.delivery.orders import WAKE, Orders, seal
 from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import EventHub, SinkConfig
 from notbefore.events.delivery import Delivery
-from notbefore.store import outbox as outbox_module
+from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
 
@@ -63,7 +63,7 @@ class Lane:
         new = list(itertools.islice(self._rows, max(0, ROOM - waiting)))
         if new:
             with self.outbox._transaction() as db:  # noqa: SLF001 - what the agent does inside its own
-                outbox_module.put(db, new, time.time())
+                outbox_intake.put(db, new, time.time())
             self._say(WAKE)
         self.done = not new and not waiting
 

@@ -25,7 +25,8 @@ import msgspec
 
 from notbefore.events.delivery import delivery_id
 from notbefore.simulator.server import Simulator
-from notbefore.store.outbox import Outbox, OutboxReader
+from notbefore.store.outbox import Outbox
+from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.store import FILE_NAME, read_history
 
 FLOWS = 20

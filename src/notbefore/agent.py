@@ -35,7 +35,7 @@ from notbefore.imds.client import TIMEOUT
 from notbefore.logs import set_up
 from notbefore.notify import Notifier
 from notbefore.start_request import Switches
-from notbefore.store.outbox import OutboxReader
+from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.store import Store
 from notbefore.tell import Teller
 from notbefore.watch import Watch, now_utc

@@ -25,7 +25,7 @@ from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.delivery import Delivery, Settled
 from notbefore.events.duration import Duration
-from notbefore.store import outbox as module
+from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
@@ -60,7 +60,7 @@ def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD) -
     now = time.time()
     with outbox._transaction() as db:
         rows = [Delivery(i, f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids]
-        module.put(db, rows, now)
+        outbox_intake.put(db, rows, now)
 
 
 def orders(outbox: Outbox, *names: str, linger: float = 0.0) -> Orders:

@@ -16,7 +16,7 @@ from notbefore.dispatcher import Dispatcher, environment
 from notbefore.errors import ConfigError
 from notbefore.events.delivery import Delivery
 from notbefore.events.figures import Figures
-from notbefore.store import outbox as module
+from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
 from support.agent import eventually
@@ -113,7 +113,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
         row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, fades=False, record=b'{"a":1}')
         with outbox._transaction() as db:
-            module.put(db, [row], now)
+            outbox_intake.put(db, [row], now)
         poked: list[int] = []
         hand = Dispatcher(
             Orders(str(tmp_path / FILE_NAME), sinks),

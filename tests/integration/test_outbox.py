@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from notbefore.errors import StoreError
 from notbefore.events.delivery import Delivery, OutboxView, Settled
-from notbefore.store import outbox as module
-from notbefore.store.outbox import Outbox, OutboxReader
+from notbefore.store import outbox_intake
+from notbefore.store.outbox import Outbox
+from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.store import FILE_NAME, Store
 
 NUMBERS = itertools.count()
@@ -51,25 +52,25 @@ class Box:
 
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
         with self.outbox._transaction() as db:
-            module.put(db, deliveries, now)
+            outbox_intake.put(db, deliveries, now)
             for one in deliveries:  # the event is listed, as the agent would have it
                 db.execute("INSERT OR REPLACE INTO tracked VALUES (?, '{}')", (one.event_key,))
 
     def ended(self, event_key: str, now: float = 0.0) -> None:
         with self.outbox._transaction() as db:
-            module.event_ended(db, event_key, now)
+            outbox_intake.event_ended(db, event_key, now)
             db.execute("DELETE FROM tracked WHERE event_key = ?", (event_key,))
 
     def started(self, event_key: str, now: float = 0.0) -> None:
         with self.outbox._transaction() as db:
-            module.event_started(db, event_key, now)
+            outbox_intake.event_started(db, event_key, now)
 
     def lease(self, now: float = 1.0, *settled: Settled, until: float | None = None, **room: int) -> list[Delivery]:
         return self.outbox.exchange(settled, room or {"chat": 100, "hub": 100}, now, until or now + 60)
 
     def expire(self, now: float, max_rows: int = 10_000) -> None:
         with self.outbox._transaction() as db:
-            module.expire(db, now, max_rows)
+            outbox_intake.expire(db, now, max_rows)
 
     @property
     def view(self) -> OutboxView:

@@ -1,31 +1,23 @@
 """The outbox: what is to be delivered, on disk until the far side has it.
 
-The agent puts deliveries in, inside the transaction that records their change (``put``). The courier, a process of its
-own with a connection of its own (``Outbox``), takes what is due and says what came of it. Each row that leaves is
-counted in the same transaction, so that at any time accepted = delivered + expired + overflowed + dropped + rows.
+The agent puts deliveries in (``outbox_intake``) and shows what is there (``OutboxReader``). The courier, a process of
+its own with a connection of its own (``Outbox``), takes what is due and says what came of it.
 """
 
 import sqlite3
-import threading
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
+from notbefore.events.delivery import FALLBACK, Delivery, Settled
+from notbefore.events.totals import LATENCY_BOUNDS
+from notbefore.store.outbox_intake import MAX_ROWS, count, expire
+from notbefore.store.schema import connect
 
-from notbefore.errors import StoreError
-from notbefore.events.change import APPROVAL_KINDS
-from notbefore.events.delivery import FALLBACK, Delivery, OutboxView, Settled
-from notbefore.events.routing import SEVERITIES
-from notbefore.events.totals import LATENCY_BOUNDS, Histogram
-
-MAX_ROWS: Final = 10_000
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 HELD_SECONDS: Final = 400 * 86_400.0
-THREAD_SECONDS: Final = 30 * 86_400.0  # how long the first message of an event is remembered
-BUSY_SECONDS: Final = 5.0  # how long to wait for another's transaction
 
 _COLUMNS: Final = (
     "delivery_id, event_key, sink, kind, severity, created, due, expires, fades, record, attempts, state, error"
@@ -38,94 +30,6 @@ _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
       AND earlier.state = 'pending' AND earlier.kind <> 'reminder')"""
 
 
-# ---- what the agent does, inside its transaction
-
-
-def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> None:
-    """Take deliveries in; what was taken in before, by its id, is left as it is."""
-    for one in deliveries:
-        # what was delivered of this event before is no longer to be repeated, nor reminded of: this is newer
-        db.execute(
-            "DELETE FROM outbox WHERE sink = ? AND event_key = ? AND state = 'held'",
-            (one.sink, one.event_key),
-        )
-        if one.kind not in ("reminder", *APPROVAL_KINDS):
-            _withdraw(db, "sink = ? AND event_key = ? AND kind = 'reminder'", (one.sink, one.event_key), now)
-        row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
-        taken = db.execute(
-            "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
-            " expires, fades, record) VALUES (:delivery_id, :event_key, :sink, :kind, :severity, :urgency, :created,"
-            " :due, :expires, :fades, :record)",
-            row,
-        )
-        if taken.rowcount:
-            _count(db, one.sink, "accepted")
-
-
-def event_started(db: sqlite3.Connection, event_key: str, now: float) -> None:
-    """Nobody is to be reminded of it any more."""
-    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
-
-
-def event_ended(db: sqlite3.Connection, event_key: str, now: float) -> None:
-    """What only helps before the end expires; what was repeated while the event lasted is at rest."""
-    _withdraw(db, "event_key = ? AND fades", (event_key,), now)
-    db.execute("DELETE FROM outbox WHERE event_key = ? AND state = 'held'", (event_key,))
-
-
-def _withdraw(db: sqlite3.Connection, where: str, values: tuple[object, ...], now: float) -> None:
-    # it may be on its way this very moment: it expires here, and is removed by `expire` unless it is delivered first
-    db.execute(
-        f"UPDATE outbox SET expires = min(expires, ?) WHERE state = 'pending' AND {where}",  # noqa: S608 - ours
-        (now, *values),
-    )
-
-
-def expire(db: sqlite3.Connection, now: float, max_rows: int = MAX_ROWS) -> None:
-    """Remove and count what can help nobody any more, and then what the outbox has no room for."""
-    free = "leased_until <= ?"
-    gone = db.execute(
-        f"DELETE FROM outbox WHERE expires <= ? AND {free} AND state <> 'held' RETURNING sink",  # noqa: S608 - ours
-        (now, now),
-    ).fetchall()
-    for (sink,) in gone:
-        _count(db, sink, "expired")
-    db.execute("DELETE FROM outbox WHERE expires <= ? AND state = 'held'", (now,))
-    db.execute("DELETE FROM threads WHERE time < ?", (now - THREAD_SECONDS,))
-    excess = db.execute("SELECT count(*) FROM outbox").fetchone()[0] - max_rows
-    if excess > 0:
-        pushed = db.execute(
-            "DELETE FROM outbox WHERE seq IN (SELECT seq FROM outbox WHERE leased_until <= ?"
-            " ORDER BY state = 'held' DESC, urgency DESC, seq LIMIT ?) RETURNING sink, state",
-            (now, excess),
-        ).fetchall()
-        for sink, state in pushed:
-            if state != "held":
-                _count(db, sink, "overflowed")
-
-
-def _count(db: sqlite3.Connection, sink: str, result: str) -> None:
-    db.execute(
-        "INSERT INTO delivery_counts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (sink, result)
-    )
-
-
-def salvage(damaged: Path, db: sqlite3.Connection) -> int:
-    """Bring over what can be read of the outbox of a damaged file; returns how many deliveries. Never raises."""
-    saved = 0
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=rw", uri=True)) as old:
-        for table in ("delivery_counts", "delivery_latency", "threads", "outbox"):
-            with suppress(sqlite3.Error):  # each row is tried for itself, up to one that cannot be read
-                for row in old.execute(f"SELECT * FROM {table}"):  # noqa: S608 - one of ours
-                    marks = ", ".join("?" * len(row))
-                    saved += db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount  # noqa: S608 - ours
-                    saved -= table != "outbox"
-    return saved
-
-
-# ---- what the courier and the commands do, each with a connection of its own
-
-
 class Outbox:
     """A hold on the outbox of a state file beside the agent's; one thread at a time. Methods raise ``sqlite3.Error``.
 
@@ -134,7 +38,7 @@ class Outbox:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._db = _connect(path, "rw")
+        self._db = connect(path, "rw")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -234,7 +138,7 @@ class Outbox:
                 dropped += len(gone)
                 for sink, state in gone:
                     if state != "held":
-                        _count(db, sink, "dropped")
+                        count(db, sink, "dropped")
         return dropped
 
 
@@ -299,7 +203,7 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
         return
     sink, event_key, state, created = row
     if one.fallback:
-        _count(db, sink, FALLBACK)
+        count(db, sink, FALLBACK)
     if one.result == "delivered":
         _delivered(db, one, (sink, event_key, state, created))
         return
@@ -310,13 +214,13 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
         )
         return
     if one.result == "dead":
-        _count(db, sink, "dead")
+        count(db, sink, "dead")
         db.execute(
             "UPDATE outbox SET state = 'dead', leased_until = 0, error = ?, expires = ? WHERE delivery_id = ?",
             (one.error, one.time + DEAD_SECONDS, one.delivery_id),
         )
         return
-    _count(db, sink, "failed")
+    count(db, sink, "failed")
     db.execute(
         "UPDATE outbox SET leased_until = 0, due = ?, error = ? WHERE delivery_id = ?",
         (one.due, one.error, one.delivery_id),
@@ -328,7 +232,7 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
     if one.thread is not None:
         db.execute("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", (sink, event_key, one.thread, one.time))
     if state != "held":
-        _count(db, sink, "delivered")
+        count(db, sink, "delivered")
         latency = max(0.0, one.time - created)
         db.execute(
             "INSERT INTO delivery_latency VALUES (?, ?, 1, ?)"
@@ -362,91 +266,3 @@ def next_due(db: sqlite3.Connection) -> float | None:
     query = f"SELECT min(due) FROM outbox WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"  # noqa: S608 - ours
     due: float | None = db.execute(query).fetchone()[0]
     return due
-
-
-class OutboxReader:
-    """What the agent shows of the outbox: read without ever waiting for a writer, and only when it has changed.
-
-    Safe to call from several threads.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.RLock()
-        self._db: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
-        self._version: int | None = None
-        self._view = OutboxView()
-        self._due: float | None = None
-
-    def look(self) -> tuple[OutboxView, float | None]:
-        """What is in the outbox, and when the next of it is due; what was known last while it cannot be read."""
-        with self._lock:
-            try:
-                db = self._open()
-                version = db.execute("PRAGMA data_version").fetchone()[0]
-                if version != self._version:
-                    self._view, self._due, self._version = _view(db), next_due(db), version
-            except (sqlite3.Error, StoreError, OSError):
-                self.close()
-            return self._view, self._due
-
-    def _open(self) -> sqlite3.Connection:
-        found = self._path.stat()
-        if self._db is None or self._file != (
-            found.st_dev,
-            found.st_ino,
-        ):  # the file was set aside, and a new one begun
-            self.close()
-            self._db = _connect(self._path, "ro")
-            self._file = (found.st_dev, found.st_ino)
-        return self._db
-
-    def close(self) -> None:
-        """Let go of the file; the next look opens it again."""
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-            self._db = self._version = None
-
-
-def _view(db: sqlite3.Connection) -> OutboxView:
-    rows = db.execute("SELECT sink, state, count(*), min(created) FROM outbox GROUP BY sink, state").fetchall()
-    latency: dict[str, Histogram] = {}
-    for sink, bucket, count, total in db.execute("SELECT sink, bucket, count, sum FROM delivery_latency"):
-        histogram = latency.setdefault(sink, Histogram.empty(LATENCY_BOUNDS))
-        histogram.counts[bucket] += count
-        histogram.sum += total
-    counts = db.execute("SELECT sink, result, count FROM delivery_counts").fetchall()
-    return OutboxView(
-        rows={(sink, state): count for sink, state, count, _ in rows},
-        oldest={sink: created for sink, state, _, created in rows if state == "pending"},
-        counts={(sink, result): count for sink, result, count in counts},
-        latency=latency,
-    )
-
-
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a state file that the agent has made; raises ``StoreError`` where it is not there or of another version."""
-    try:
-        db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            timeout=BUSY_SECONDS,
-            check_same_thread=False,
-        )
-        if mode == "rw":
-            db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -256")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be opened ({error}): has `notbefore run` been started here?") from None
-    if version != SCHEMA_VERSION:
-        db.close()
-        raise StoreError(f"{path} is of schema {version}, this version knows {SCHEMA_VERSION}: start `notbefore run`")
-    return db
-
-
-SCHEMA: Final = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").split("-- version ")[1:]
-SCHEMA_VERSION: Final = len(SCHEMA)

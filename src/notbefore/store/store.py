@@ -25,8 +25,9 @@ from notbefore.events.delivery import Delivery
 from notbefore.events.lifecycle import OUTCOMES, Life, Tracked
 from notbefore.events.record import Vm
 from notbefore.events.totals import Totals
-from notbefore.store import outbox
+from notbefore.store import outbox_intake
 from notbefore.store.lock import DirectoryLock
+from notbefore.store.schema import SCHEMA
 
 FILE_NAME: Final = "notbefore.db"
 HISTORY_ROWS: Final = 10_000
@@ -154,7 +155,7 @@ class Store:
         self.degraded = None
 
     def _migrate(self, db: sqlite3.Connection) -> None:
-        sections = outbox.SCHEMA
+        sections = SCHEMA
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > len(sections):
             raise StoreError(
@@ -211,18 +212,18 @@ class Store:
     def _write_outbox(self, db: sqlite3.Connection, now: float) -> None:
         for told in self._unwritten:
             if told.change.kind in OUTCOMES:
-                outbox.event_ended(db, told.change.event.key, now)
+                outbox_intake.event_ended(db, told.change.event.key, now)
             elif told.change.kind == "started":
-                outbox.event_started(db, told.change.event.key, now)
-            outbox.put(db, told.deliveries, now)
+                outbox_intake.event_started(db, told.change.event.key, now)
+            outbox_intake.put(db, told.deliveries, now)
         if self._unwritten:
-            outbox.expire(db, now)
+            outbox_intake.expire(db, now)
 
     def _write_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         now = time.time()
         with self._transaction() as db:
-            outbox.put(db, deliveries, now)
-            outbox.expire(db, now)
+            outbox_intake.put(db, deliveries, now)
+            outbox_intake.expire(db, now)
 
     @staticmethod
     def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
@@ -312,7 +313,7 @@ class Store:
             return False
         self.damaged_files += 1
         log.error("the state was damaged (%s): it is set aside as %s, and begun anew", error, self.path.with_name(name))
-        saved = outbox.salvage(self.path.with_name(name), self._connection())
+        saved = outbox_intake.salvage(self.path.with_name(name), self._connection())
         log.error("deliveries saved from it: %d; what else waited to be delivered can only be looked for there", saved)
         return True
 
