@@ -12,13 +12,13 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
 
+from notbefore.config_file import convert, read
 from notbefore.delivery.secret import SOURCES, Secret
 from notbefore.delivery.settings import KINDS, Links, Otlp, SinkConfig
 from notbefore.delivery.sinks import check_installed, check_otlp_installed
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
-Part = TypeVar("Part")
 _TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
-MAX_FILE: Final = 1024 * 1024  # bytes
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 
 
@@ -137,7 +135,7 @@ def load(
     ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given". Who is not
     ``sending`` needs neither the sinks' libraries nor their secrets, and may have none.
     """
-    values, places = _read(path) if path is not None else ({}, {})
+    values, places = read(path) if path is not None else ({}, {})
     base = path.absolute().parent if path is not None else Path.cwd()
     # the file is read strictly on its own first: only there is 1 no text
     _convert(_prepared(values, base), places, strict=True)
@@ -171,7 +169,7 @@ def otlp_trouble(environment: Mapping[str, str]) -> str | None:
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
         fold(values, places, environment)
-        _check_otlp(_convert_part(values["otlp"], Otlp, "otlp", places, strict=False), places, environment)
+        _check_otlp(convert(values["otlp"], Otlp, places, strict=False, above="otlp"), places, environment)
     except ConfigError as error:
         return str(error)
     return None
@@ -181,7 +179,7 @@ def load_web_config(path: Path) -> "WebConfig":
     """Read ``server.web_config_file``; raises ``ConfigError``. What it names is found beside it."""
     from notbefore.exposition.web_config import WebConfig  # noqa: PLC0415 - most agents have no such file
 
-    values, places = _read(path)
+    values, places = read(path)
     tls = values.get("tls_server_config")
     if isinstance(tls, dict):
         found = {
@@ -190,7 +188,7 @@ def load_web_config(path: Path) -> "WebConfig":
             if key in _TLS_FILES and isinstance(value, str)
         }
         values["tls_server_config"] = {**tls, **found}
-    return _convert_part(values, WebConfig, "", places, strict=True)
+    return convert(values, WebConfig, places, strict=True)
 
 
 def access(server: Server) -> Access:
@@ -372,90 +370,5 @@ def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
 def _convert(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:
     if isinstance(values.get("sinks"), dict):
         for name, sink in values["sinks"].items():  # one by one: the errors of a mapping do not name its key
-            _convert_part(sink, SinkConfig, f"sinks.{name}", places, strict=strict)
-    return _convert_part(values, Config, "", places, strict=strict)
-
-
-def _convert_part(values: Any, kind: type[Part], above: str, places: dict[str, str], *, strict: bool) -> Part:
-    """``places`` says where each dotted path was given; "" is for the configuration as a whole."""
-    try:
-        return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `")
-        path = ".".join(filter(None, (above, where.rstrip("`").removeprefix("$").lstrip("."))))
-        unknown = re.search(r"unknown field `(\w+)`", message)
-        key = ".".join(filter(None, (path, unknown[1] if unknown else "")))
-        if message.startswith("Invalid enum value"):
-            message += f", expected one of {', '.join(map(str, _choices(key, Config if above else kind)))}"
-        place = _nearest(places, key)
-        raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
-
-
-def _nearest(places: dict[str, str], dotted: str) -> str:
-    """The place of a key, or of what it stands in."""
-    while dotted and dotted not in places:
-        dotted = dotted[: max(dotted.rfind("."), dotted.rfind("["), 0)]
-    return places.get(dotted, "the configuration")
-
-
-def _choices(dotted: str, root: type) -> tuple[Any, ...]:
-    """The values that a ``Literal`` of the configuration allows."""
-    kind: Any = root
-    for key in re.sub(r"\[\d+\]", "", dotted).split("."):
-        if get_origin(kind) is dict:
-            kind = get_args(kind)[1]
-            continue
-        kind = next(item.type for item in msgspec.structs.fields(kind) if item.encode_name == key)
-        if get_origin(kind) is not dict:  # what is in a list, or may be left out
-            kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
-        if get_origin(kind) is tuple:
-            kind = get_args(kind)[0]
-    # `Literal[...] | None`: the values of the one, without the other
-    return tuple(value for item in get_args(kind) if item is not NoneType for value in get_args(item) or (item,))
-
-
-def _decode(kind: type, value: object) -> object:
-    if kind is Duration:
-        return Duration(value)
-    if kind is Secret:
-        return Secret.read(value)
-    raise NotImplementedError(kind)  # a type of ours that nobody taught this function: a bug
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The file's values, and the place (``file:line``) of each dotted path in it."""
-    import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE + 1)
-        if len(text) > MAX_FILE:
-            raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
-        node = yaml.compose(text, Loader=loader)
-        values = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders above are safe ones
-        places = {"": str(path)}
-        _note_places(node, path, "", places)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    # the last four are what a tag such as `!!bool` on a text that is none ends in
-    except (yaml.YAMLError, RecursionError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
-    if values is None:
-        return {}, places
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {type(values).__name__}")
-    return values, places
-
-
-def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> None:
-    for key, value in node.value if node is not None and node.id == "mapping" else ():
-        place = f"{file}:{key.start_mark.line + 1}"
-        if key.tag != "tag:yaml.org,2002:str":
-            raise ConfigError(f"{place}: expected text as the name of a section or key, got {key.value!r}")
-        dotted = f"{above}.{key.value}".lstrip(".")
-        places[dotted] = place
-        _note_places(value, file, dotted, places)
-        for number, item in enumerate(value.value if value.id == "sequence" else ()):
-            places[f"{dotted}[{number}]"] = f"{file}:{item.start_mark.line + 1}"
-            _note_places(item, file, f"{dotted}[{number}]", places)
+            convert(sink, SinkConfig, places, strict=strict, above=f"sinks.{name}")
+    return convert(values, Config, places, strict=strict)
