@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.events.figures import Figures
 from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.samples import View, samples
+from notbefore.events.samples import Family, View, samples
 from notbefore.events.totals import Totals
 from notbefore.exposition.prometheus import Exposition
 from support.azure import PEER, at, document, item, now
@@ -87,3 +89,28 @@ def test_times_are_unix_seconds() -> None:
     body = Exposition(lambda: samples(View(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
     value = next(line for line in body.splitlines() if line.startswith("azure_scheduled_events_next_not_before"))
     assert datetime.fromtimestamp(float(value.split()[-1]), UTC) == at(900)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["observe", "count", "wait", "end"]), st.sampled_from(["", OPENMETRICS]))))
+def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str]]) -> None:
+    totals, figures, moment, listed = Totals(), Figures(), 0, True
+    step = diff(Tracked(), document(item()), now(0))
+
+    def read() -> list[Family]:
+        return list(samples(View(step.tracked if listed else Tracked(), totals, figures, at(moment))))
+
+    def lines(exposition: Exposition, accept: str) -> list[str]:
+        body, _ = exposition.render(accept)
+        return [line for line in body.decode().splitlines() if "process_" not in line]
+
+    lasting = Exposition(read)
+    for number, (what, accept) in enumerate(steps):
+        if what == "observe":  # in place, as the agent does
+            totals.add(step.changes[0])
+        elif what == "count":
+            figures.flaws["duration"] = figures.flaws.get("duration", 0) + 1
+        elif what == "wait":
+            moment += number
+        else:
+            listed = not listed
+        assert lines(lasting, accept) == lines(Exposition(read), accept)

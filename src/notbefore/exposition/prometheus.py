@@ -1,10 +1,11 @@
 """Samples -> the text formats of Prometheus, computed at the moment of the scrape."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import Metric as PrometheusMetric
+from prometheus_client import ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -14,10 +15,13 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from notbefore.events.samples import Family
-from notbefore.events.totals import Histogram
+from notbefore.events.samples import Family, Metric
+from notbefore.events.totals import Histogram, Labels
 
 PrometheusFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | UnknownMetricFamily
+Samples = dict[Labels, float | Histogram]
+Encoder = Callable[[Collector], bytes]
+END: Final = b"# EOF\n"  # of a body in OpenMetrics
 _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -26,29 +30,62 @@ _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMe
 
 
 class Exposition:
-    """Renders the families that ``read`` gives at each scrape, and those of the process (CPU, memory, files)."""
+    """Renders the families that ``read`` gives at each scrape, and those of the process (CPU, memory, files).
+
+    Most of them are as they were at the last scrape, and their text is kept: making it is what a scrape takes longest
+    for. May be called from several threads.
+    """
 
     def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_SamplesCollector(read))
-        ProcessCollector(registry=self._registry)
+        self._read = read
+        self._process = ProcessCollector(registry=None)
+        self._kept = _Kept("")
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics if the ``Accept`` header asks for it, else text 0.0.4."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        kept = self._kept
+        if kept.content_type != content_type:  # only the last one asked for: a client may ask for any version
+            self._kept = kept = _Kept(content_type)
+        texts = [kept.text(encode, family) for family in self._read()]
+        # the only one with an end: OpenMetrics marks it
+        texts.append(encode(_Collected(self._process.collect())))
+        return b"".join(texts), content_type
 
 
-class _SamplesCollector(Collector):
-    def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
-        self._read = read
+class _Kept:
+    """The texts of the last scrape in one format, by the metric."""
 
-    def describe(self) -> Iterable[PrometheusFamily]:
-        return ()  # without it the registry would collect once at registration, before there is anything
+    def __init__(self, content_type: str) -> None:
+        self.content_type = content_type
+        self._texts: dict[Metric, tuple[Samples, bytes]] = {}
 
-    def collect(self) -> Iterator[PrometheusFamily]:
-        for family in self._read():
-            yield convert(family)
+    def text(self, encode: Encoder, family: Family) -> bytes:
+        """The family in that format, without a mark of the end."""
+        samples = _copy(family.samples)  # the agent counts on, and is not to change what was rendered
+        known = self._texts.get(family.metric)
+        if known is not None and known[0] == samples:
+            return known[1]
+        text = encode(_Collected([convert(Family(family.metric, samples))])).removesuffix(END)
+        self._texts[family.metric] = samples, text
+        return text
+
+
+class _Collected(Collector):
+    """What an encoder takes: something to collect from."""
+
+    def __init__(self, families: Iterable[PrometheusMetric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[PrometheusMetric]:
+        return self._families
+
+
+def _copy(samples: Samples) -> Samples:
+    return {
+        labels: Histogram(value.bounds, list(value.counts), value.sum) if isinstance(value, Histogram) else value
+        for labels, value in samples.items()
+    }
 
 
 def convert(family: Family) -> PrometheusFamily:
