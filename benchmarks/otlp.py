@@ -30,7 +30,7 @@ from notbefore.events.samples import View, samples
 from notbefore.events.totals import Totals
 from notbefore.show import ask
 from notbefore.simulator.server import Simulator
-from notbefore.telemetry import MAX_LINES, Lines, _Common, _Made, _Road
+from notbefore.telemetry import MAX_LINES, Lines, _Far, _Made, _Road
 
 PORT = 11171
 
@@ -128,8 +128,8 @@ def cost(url: str) -> None:
     print(f"an export with 10 pending events: {(time.thread_time() - begun) / rounds * 1e3:.1f} ms CPU")
 
 
-def common(url: str) -> _Common:
-    return _Common(Connection(endpoint=url, timeout=Duration("1s")), Figures(), Redactor())
+def common(url: str) -> _Far:
+    return _Far(Connection(endpoint=url, timeout=Duration("1s")), Figures(), Redactor())
 
 
 def down(url: str, exports: int) -> None:

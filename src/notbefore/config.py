@@ -123,8 +123,7 @@ class Config(_Section, frozen=True):
     @property
     def hidden(self) -> tuple[str, ...]:
         """The variables of the environment that hold a secret of the section ``otlp``."""
-        headers = self.otlp.headers.values() if self.otlp is not None else ()
-        return tuple(secret.variable for secret in headers if secret.variable)
+        return tuple(secret.variable for secret in _otlp_headers(self.otlp).values() if secret.variable)
 
 
 def load(
@@ -203,11 +202,17 @@ def plain_secrets(config: Config) -> list[str]:
         for name, sink in config.sinks.items()
         for key, secret in sink.secrets.items()
         if secret.source == "inline"
-    ] + [f"otlp.headers.{name}" for name, secret in _otlp_headers(config).items() if secret.source == "inline"]
+    ] + [path for path, secret in _otlp_headers(config.otlp).items() if secret.source == "inline"]
 
 
-def _otlp_headers(config: Config) -> dict[str, Secret]:
-    return config.otlp.headers if config.otlp is not None else {}
+def _otlp_headers(otlp: Otlp | None) -> dict[str, Secret]:
+    """The headers of the section, by their paths; those of the agent's log as far as they are others."""
+    if otlp is None:
+        return {}
+    logs = otlp.logs.headers if otlp.logs is not None else {}
+    return {f"otlp.headers.{name}": secret for name, secret in otlp.headers.items()} | {
+        f"otlp.logs.headers.{name}": secret for name, secret in logs.items() if secret != otlp.headers.get(name)
+    }
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
@@ -254,6 +259,8 @@ def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
         values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
     if isinstance(values.get("otlp"), dict):
         values["otlp"] = _prepared_keys((), values["otlp"], base)
+        if isinstance(values["otlp"].get("logs"), dict):
+            values["otlp"]["logs"] = _prepared_keys((), values["otlp"]["logs"], base)
     if isinstance(values.get("routes"), list):
         values["routes"] = [_prepared_route(route) for route in values["routes"]]
     approval = values.get("approval")
@@ -344,8 +351,9 @@ def _check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[
     try:
         where = "otlp"
         check_otlp_installed(otlp.protocol)
-        for name, secret in otlp.headers.items():
-            where = f"otlp.headers.{name}"
+        if otlp.logs is not None:
+            check_otlp_installed(otlp.logs.protocol)
+        for where, secret in _otlp_headers(otlp).items():  # noqa: B007 - the place of an error
             secret.reveal(environment)
     except ConfigError as error:
         place = places.get(where) or places.get("otlp.endpoint") or places.get("", "the configuration")

@@ -28,18 +28,26 @@ def fold(values: dict[str, Any], places: dict[str, str], environment: Mapping[st
         values["otlp"] = {}
     own = values.get("otlp")
     if isinstance(own, dict):
-        values["otlp"] = _completed(own, metrics(environment), "otlp", places)
+        section = values["otlp"] = _completed(own, metrics(environment), "otlp", places)
+        if own.get("agent_log", "none") != "none":  # what is meant for the metrics is not for it
+            section["logs"] = _for_logs(own.get("logs") or {}, own, environment, "otlp.logs", places)
+            if isinstance(section["logs"], dict) and "metrics_endpoint" in section:
+                section["logs"].setdefault("metrics_endpoint", section["metrics_endpoint"])
     sinks = values.get("sinks")
     sinks = sinks if isinstance(sinks, dict) else {}
     for name, sink in sinks.items():
         if not isinstance(sink, dict) or "otlp_logs" not in sink:
             continue
-        settings = sink["otlp_logs"]
-        if isinstance(settings, dict) and not any(key in settings for key in ENDPOINTS):
-            taken = {key: value for key, value in own.items() if key in SHARED} if isinstance(own, dict) else {}
-            path = f"sinks.{name}.otlp_logs"
-            settings = _completed({**taken, **settings}, Variables(environment, "LOGS"), path, places)
-            sinks[name] = {**sink, "otlp_logs": settings}
+        path = f"sinks.{name}.otlp_logs"
+        sinks[name] = {**sink, "otlp_logs": _for_logs(sink["otlp_logs"], own, environment, path, places)}
+
+
+def _for_logs(settings: Any, own: Any, environment: Mapping[str, str], path: str, places: dict[str, str]) -> Any:
+    """The way of log records: its own, or that of the section ``otlp`` and of the variables for logs."""
+    if not isinstance(settings, dict) or any(key in settings for key in ENDPOINTS):
+        return settings
+    taken = {key: value for key, value in own.items() if key in SHARED} if isinstance(own, dict) else {}
+    return _completed({**taken, **settings}, Variables(environment, "LOGS"), path, places)
 
 
 def asked(environment: Mapping[str, str]) -> bool:

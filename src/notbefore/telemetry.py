@@ -85,15 +85,19 @@ class _Exporter:
         self._over = False
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         redact = Redactor()
-        learn(config.headers, redact)
+        self._logs_way = logs = config.logs or Connection.of(config)
+        for headers in (config.headers, logs.headers):
+            learn(headers, redact)
         self._roads: list[_Road] = []
         self._lines: Lines | None = None
-        common = _Common(Connection.of(config), figures, redact)
         if config.metrics:
-            self._roads.append(_Road("metrics", self._metrics, config.interval.seconds, common))
+            self._roads.append(
+                _Road("metrics", self._metrics, config.interval.seconds, _Far(Connection.of(config), figures, redact))
+            )
         if config.agent_log != "none":
             self._lines = Lines(config.agent_log, self._thread, redact)
-            self._roads.append(_Road("logs", self._logs, min(GATHER, config.interval.seconds), common))
+            pause = min(GATHER, config.interval.seconds)
+            self._roads.append(_Road("logs", self._logs, pause, _Far(logs, figures, redact)))
 
     def start(self) -> None:
         """Begin."""
@@ -134,7 +138,7 @@ class _Exporter:
         from notbefore.exposition.otlp import metrics_request  # noqa: PLC0415 - megabytes, only where it is configured
 
         moment = self._read()
-        resource = self._resource(moment)
+        resource = self._resource(moment, self._config.resource)
         return _Made(metrics_request(moment.families, resource, moment.version, datetime.now(UTC)))
 
     def _logs(self) -> "_Made | None":
@@ -144,10 +148,10 @@ class _Exporter:
         if kept is None or not (lines := kept.waiting()):
             return None
         records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines]
-        resource = self._resource(self._read())
+        resource = self._resource(self._read(), self._logs_way.resource)
         return _Made(logs_request([(resource, records)]), kept.sent, kept.refused)
 
-    def _resource(self, moment: Moment) -> dict[str, str]:
+    def _resource(self, moment: Moment, own: dict[str, str]) -> dict[str, str]:
         vm = moment.vm
         known = identity(vm).items() if vm is not None else ()
         return {
@@ -156,7 +160,7 @@ class _Exporter:
             "service.instance.id": (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname(),
             "service.version": moment.version,
             **{name: str(value) for name, value in known if value is not None},
-            **self._config.resource,
+            **own,
         }
 
 
@@ -168,8 +172,8 @@ class _Made(Struct, frozen=True):
     refused: Callable[[], None] = lambda: None
 
 
-class _Common(Struct, frozen=True):
-    """What both signals share."""
+class _Far(Struct, frozen=True):
+    """Where a signal goes; what is counted of it, and not told."""
 
     connection: Connection
     figures: Figures
@@ -186,14 +190,14 @@ def learn(headers: Headers, redact: Redactor) -> None:
 class _Road:
     """One signal: when it is due, and what came of it. ``make`` gives what is to be sent now, if there is anything."""
 
-    def __init__(self, signal: Signal, make: Callable[[], _Made | None], pause: float, common: _Common) -> None:
+    def __init__(self, signal: Signal, make: Callable[[], _Made | None], pause: float, far: _Far) -> None:
         self.due = time.monotonic() + FIRST
         self._signal: Signal = signal
         self._make = make
         self._pause = pause
-        self._connection = common.connection
-        self._figures = common.figures
-        self._redact = common.redact
+        self._connection = far.connection
+        self._figures = far.figures
+        self._redact = far.redact
         self._sender: Any = None  # delivery.otlp.Sender; made at the first attempt
         self._sent = 0.0  # monotonic seconds of the last attempt
         self._failures = 0

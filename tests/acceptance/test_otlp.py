@@ -165,6 +165,21 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
             assert metrics_of(receiver.metrics[-1]) == last
 
 
+def test_what_is_for_the_far_side_of_the_metrics_does_not_go_to_that_of_the_log(
+    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Receiver() as metrics, Receiver() as logs:
+        for signal, receiver in (("METRICS", metrics), ("LOGS", logs)):
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", f"{receiver.url}/v1/{signal.lower()}")
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal}_HEADERS", f"api-key=for-{signal.lower()}")
+        config = tmp_path / "notbefore.yaml"
+        config.write_text("otlp: {agent_log: info}", encoding="utf-8")
+        with RunningAgent(imds.endpoint, tmp_path / "state", str(config)):
+            eventually(lambda: metrics.metrics and logs.logs)
+        assert {request.headers["api-key"] for request in metrics.requests} == {"for-metrics"}
+        assert {request.headers["api-key"] for request in logs.requests} == {"for-logs"}
+
+
 def test_the_standard_variables_are_enough_and_a_wrong_one_is_named(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

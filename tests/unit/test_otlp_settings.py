@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from notbefore.config import Config, dump, load, warnings
+from notbefore.delivery.otlp import Sender
 from notbefore.delivery.settings import Connection, Otlp, OtlpLogs
 from notbefore.errors import ConfigError
 
@@ -113,6 +114,47 @@ def test_a_sink_goes_where_the_section_goes_or_its_own_way_without_its_headers(p
     assert not sink(config).terms.expire_on_end
 
 
+def test_the_agents_log_goes_where_the_variables_for_logs_say_and_what_is_for_metrics_does_not(place: Path) -> None:
+    variables = {
+        "OTEL_EXPORTER_OTLP_HEADERS": "tenant=t",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "https://m/in",
+        "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "api-key=for-metrics",
+        "OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE": "/m.pem",
+    }
+    only = otlp(read(place, "otlp: {agent_log: info}", **variables)).logs
+    assert only is not None
+    assert (set(only.headers), only.cert_file, only.logs_endpoint) == ({"tenant"}, None, None)
+    with pytest.raises(ConfigError, match="only the other one is given"):  # nobody named a far side for it
+        Sender(only, "logs")
+    variables |= {
+        "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "https://l/in",
+        "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "api-key=for-logs",
+        "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "3000",
+    }
+    config = read(place, "otlp: {agent_log: info, resource: {team: b}}", **variables)
+    logs = otlp(config).logs
+    assert logs is not None
+    assert {name: secret.reveal(variables) for name, secret in logs.headers.items()} == {"api-key": "for-logs"}
+    assert (logs.logs_endpoint, str(logs.timeout), logs.resource) == ("https://l/in", "3000ms", {"team": "b"})
+    assert otlp(config).headers["api-key"].reveal(variables) == "for-metrics"
+    assert config.hidden == ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_OTLP_LOGS_HEADERS")
+    assert otlp(read(place, "otlp: {}", **variables)).logs is None
+
+
+def test_the_agents_log_may_have_a_way_of_its_own_in_the_file(place: Path) -> None:
+    text = FILE.replace("interval: 30s", "agent_log: info\n  logs: %s")
+    own = otlp(read(place, text % "{endpoint: 'http://l', headers: {k: {file: key}}}", **ALL)).logs
+    assert own is not None
+    assert (own.endpoint, own.headers["k"].reveal(), len(own.headers)) == ("http://l", "from-file", 1)
+    config = read(place, text % "{headers: {k: plain}}")
+    logs = otlp(config).logs
+    assert logs is not None
+    assert (logs.endpoint, set(logs.headers)) == ("http://file:4318", {"k"})
+    assert read(place, dump(read(place, text % "{timeout: 1s}"))) == read(place, text % "{timeout: 1s}")
+    (warning,) = warnings(config, place / "notbefore.yaml")
+    assert "(otlp.logs.headers.k)" in warning
+
+
 def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
     config = read(place, FILE.replace("{file: key}", "plain-secret"), OTEL_EXPORTER_OTLP_HEADERS="tenant=hidden")
     text = dump(config)
@@ -140,6 +182,9 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {headers: {A-Bin: c}, protocol: grpc}", {}, "over gRPC no header that ends in -bin can be sent"),
         ("otlp: {headers: {a: {env: NONE}}}", {}, "otlp.headers.a: the environment variable NONE is not set"),
         ("otlp: {protocol: http/json}", {}, "otlp.protocol: Invalid enum value 'http/json', expected one of"),
+        ("otlp: {agent_log: info, logs: {headers: {a: {env: NONE}}}}", {}, "otlp.logs.headers.a: the environment"),
+        ("otlp: {agent_log: info, logs: {interval: 5s}}", {}, "otlp.logs.interval: Object contains unknown field"),
+        ("otlp: {agent_log: info, logs: x}", {}, "otlp.logs: Expected `object | null`, got `str`"),
         ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
         ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a stream of records"),
         ("otlp: {}", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),

@@ -211,7 +211,7 @@ class Command(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("command: expected a list that begins with the absolute path of an executable")
 
 
-class Connection(Struct, frozen=True, kw_only=True):
+class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where OTLP goes and how; the fields stand in ``Otlp`` and ``OtlpLogs`` as well, under the same names."""
 
     endpoint: str | None = None  # of all signals: /v1/metrics and /v1/logs are added
@@ -231,8 +231,7 @@ class Connection(Struct, frozen=True, kw_only=True):
         """What a struct with these fields says of them."""
         return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__ if hasattr(settings, name)})
 
-    def check(self) -> None:
-        """Raise ``ValueError`` where it cannot be."""
+    def __post_init__(self) -> None:
         for name in ("endpoint", "metrics_endpoint", "logs_endpoint"):
             url = getattr(self, name)
             if url is not None:
@@ -264,9 +263,10 @@ class Otlp(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     interval: Duration = Duration("60s")
     metrics: bool = True
     agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it goes along
+    logs: Connection | None = None  # of `agent_log`, where it goes another way than the metrics
 
     def __post_init__(self) -> None:
-        Connection.of(self).check()
+        Connection.of(self)
         if not 1 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
             raise ValueError("interval: expected 1s to 1h")
 
@@ -290,7 +290,7 @@ class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Connection.of(self).check()
+        Connection.of(self)
         if self.title is not None or self.body is not None:
             raise ValueError("title and body are not for a stream of records")
 
