@@ -14,7 +14,7 @@ import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.otlp import Sender, log_record, logs_request, partial_of
+from notbefore.delivery.otlp import MAX_ANSWER, Partial, Sender, log_record, logs_request, partial_of
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import Connection, Links, Otlp, OtlpLogs
@@ -265,9 +265,57 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
     assert "this API is old" in caplog.text
 
 
-def test_an_answer_that_is_none_of_otlp_rejects_nothing() -> None:
-    assert partial_of("logs", b"<html>ok").rejected == 0
-    assert partial_of("metrics", b"").rejected == 0
+@pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"ok", b"success\n", b'{"partialSuccess": {}}'])
+def test_what_far_sides_say_that_took_all_of_it_rejects_nothing(body: bytes) -> None:
+    assert partial_of("logs", body) == partial_of("metrics", body) == Partial()
+
+
+def test_a_rejection_may_be_json() -> None:
+    body = b'{"partialSuccess": {"rejectedLogRecords": "1", "errorMessage": "too old"}}'
+    with Receiver() as receiver:
+        receiver.default = Say(200, (("Content-Type", "application/json"),), body)
+        (error,) = sent(receiver.url, message())
+    assert isinstance(error, SendError)
+    assert (error.permanent, str(error)) == (True, "rejected: too old")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>\nSign  in</html>",
+        b'{"error": "who?"}',
+        b"{" * 100_000,
+        b"{\xff",
+        b"no",
+        rejecting(1, "x" * 99).body[:-9],
+    ],
+)
+def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
+    with Receiver() as receiver:
+        receiver.default = Say(200, (("Content-Type", "text/html"),), body)
+        (error,) = sent(receiver.url, message())
+        with pytest.raises(SendError, match="does the address lead to an OTLP receiver"):
+            Sender(to(receiver.url), "metrics").send(metrics_request([], {}, "1", at(0)))
+    assert isinstance(error, SendError)
+    assert not error.permanent
+    assert len(str(error)) < MAX_TEXT
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_rejection_is_read_however_long_its_reason_and_what_is_cut_off_takes_nothing(protocol: str) -> None:
+    with Receiver() as web, GrpcReceiver() as grpc_receiver:
+        url = grpc_receiver.url if protocol == "grpc" else web.url
+        errors = []
+        for length in (10, 100_000, MAX_ANSWER):
+            web.default = rejecting(1, "x" * length)
+            grpc_receiver.body = web.default.body
+            (error,) = sent(url, message(), protocol=protocol)
+            assert isinstance(error, SendError)
+            errors.append(error)
+    assert [error.permanent for error in errors] == [True, True, False]
+    assert str(errors[0]) == "rejected: xxxxxxxxxx"
+    assert len(str(errors[1])) < MAX_TEXT
+    assert "1048576" in str(errors[2])
 
 
 def test_a_sink_can_be_asked_whether_it_would_take_a_record() -> None:

@@ -66,11 +66,15 @@ def decoded(request: Request) -> Any:
 
 
 class GrpcReceiver:
-    """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with."""
+    """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with.
+
+    ``body`` is the answer otherwise.
+    """
 
     def __init__(self, authority: trustme.CA | None = None) -> None:
         self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
         self.abort: grpc.StatusCode | None = None
+        self.body = b""
         self._server = grpc.server(ThreadPoolExecutor(2))
         self._server.add_generic_rpc_handlers((_Handler(self),))
         if authority is None:
@@ -104,7 +108,7 @@ class _Handler(grpc.GenericRpcHandler):
             self._receiver.requests.append((path, body, metadata))
             if self._receiver.abort is not None:
                 context.abort(self._receiver.abort, "as the test wants it")
-            return b""
+            return self._receiver.body
 
         return grpc.unary_unary_rpc_method_handler(answer)
 

@@ -55,7 +55,10 @@ class PrivateAddressError(Exception):
 
 
 class Http:
-    """Connections that are kept for the next message. ``guarded``: to public addresses alone."""
+    """Connections that are kept for the next message. ``guarded``: to public addresses alone.
+
+    ``most``: bytes of an answer that are read.
+    """
 
     def __init__(
         self,
@@ -64,8 +67,10 @@ class Http:
         ca_file: str | None = None,
         cert: tuple[str, str | None] | None = None,
         guarded: bool = False,
+        most: int = MAX_ANSWER,
     ) -> None:
         self._timeout = timeout
+        self._most = most
         self._guarded = guarded
         self._session = requests.Session()
         self._session.auth = lambda request: request  # else requests takes passwords from a .netrc
@@ -92,7 +97,7 @@ class Http:
                 stream=True,
                 verify=self._ca_file,  # None: what the environment says, or the bundle of certifi
             ) as response:
-                content = _bounded(response, deadline)
+                content = _bounded(response, deadline, self._most)
                 return Answer(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
         except PrivateAddressError as error:
             raise SendError(str(error), permanent=True) from None
@@ -105,12 +110,12 @@ class Http:
         self._session.close()
 
 
-def _bounded(response: requests.Response, deadline: float) -> bytes:
+def _bounded(response: requests.Response, deadline: float, most: int) -> bytes:
     content = bytearray()
     while chunk := response.raw.read1(4096, decode_content=True):  # what is there, however little it is
         content += chunk
-        if len(content) > MAX_ANSWER:
-            return bytes(content[:MAX_ANSWER])  # the status counts; nobody needs the rest
+        if len(content) > most:
+            return bytes(content[:most])  # the status counts; nobody needs the rest
         if time.monotonic() > deadline:
             raise SendError("the answer did not end in time")
     return bytes(content)

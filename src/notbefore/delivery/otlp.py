@@ -32,6 +32,8 @@ RESPONSES: Final[dict[Signal, type[Message]]] = {
 SERVICES: Final[dict[Signal, str]] = {"metrics": "Metrics", "logs": "Logs"}
 CONTENT_STATUSES: Final = (400, 413, 422)  # what these refuse is what was sent, and not who sends it
 MAX_CAUSE: Final = 200  # characters
+MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
+PLAIN: Final = (b"", b"ok", b"success")  # what some far sides say that speak no protobuf
 
 log = logging.getLogger("notbefore.otlp")
 
@@ -75,15 +77,32 @@ class Sender:
 
 
 def partial_of(signal: Signal, body: bytes) -> Partial:
-    """What the body of a success says; one that is no answer of OTLP (empty, text) rejects nothing."""
+    """What the body of a success says; raises ``SendError`` for one that is no answer of OTLP: a page, say.
+
+    JSON is known by its brace, which no protobuf begins with: not every far side names it.
+    """
     answer: Any = RESPONSES[signal]()
+    text = body.strip()
     try:
-        answer.ParseFromString(body)
-    except DecodeError:
-        return Partial()
+        if text.startswith(b"{"):
+            _read_json(text, answer)
+        elif text.lower() not in PLAIN:
+            answer.ParseFromString(body)
+    except (DecodeError, ValueError):
+        said = " ".join(text.decode(errors="replace").split())[:MAX_CAUSE]
+        raise SendError(f"no answer of OTLP came, but: {said}: does the address lead to an OTLP receiver?") from None
     partial = answer.partial_success
     rejected = partial.rejected_data_points if signal == "metrics" else partial.rejected_log_records
     return Partial(max(0, rejected), " ".join(partial.error_message.split())[:MAX_CAUSE])
+
+
+def _read_json(text: bytes, answer: Message) -> None:
+    from google.protobuf import json_format  # noqa: PLC0415 - few far sides answer protobuf with it
+
+    try:
+        json_format.Parse(text.decode(), answer)
+    except json_format.ParseError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Web:
@@ -97,7 +116,7 @@ class _Web:
         if connection.compression == "gzip":
             self._headers["Content-Encoding"] = "gzip"
         cert = (connection.cert_file, connection.key_file) if connection.cert_file else None
-        self._http = Http(connection.timeout.seconds, ca_file=connection.ca_file, cert=cert)
+        self._http = Http(connection.timeout.seconds, ca_file=connection.ca_file, cert=cert, most=MAX_ANSWER)
 
     def export(self, request: bytes, timeout: float) -> bytes:
         headers = {name: value.reveal() for name, value in self._connection.headers.items()}  # a file may have changed
@@ -109,6 +128,8 @@ class _Web:
             answer.check()
         except SendError as error:
             raise SendError(_cause(answer), permanent=error.permanent, retry_after=error.retry_after) from None
+        if len(answer.body) >= MAX_ANSWER:  # the count of what was rejected may be in the rest
+            raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
         return answer.body
 
     def close(self) -> None:
@@ -145,7 +166,7 @@ class _Grpc:
         url = urlsplit(own or base or "http://localhost:4317")
         target = url.netloc if url.port else f"{url.netloc}:{443 if url.scheme == 'https' else 4317}"
         compression = grpc.Compression.Gzip if connection.compression == "gzip" else grpc.Compression.NoCompression
-        options = [("grpc.max_receive_message_length", 64 * 1024), ("grpc.primary_user_agent", "notbefore")]
+        options = [("grpc.max_receive_message_length", MAX_ANSWER), ("grpc.primary_user_agent", "notbefore")]
         self._channel = (
             grpc.secure_channel(target, self._credentials(), options, compression)
             if url.scheme == "https"
