@@ -316,7 +316,7 @@ class Lines(logging.Handler):
     def waiting(self) -> list[Line]:
         """What is to be sent, the same again until it was sent; with a line that says how many were lost before."""
         with self._mutex:
-            if not self._under_way:
+            if not self._under_way and self._lines:
                 self._under_way, lost, self._lost = list(self._lines), self._lost, 0
                 self._lines.clear()
                 if lost:

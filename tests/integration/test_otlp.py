@@ -3,6 +3,7 @@
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ from notbefore.events.samples import View, samples
 from notbefore.events.totals import Totals
 from notbefore.exposition.otlp import metrics_request
 from notbefore.exposition.prometheus import Exposition
-from notbefore.telemetry import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry
+from notbefore.telemetry import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry, _Far, _Made, _Road
 from peers.otlp import (
     Collector,
     GrpcReceiver,
@@ -160,6 +161,41 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         f"OTLP metrics: the export failed ({key} cannot be read: No such file or directory): trying again",
         "OTLP metrics: the far side takes them again",
     ]
+
+
+def road_to(connection: Connection, figures: Figures) -> _Road:
+    """The metrics' way, due at once."""
+    road = _Road(
+        "metrics", lambda: _Made(metrics_request([], {}, "1.0", at(5))), 1.0, _Far(connection, figures, Redactor())
+    )
+    road.due = 0.0
+    return road
+
+
+def test_what_the_far_side_asks_for_is_waited_and_a_last_export_left_out() -> None:
+    with Receiver() as receiver:
+        receiver.default = Say(503, (("Retry-After", "120"),))
+        road = road_to(to(receiver.url), Figures())
+        road.send_if_due()
+        assert road.due - time.monotonic() > 60
+        road.hurry()
+        road.send_if_due()
+        road.finish()
+        assert len(receiver.requests) == 1
+
+
+def test_certificates_are_read_anew_after_a_failure(authority: trustme.CA, tmp_path: Path) -> None:
+    figures, paths = Figures(), certificates(authority, tmp_path)
+    trustme.CA().cert_pem.write_to_path(paths["ca_file"])
+    with GrpcReceiver(authority) as receiver:
+        road = road_to(to(receiver.url, protocol="grpc", **paths), figures)
+        road.send_if_due()
+        assert figures.otlp_exports["metrics", "failure"] == 1
+        authority.cert_pem.write_to_path(paths["ca_file"])
+        road.due = 0.0
+        road.send_if_due()
+        road.finish()
+        assert figures.otlp_exports["metrics", "success"] == 2
 
 
 # ---- records
@@ -414,6 +450,39 @@ def test_the_log_waits_bounded_and_says_what_was_lost(lines: Lines) -> None:
     assert lines.waiting() == waiting  # until somebody has taken them
     lines.sent()
     assert [(line.severity, line.body) for line in lines.waiting()] == [("error", "later")]
+
+
+def test_lines_that_were_refused_are_said_with_the_next_one(lines: Lines) -> None:
+    logger = logging.getLogger("notbefore.test")
+    for number in range(2):
+        logger.warning("line %d", number)
+    lines.waiting()
+    lines.refused()
+    assert lines.waiting() == []
+    logger.warning("later")
+    left_out, later = lines.waiting()
+    assert (left_out.body[:31], later.body) == ("2 lines of the log before these", "later")
+    assert left_out.time == later.time
+
+
+def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures, logger = Figures(), logging.getLogger("notbefore.test")
+    for pause in ("FIRST", "RETRY"):
+        monkeypatch.setattr(f"notbefore.telemetry.{pause}", 0.1)
+    with Receiver() as receiver:
+        receiver.default = Say(400)
+        telemetry = Telemetry(lambda: Moment([], None, "1.0"), figures)
+        telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), metrics=False, agent_log="warning"), 1.0)
+        logger.warning("refused")
+        eventually(lambda: figures.otlp_exports["logs", "failure"])
+        receiver.default = Say(200)
+        told = len(receiver.requests)
+        logger.warning("taken")
+        eventually(lambda: len(receiver.requests) > told)
+        telemetry.use(None, 5.0)
+        bodies = [record.body.string_value for record in receiver.records]
+    assert bodies == ["refused", "1 lines of the log before these were left out: nobody took them", "taken"]
+    assert figures.otlp_exports["logs", "failure"] == 1
 
 
 def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: Lines) -> None:
