@@ -517,3 +517,13 @@ def test_an_answer_through_a_proxy_ends_as_well(monkeypatch: pytest.MonkeyPatch)
         http.close()
         assert time.monotonic() - begun < 20  # it would drip for as long as it is listened to
         assert peer.requests
+
+
+def test_a_far_side_that_hangs_is_not_said_to_have_hung_up() -> None:
+    with HttpPeer() as peer:
+        http = Http(0.1)
+        for how, said in [("hang", "TimeoutError")] * 10 + [("cut", "RemoteDisconnected")]:
+            peer.default = Say(how=how)
+            with pytest.raises(SendError, match=said):
+                http.post(peer.url, b"{}", {})
+        http.close()

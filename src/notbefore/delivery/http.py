@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
@@ -165,12 +166,16 @@ class _Timed:
         timer = threading.Timer((sock.gettimeout() if sock is not None else None) or LONGEST_HEAD, cut)
         timer.daemon = True
         timer.start()
+        response = None
         try:
             response = super().getresponse()  # type: ignore[misc] # of the class beside it
+        except (OSError, HTTPException):
+            if not late.is_set():
+                raise
         finally:
             timer.cancel()
-        if late.is_set():  # a head that was cut off looks like one that has ended
-            raise TimeoutError("the head of the answer did not end in time")
+        if late.is_set():  # what was cut off looks like a head that has ended, or a far side that hung up
+            raise TimeoutError("no answer in time")
         return response
 
 
