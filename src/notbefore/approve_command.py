@@ -28,6 +28,9 @@ def run(options: argparse.Namespace) -> int:
     if shown.event is None:
         raise NotBeforeError(shown.words)
     sys.stdout.write(describe(shown.event))
+    if shown.words:  # there is nothing to decide any more
+        sys.stdout.write(shown.words + "\n")
+        return 0
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
         return 1

@@ -214,9 +214,10 @@ class Approver:
             return Reply(done=False, words=f"no event {order.event_id} is listed: see `notbefore events`")
         if order.content:
             return self._by_hand(life, order.content, user)
+        words = _approved(self._watch.listed().attempts.get(key), life)
         events: list[dict[str, Any]] = msgspec.json.decode(self._watch.pending())["events"]
         event = next((one for one in events if one["event_id"].casefold() == key), None)
-        return Reply(done=event is not None, event=event, content=content_of(life))
+        return Reply(done=event is not None, words=words, event=event, content=content_of(life))
 
     def _by_hand(self, life: Life, content: str, user: str) -> Reply:
         """Approve a listed event because somebody says so; returns when IMDS has answered."""
@@ -226,12 +227,21 @@ class Approver:
         if content_of(life) != content:
             return Reply(done=False, words="nothing was sent: it has changed since it was shown, look again")
         before = self._watch.listed().attempts.get(life.event.key)
+        if words := _approved(before, life):
+            return Reply(done=True, words=words)
         request = self._begin(_next(before, life, OPERATOR, by=user), before, None, BY_HAND_SECONDS)
         if request is None:
             return Reply(done=False, words="an approval of it is under way, or too many are: see `notbefore events`")
         request.done.wait(BY_HAND_SECONDS + LOOK_AGAIN + TIMEOUT)
         outcome = request.attempt.outcome
         return Reply(done=outcome.startswith("approved"), words=outcome or "it is not decided: see `notbefore history`")
+
+
+def _approved(attempt: Attempt | None, life: Life) -> str:
+    """That an event was approved as it is, in words; empty where it was not."""
+    if attempt is None or attempt.approved != content_of(life):
+        return ""
+    return f"it is approved already, by {attempt.approved_by}: nothing more is sent unless Azure changes it"
 
 
 def _next(before: Attempt | None, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> Attempt:

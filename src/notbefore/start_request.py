@@ -160,7 +160,7 @@ class StartRequest:
                 error = str(refusal)
                 self._pause(refusal)
                 continue
-            self.attempt = msgspec.structs.replace(self.attempt, approved=content_of(life))
+            self.attempt = self.attempt.accepted(life, self._watch.listed().where.now)
             ran = self.attempt.ran(guard) if guard is not None else None
             self.over("approved", "accepted", ran.said if ran is not None else "")
             return

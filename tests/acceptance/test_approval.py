@@ -429,6 +429,26 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tm
         assert (record["rule"], record["by"]) == ("operator", "root")
 
 
+def test_by_hand_as_well_it_is_sent_once_for_an_event_and_its_content(imds: Simulator, tmp_path: Path) -> None:
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        last(agent, "approved")
+        command = ("approve", ID, "--state-dir", str(agent.state))
+        for words in ((), ("--yes",)):
+            again = notbefore(*command, *words)
+            assert (again.returncode, again.stderr) == (0, "")
+            assert "it is approved already, by rule users at 20" in again.stdout.splitlines()[-1]
+        shown = ask(agent.state, Order(ID))  # as it is shown where it is approved in the moment between
+        assert "approved already" in ask(agent.state, Order(ID, shown.content)).words
+        imds.set_document(listed(3, EventSource="Platform"))
+        agent.told("announced", "approved", "updated")
+        assert notbefore(*command, "--yes").returncode == 0
+        eventually(lambda: agent.kinds.count("approved") == 2)
+        assert "by operator root at 20" in notbefore(*command).stdout
+        assert imds.start_requests == [ID, ID]
+
+
 def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("run as root: another user is tried")

@@ -213,6 +213,14 @@ def test_an_attempt_settles_its_step_alone() -> None:
     assert Attempt(one, OPERATOR).ended("approved").settled == ()
 
 
+def test_an_approval_says_by_whom_and_when_as_long_as_the_event_is_listed() -> None:
+    one = life()
+    ruled, by_hand = Attempt(one, "a").accepted(one, at(5)), Attempt(one, OPERATOR, by="eve").accepted(one, at(5))
+    assert (ruled.approved, ruled.approved_by) == (content_of(one), "rule a at 2026-03-01T12:00:05Z")
+    assert by_hand.approved_by == "operator eve at 2026-03-01T12:00:05Z"
+    assert ruled.next(one, "b").approved_by == ruled.approved_by
+
+
 def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
     def step(rule: Rule, one: Life) -> str:
         return judge(Policy(rules=(rule,)), one, ME).step

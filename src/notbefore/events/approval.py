@@ -171,6 +171,7 @@ class Attempt(Struct, frozen=True):
     outcome: str = ""  # how it ended, in words
     settled: tuple[str, ...] = ()  # the steps that are over
     approved: str = ""  # the content that was approved
+    approved_by: str = ""  # and by whom, when, in words
     commands: dict[str, Ran] = {}  # each runs once an event, whichever rule asks
     told: int = 0  # records made of it
 
@@ -184,8 +185,18 @@ class Attempt(Struct, frozen=True):
         if life.first_seen != self.life.first_seen:
             return begun
         return msgspec.structs.replace(
-            begun, settled=self.settled[-MAX_SETTLED:], approved=self.approved, commands=self.commands
+            begun,
+            settled=self.settled[-MAX_SETTLED:],
+            approved=self.approved,
+            approved_by=self.approved_by,
+            commands=self.commands,
         )
+
+    def accepted(self, life: Life, now: datetime) -> "Attempt":
+        """With it written down that IMDS took the start request."""
+        who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
+        how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+        return msgspec.structs.replace(self, approved=content_of(life), approved_by=how)
 
     def ran(self, guard: Guard) -> Ran | None:
         """What became of a command for this event; ``None`` before it was run."""
