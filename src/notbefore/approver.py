@@ -5,6 +5,7 @@ One thread decides; each event that is to be approved gets a thread of its own, 
 
 import logging
 import threading
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +36,7 @@ class Approver:
         self._watch = watch
         self._switches = switches
         self._requests: dict[str, tuple[StartRequest, threading.Thread]] = {}  # under way, by the event's key
+        self._contents: dict[str, tuple[str, datetime]] = {}  # of each listed event, and since when it is so
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._stop = threading.Event()
@@ -100,13 +102,22 @@ class Approver:
             for attempt in left_over:
                 self._resume(attempt, listed)
         if not self._switches.missing:
+            self._contents = {key: known for key, known in self._contents.items() if key in listed.lives}
             waits += [self._consider(life, listed) for life in listed.lives.values()]
         return min(waits)
+
+    def _since(self, life: Life, listed: Listed) -> datetime:
+        """When this process first saw the event as it is."""
+        key, content = life.event.key, content_of(life)
+        if key not in self._contents or self._contents[key][0] != content:
+            self._contents[key] = content, listed.where.now
+        return self._contents[key][1]
 
     def _consider(self, life: Life, listed: Listed) -> float:
         """Begin what is due of one event; returns seconds until it may be more."""
         key, dry_run = life.event.key, self._switches.mode == "dry_run"
-        decision = judge(self._switches.policy, life, listed.where.vm, flawed=key in listed.flawed)
+        flawed, since = key in listed.flawed, self._since(life, listed)
+        decision = judge(self._switches.policy, life, listed.where.vm, flawed=flawed, since=since)
         step = f"{decision.step} dry run" if dry_run else decision.step
         before = listed.attempts.get(key)
         begun = before is not None and (before.state != "done" or before.settles(life, step))

@@ -3,22 +3,24 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from notbefore.approver import Approver
+from notbefore.approver import LOOK_AGAIN, Approver
 from notbefore.events.approval import Attempt, Policy, Rule, Who, judge
 from notbefore.events.change import Change
 from notbefore.events.figures import Figures
 from notbefore.events.record import Vm
+from notbefore.events.routing import RANK_DELAY
 from notbefore.imds.poller import Poll
 from notbefore.simulator.server import Simulator
 from notbefore.start_request import StartRequest, Switches
 from notbefore.store.store import Store
-from notbefore.watch import Watch
+from notbefore.watch import Watch, now_utc
 from support.azure import ID, ME, PEER, body, item
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
@@ -115,6 +117,20 @@ def test_it_comes_back_under_the_same_id(world: World) -> None:
     world.at_note = flap
     assert world.send() == "changed"
     assert world.imds.start_requests == []
+
+
+def test_after_each_change_the_second_waits_for_the_leader_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.policy = Policy(enabled=True, dry_run=False, rules=(Rule(for_all_resources="leader"),))
+    clock = [now_utc()]
+    monkeypatch.setattr("notbefore.watch.now_utc", lambda: clock[0])
+    approver = Approver(world.watch, world.switches())
+    for number in range(3):
+        world.sees(listed(Resources=[PEER, ME], DurationInSeconds=number))
+        assert approver._look() == RANK_DELAY
+        clock[0] += timedelta(seconds=RANK_DELAY - 1)
+        assert approver._look() == 1
+        clock[0] += timedelta(seconds=60)
+    assert approver._look() == LOOK_AGAIN  # nobody has spoken: it does
 
 
 def test_somebody_else_was_faster(world: World) -> None:

@@ -99,6 +99,9 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
     assert judge(leader, one, PEER.upper()).at == at(60)
     assert judge(leader, one, ME).at == at(60 + RANK_DELAY)
     assert judge(leader, one, None).action == "leave"
+    assert judge(leader, one, PEER, since=at(500)).at == at(60)  # of each new content the leader goes first
+    assert judge(leader, one, ME, since=at(500)).at == at(500 + RANK_DELAY)
+    assert judge(leader, one, ME, since=at(30)).at == at(60 + RANK_DELAY)
     peers = Policy(rules=(Rule(Who(scope=("peer",)), for_all_resources="leader"),))
     assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
 

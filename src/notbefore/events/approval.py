@@ -103,10 +103,13 @@ def content_of(life: Life) -> str:
     return f"{life.event.digest()} {life.first_seen.isoformat()}"
 
 
-def judge(policy: Policy, life: Life, vm: str | None, *, flawed: bool = False) -> Decision:
+def judge(
+    policy: Policy, life: Life, vm: str | None, *, flawed: bool = False, since: datetime | None = None
+) -> Decision:
     """What the rules say of an event as it is known, on the VM named ``vm``; no switch and no clock is looked at.
 
-    ``flawed``: a part of the event could not be read. What is not understood is not approved.
+    ``flawed``: a part of the event could not be read. What is not understood is not approved. ``since``: when the event
+    was first seen as it is, which the turn of a VM is counted from; its first sight, where nobody says.
     """
     if life.event.event_status != SCHEDULED:
         return Decision("leave", f"it is {life.event.event_status}: only what is Scheduled can be approved")
@@ -116,7 +119,7 @@ def judge(policy: Policy, life: Life, vm: str | None, *, flawed: bool = False) -
         if _matches(rule, life):
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
-            decision = _approve(rule, life, vm)
+            decision = _approve(rule, life, vm, since or life.first_seen)
             return msgspec.structs.replace(decision, rule=name, step=_step(name, rule, life))
     return Decision("leave", "no rule matches")
 
@@ -134,7 +137,7 @@ def _step(name: str, rule: Rule, life: Life) -> str:
     return f"{content_of(life)} {name} {hashlib.sha256(written).hexdigest()[:16]}"
 
 
-def _approve(rule: Rule, life: Life, vm: str | None) -> Decision:
+def _approve(rule: Rule, life: Life, vm: str | None, since: datetime) -> Decision:
     names = list(dict.fromkeys(resource.casefold() for resource in life.event.resources))
     rank = 0
     if len(names) > 1:
@@ -146,7 +149,9 @@ def _approve(rule: Rule, life: Life, vm: str | None) -> Decision:
                 return Decision("leave", "one of its resources speaks for all of them")
             rank = names.index(vm.casefold())
     turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
-    at = life.first_seen + timedelta(seconds=rule.approve_after.seconds + rank * turn)
+    at = life.first_seen + timedelta(seconds=rule.approve_after.seconds)
+    if rank:  # whoever comes before decides on each new content at once
+        at = max(at, since) + timedelta(seconds=rank * turn)
     if life.not_before is not None and at >= life.not_before:
         return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
     return Decision("approve", "the rule says so", at=at, guard=rule.approve_when)
