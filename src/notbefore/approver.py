@@ -66,7 +66,8 @@ class Approver:
             log.warning("approval: dry run, nothing is sent (approval.dry_run)")
         elif switches.allowed or switches.policy.enabled:
             log.warning("approval is off, nothing is sent: %s", switches.missing)
-        if self._thread.ident is None and (not switches.missing or self._watch.listed().attempts):
+        left_over = any(attempt.state != "done" for attempt in self._watch.listed().attempts.values())
+        if self._thread.ident is None and (left_over or not switches.missing):
             self._thread.start()
 
     def stop(self) -> None:

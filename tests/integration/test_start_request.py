@@ -109,14 +109,14 @@ def test_the_event_becomes_another(world: World, document: bytes, reason: str) -
     assert world.imds.start_requests == []
 
 
-def test_it_comes_back_under_the_same_id(world: World) -> None:
+def test_the_list_flaps(world: World) -> None:
     def flap() -> None:
         world.sees(body())
         world.sees(listed())
 
     world.at_note = flap
-    assert world.send() == "changed"
-    assert world.imds.start_requests == []
+    assert world.send() == "accepted"
+    assert world.imds.start_requests == [ID]
 
 
 def test_after_each_change_the_second_waits_for_the_leader_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

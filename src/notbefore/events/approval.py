@@ -99,8 +99,11 @@ class Decision(Struct, frozen=True):
 
 
 def content_of(life: Life) -> str:
-    """What stands for an event as it is: all that Azure can change, and that it has been listed ever since."""
-    return f"{life.event.digest()} {life.first_seen.isoformat()}"
+    """What stands for an event as it is: all that Azure can change.
+
+    A list that flaps brings the same event again: its NotBefore tells. Without one it is another that comes back.
+    """
+    return f"{life.event.digest()} {(life.event.not_before or life.first_seen).isoformat()}"
 
 
 def judge(
@@ -185,16 +188,17 @@ class Attempt(Struct, frozen=True):
         return step in self.settled or self.approved == content_of(life)
 
     def next(self, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> "Attempt":
-        """A decision anew; an event that was gone and came back is another one."""
-        begun = Attempt(life, rule, step, by=by, told=self.told)
-        if life.first_seen != self.life.first_seen:
-            return begun
-        return msgspec.structs.replace(
-            begun,
+        """A decision anew; a machine that was ready before the event was gone need not be when it comes back."""
+        return Attempt(
+            life,
+            rule,
+            step,
+            by=by,
             settled=self.settled[-MAX_SETTLED:],
             approved=self.approved,
             approved_by=self.approved_by,
-            commands=self.commands,
+            commands=self.commands if life.first_seen == self.life.first_seen else {},
+            told=self.told,
         )
 
     def accepted(self, life: Life, now: datetime) -> "Attempt":
