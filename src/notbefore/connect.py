@@ -1,16 +1,20 @@
-"""``notbefore check-config --connect``: would the sinks take a message? Nothing is sent."""
+"""``notbefore check-config --connect``: would the sinks and the section ``otlp`` take a message? Nothing is sent."""
 
-from typing import Final, TextIO
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import Any, Final, TextIO
 
 from notbefore.config import Config
 from notbefore.courier import known_secrets
 from notbefore.delivery.message import ConnectableSink
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.settings import Links, SinkConfig
+from notbefore.delivery.settings import Connection, Otlp
 from notbefore.delivery.sinks import make
 from notbefore.errors import ConfigError, SendError
 from notbefore.logs import set_up
 from notbefore.show import table
+from notbefore.telemetry import learn
 
 CANNOT_BE_ASKED: Final = "it tells only when it is sent something: try `notbefore drill`"
 
@@ -21,25 +25,35 @@ def connect(config: Config, out: TextIO) -> int:
     set_up("text", "critical", redact)  # what goes wrong stands in the table
     if not config.sinks:
         out.write("There is no sink in this configuration.\n")
-    rows: list[tuple[str, ...]] = []
-    for name, settings in config.sinks.items():
-        answer, why = _ask(name, settings, config.links)
-        rows.append((name, settings.kind, answer, redact(why)))
+    asked = [
+        (name, settings.kind, _ask(partial(make, name, settings, config.links)))
+        for name, settings in config.sinks.items()
+    ]
+    if config.otlp is not None:
+        asked += _exports(config.otlp, redact)
+    rows = [(name, kind, answer, redact(why)) for name, kind, (answer, why) in asked]
     table(("SINK", "KIND", "WOULD TAKE IT", "WHY"), rows, out)
     return 1 if any(answer == "no" for _, _, answer, _ in rows) else 0
 
 
-def _ask(name: str, settings: SinkConfig, links: Links) -> tuple[str, str]:
+def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, tuple[str, str]]]:
+    from notbefore.delivery.otlp import Sender  # noqa: PLC0415 - needs a library that few have
+
+    metrics, logs = Connection.of(otlp), otlp.logs or Connection.of(otlp)
+    for connection in (metrics, logs):
+        learn(connection.headers, redact)
+    asked = [("otlp", "metrics", _ask(partial(Sender, metrics, "metrics")))] if otlp.metrics else []
+    if otlp.agent_log != "none":
+        asked.append(("otlp", "agent_log", _ask(partial(Sender, logs, "logs"))))
+    return asked
+
+
+def _ask(made: Callable[[], Any]) -> tuple[str, str]:
     try:
-        sink = make(name, settings, links)
-    except ConfigError as error:
+        with closing(made()) as far:
+            if not isinstance(far, ConnectableSink):
+                return "-", CANNOT_BE_ASKED
+            far.connect()
+    except (ConfigError, SendError) as error:
         return "no", str(error)
-    try:
-        if not isinstance(sink, ConnectableSink):
-            return "-", CANNOT_BE_ASKED
-        sink.connect()
-    except SendError as error:
-        return "no", str(error)
-    finally:
-        sink.close()
     return "yes", ""

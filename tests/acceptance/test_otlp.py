@@ -180,6 +180,29 @@ def test_what_is_for_the_far_side_of_the_metrics_does_not_go_to_that_of_the_log(
         assert {request.headers["api-key"] for request in logs.requests} == {"for-logs"}
 
 
+def test_whether_the_far_side_would_take_an_export_can_be_asked(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        headers = {"api-key": "hunter2-key"}
+        logs = {"endpoint": "http://127.0.0.1:9"}
+        config = configured(tmp_path, receiver.url, logs, headers=headers, agent_log="info", logs=logs)
+        receiver.answers.append(Say(401, (), b"who is hunter2-key?"))
+        for answer in ("no", "yes"):
+            done = notbefore("check-config", config, "--connect")
+            rows = {tuple(line.split()[:3]) for line in done.stdout.splitlines()}
+            assert rows >= {("rec", "otlp_logs", "no"), ("otlp", "metrics", answer), ("otlp", "agent_log", "no")}
+            assert (done.returncode, "hunter2" in done.stdout) == (1, False)
+        assert receiver.metrics[-1].ByteSize() == 0
+        receiver.requests.clear()
+        assert notbefore("check-config", configured(tmp_path, receiver.url), "--connect").returncode == 0
+        assert len(receiver.requests) == 2
+
+
+def test_a_certificate_that_cannot_be_read_is_an_answer_as_well(tmp_path: Path) -> None:
+    config = configured(tmp_path, "https://127.0.0.1:9", protocol="grpc", ca_file="/none.pem")
+    done = notbefore("check-config", config, "--connect")
+    assert (done.returncode, done.stdout.count("/none.pem cannot be read")) == (1, 2)
+
+
 def test_the_standard_variables_are_enough_and_a_wrong_one_is_named(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

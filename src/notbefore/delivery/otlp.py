@@ -15,7 +15,10 @@ from urllib.parse import urlsplit
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -25,6 +28,10 @@ from notbefore.delivery.settings import Connection
 from notbefore.errors import ConfigError, SendError
 
 Signal = Literal["metrics", "logs"]
+REQUESTS: Final[dict[Signal, type[Message]]] = {
+    "metrics": ExportMetricsServiceRequest,
+    "logs": ExportLogsServiceRequest,
+}
 RESPONSES: Final[dict[Signal, type[Message]]] = {
     "metrics": ExportMetricsServiceResponse,
     "logs": ExportLogsServiceResponse,
@@ -70,6 +77,10 @@ class Sender:
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         body = self._road.export(request.SerializeToString(), seconds)
         return partial_of(self._signal, body)
+
+    def connect(self) -> None:
+        """An empty request, which OTLP allows: is it taken?"""
+        self.send(REQUESTS[self._signal]())
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -55,8 +55,8 @@ class Sink:
         return self._each(messages, deadline) if partial.rejected else [Receipt()] * len(messages)
 
     def connect(self) -> None:
-        """An empty request, which OTLP allows: is it taken?"""
-        self._sender.send(logs_request([]), self._timeout)
+        """Is an empty request taken?"""
+        self._sender.connect()
 
     def close(self) -> None:
         """Let go of the connection."""
