@@ -69,7 +69,8 @@ def convert(values: Any, kind: type[Part], places: dict[str, str], *, strict: bo
         key = ".".join(filter(None, (above, below, unknown[1] if unknown else "")))
         if message.startswith("Invalid enum value"):
             message += f", expected one of {', '.join(map(str, _choices(below, kind)))}"
-        place = _nearest(places, key)
+        named = ".".join(filter(None, (key, message.partition(":")[0])))  # a struct names the key that it refuses
+        place = places[named] if named in places else _nearest(places, key)
         raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
 
 

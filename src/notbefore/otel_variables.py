@@ -55,7 +55,7 @@ def asked(environment: Mapping[str, str]) -> bool:
     exporters = environment.get("OTEL_METRICS_EXPORTER") or "otlp"
     given = environment.get(PREFIX + "ENDPOINT") or environment.get(PREFIX + "METRICS_ENDPOINT")
     off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    return bool(given) and not off and "otlp" in exporters.split(",")
+    return bool(given) and not off and "otlp" in [name.strip() for name in exporters.split(",")]
 
 
 class Variables:
@@ -70,6 +70,8 @@ class Variables:
         for prefix in (PREFIX, f"{PREFIX}{signal}_"):  # one for the signal comes before one for all
             self._take_connection(prefix)
         self._take_resource()
+        insecure = environment.get(f"{PREFIX}{signal}_INSECURE") or environment.get(PREFIX + "INSECURE", "")
+        self.scheme = "http" if insecure.strip().lower() == "true" else "https"  # of a gRPC address without one
 
     def take(self, key: str, variable: str, read: Callable[[str], Any] = str) -> None:
         """Note what the variable says; one that is empty says nothing."""
@@ -84,7 +86,7 @@ class Variables:
         for variable, key in FILES.items():
             self.take(key, prefix + variable, _absolute)
         variable = prefix + "HEADERS"
-        self.take("headers", variable, lambda text: {n: {"otel_header": f"{variable}/{n}"} for n in env_pairs(text)})
+        self.take("headers", variable, lambda text: _headers(variable, text))
 
     def _take_resource(self) -> None:
         self.take("resource", "OTEL_RESOURCE_ATTRIBUTES", env_pairs)
@@ -108,6 +110,16 @@ def metrics(environment: Mapping[str, str]) -> Variables:
     return found
 
 
+def _headers(variable: str, text: str) -> dict[str, Any]:
+    for item in filter(str.strip, text.split(",")):
+        name, equals, _ = item.partition("=")
+        if not (name.strip() and equals):  # its text may be a secret
+            raise ConfigError(
+                f"{variable}: expected NAME=VALUE, with commas between several and %XX for what is special"
+            )
+    return {name: {"otel_header": f"{variable}/{name}"} for name in env_pairs(text)}
+
+
 def _milliseconds(text: str) -> str:
     return f"{text}ms"
 
@@ -122,6 +134,9 @@ def _completed(own: dict[str, Any], found: Variables, path: str, places: dict[st
     if any(key in own for key in ENDPOINTS):
         standard = {key: value for key, value in standard.items() if key not in ENDPOINTS}
     merged = {**standard, **own}
+    for key in standard.keys() & ENDPOINTS if merged.get("protocol") == "grpc" else ():
+        if key not in own and "://" not in merged[key]:
+            merged[key] = f"{found.scheme}://{merged[key]}"
     if isinstance(own.get("resource"), dict) and "resource" in standard:
         merged["resource"] = {**standard["resource"], **own["resource"]}
     if isinstance(own.get("headers"), dict) and "headers" in standard:

@@ -44,6 +44,7 @@ def test_the_variables_alone_turn_it_on_unless_they_turn_it_off(place: Path) -> 
     assert otlp(read(place, **endpoint)).endpoint == "http://collector:4318"
     assert read(place, **endpoint, OTEL_SDK_DISABLED="true").otlp is None
     assert read(place, **endpoint, OTEL_METRICS_EXPORTER="none").otlp is None
+    assert read(place, **endpoint, OTEL_METRICS_EXPORTER=" otlp , prometheus").otlp is not None
     only = otlp(read(place, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT="http://collector/in"))
     assert (only.endpoint, only.metrics_endpoint) == (None, "http://collector/in")
 
@@ -76,6 +77,17 @@ def test_all_variables_are_taken_those_of_a_signal_before_those_of_all(place: Pa
     logs = sink(config)
     assert (logs.endpoint, logs.protocol, logs.compression) == ("http://all:4318", "grpc", "none")
     assert logs.resource == found.resource
+
+
+def test_over_grpc_an_address_needs_no_scheme(place: Path) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "c:4317", "OTEL_EXPORTER_OTLP_LOGS_INSECURE": "True"}
+    config = read(place, "{otlp: {protocol: grpc}, sinks: {rec: {otlp_logs: {}}}}", **variables)
+    assert otlp(config).endpoint == "https://c:4317"
+    assert sink(config).endpoint == "http://c:4317"
+    variables |= {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+    assert otlp(read(place, **variables)).endpoint == "http://c:4317"
+    variables["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = "https://d"
+    assert otlp(read(place, **variables)).metrics_endpoint == "https://d"
 
 
 FILE = """
@@ -188,6 +200,11 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
         ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a stream of records"),
         ("otlp: {}", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
+        ("otlp: {}", {"ENDPOINT": "c:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST"),
+        ("otlp: {}", {"TIMEOUT": "0"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp: timeout: expected 100ms to 5m"),
+        ("otlp:\n  timeout: 0s", {}, "notbefore.yaml:2: otlp: timeout: expected 100ms to 5m"),
+        ("otlp: {}", {"HEADERS": "a=b, Authorization: Bearer x"}, "OTEL_EXPORTER_OTLP_HEADERS: expected NAME=VALUE"),
+        ("otlp: {}", {"HEADERS": "=x"}, "OTEL_EXPORTER_OTLP_HEADERS: expected NAME=VALUE"),
         ("otlp: {}", {"TIMEOUT": "soon"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp.timeout: "),
         ("otlp: {}", {"METRICS_TEMPORALITY_PREFERENCE": "delta"}, "only cumulative counters are sent, not 'delta'"),
     ],
@@ -197,7 +214,7 @@ def test_what_is_wrong_is_named_with_its_place(
 ) -> None:
     variables = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in environment.items()}
     if environment:
-        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://c:4318"
+        variables.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
     with pytest.raises(ConfigError) as raised:
         read(place, text, **variables)
     assert expected in str(raised.value)
@@ -225,7 +242,9 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
     ("name", "value", "said"),
     [
         ("PROTOCOL", "http/json", "expected one of http/protobuf, grpc"),
-        ("ENDPOINT", "collector:4317", "expected http://HOST"),
+        ("ENDPOINT", "collector:4317", "OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST"),
+        ("TIMEOUT", "0", "OTEL_EXPORTER_OTLP_TIMEOUT: otlp: timeout: expected"),
+        ("HEADERS", "secret", "OTEL_EXPORTER_OTLP_HEADERS: expected NAME=VALUE"),
         ("METRICS_TEMPORALITY_PREFERENCE", "delta", "only cumulative counters"),
     ],
 )
@@ -239,3 +258,4 @@ def test_variables_that_were_meant_for_others_are_no_reason_not_to_watch(
     assert config.otlp is None
     (warning,) = warnings(config, None)
     assert said in warning
+    assert "secret" not in warning
