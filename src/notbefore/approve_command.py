@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from notbefore.config import load
 from notbefore.control import Order, ask
@@ -57,8 +57,12 @@ def _all_of(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
     if len(names) == 1:
-        return f"{'this' if scope == 'self' else 'ANOTHER'} VM: {names[0]}"
-    return f"all {len(names)} VMs: {', '.join(names)}" + ("" if scope == "self" else ", and this VM is none of them")
+        return f"{_ONE.get(scope, 'perhaps this')} VM: {names[0]}"
+    return f"all {len(names)} VMs: {', '.join(names)}{_SEVERAL.get(scope, ', perhaps this one')}"
+
+
+_ONE: Final = {"self": "this", "peer": "ANOTHER"}  # by the scope; unknown: nobody has said yet who this VM is
+_SEVERAL: Final = {"self": "", "peer": ", and this VM is none of them"}
 
 
 def _confirmed() -> bool:

@@ -3,9 +3,11 @@
 import io
 import json
 import logging
+from typing import Any
 
 import pytest
 
+from notbefore.approve_command import describe
 from notbefore.events.duration import span
 from notbefore.logs import JsonFormatter, set_up
 from notbefore.show import show_events, show_history
@@ -81,3 +83,26 @@ def test_the_form_of_the_log_is_as_configured(
     assert said.startswith("{") == json_expected
     assert "hello" in said
     assert "not this" not in said
+
+
+@pytest.mark.parametrize(
+    ("resources", "scope", "said"),
+    [
+        (["a"], "self", "for this VM: a."),
+        (["a"], "peer", "for ANOTHER VM: a."),
+        (["a"], "unknown", "for perhaps this VM: a."),
+        (["a", "b"], "self", "for all 2 VMs: a, b."),
+        (["a", "b"], "peer", "for all 2 VMs: a, b, and this VM is none of them."),
+        (["a", "b"], "unknown", "for all 2 VMs: a, b, perhaps this one."),
+        ([], "unknown", "for VMs that Azure does not name."),
+    ],
+)
+def test_whoever_approves_is_told_whose_event_it_is(resources: list[str], scope: str, said: str) -> None:
+    event: dict[str, Any] = {
+        "event_type": "Freeze",
+        "event_id": "E-1",
+        "event_status": "Scheduled",
+        "seconds_to_not_before": None,
+    }
+    event |= {"description": None, "expected_duration_seconds": 5, "resources": resources, "scope": scope}
+    assert describe(event).splitlines()[-1].endswith(said)
