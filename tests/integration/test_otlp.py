@@ -135,6 +135,14 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
 
 
+def test_nothing_counts_since_a_time_to_come() -> None:
+    agent = busy()
+    families = samples(View(agent.tracked, agent.totals, agent.figures, at(5)))
+    before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
+    request = metrics_request(families, {}, "1.0", before)
+    assert {start for each in starts(request).values() for start in each} == {round(before.timestamp() * 1e9)}
+
+
 def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, key = busy(), tmp_path / "key"
     key.write_text("hunter2", encoding="utf-8")

@@ -47,7 +47,7 @@ def metrics_request(
 
 
 def _metric(family: Family, now: int) -> Metric:
-    since = _nanoseconds(family.since) if family.since is not None else 0
+    since = min(_nanoseconds(family.since), now) if family.since is not None else 0  # the clock may have been set back
     found = instrument(family.metric)
     metric = Metric(name=found.name, description=family.metric.help, unit=found.unit)
     points = [_number(family, labels, value, since, now) for labels, value in _numbers(family)]
