@@ -449,6 +449,17 @@ def test_by_hand_as_well_it_is_sent_once_for_an_event_and_its_content(imds: Simu
         assert imds.start_requests == [ID, ID]
 
 
+def test_by_hand_nothing_is_sent_beside_an_approval_that_is_under_way(imds: Simulator, tmp_path: Path) -> None:
+    imds.fault("start-freeze", 60)
+    with agent_of(imds, tmp_path, USERS) as agent:
+        agent.ready()
+        imds.set_document(listed())
+        eventually(lambda: imds.start_requests)
+        reply = ask(agent.state, Order(ID, ask(agent.state, Order(ID)).content))
+        assert (reply.done, "an approval of it is under way" in reply.words) == (False, True)
+        assert imds.start_requests == [ID]
+
+
 def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("run as root: another user is tried")

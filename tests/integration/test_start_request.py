@@ -4,18 +4,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
+from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from notbefore.approver import LOOK_AGAIN, Approver
+from notbefore.errors import ImdsError
 from notbefore.events.approval import Attempt, Policy, Rule, Who, judge
 from notbefore.events.change import Change
 from notbefore.events.figures import Figures
 from notbefore.events.record import Vm
 from notbefore.events.routing import RANK_DELAY
+from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.poller import Poll
 from notbefore.simulator.server import Simulator
 from notbefore.start_request import StartRequest, Switches
@@ -131,6 +134,37 @@ def test_after_each_change_the_second_waits_for_the_leader_anew(world: World, mo
         assert approver._look() == 1
         clock[0] += timedelta(seconds=60)
     assert approver._look() == LOOK_AGAIN  # nobody has spoken: it does
+
+
+def test_imds_is_not_waited_for_beyond_not_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float] = []
+    post = ImdsClient.post
+
+    def noted(client: ImdsClient, path: str, body: bytes, timeout: float) -> None:
+        timeouts.append(timeout)
+        post(client, path, body, timeout=timeout)
+
+    monkeypatch.setattr(ImdsClient, "post", noted)
+    soon = now_utc() + timedelta(seconds=TIMEOUT - 2)
+    world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
+    assert world.send() == "accepted"
+    assert 1 <= timeouts[0] <= TIMEOUT - 2
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(None, 2.0), (0.0, 1.0), (7.0, 7.0), (600.0, 60.0)])
+def test_what_imds_asks_for_is_waited(world: World, asked: float | None, waited: float) -> None:
+    class Stop(threading.Event):
+        waits: ClassVar[list[float | None]] = []
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.waits.append(timeout)
+            return True
+
+    (life,) = world.watch.listed().lives.values()
+    stop = Stop()
+    request = StartRequest(world.watch, world.switches, stop, Attempt(life, "rules[0]", requests=2))
+    request._pause(ImdsError("throttled", retry_after=asked))
+    assert stop.waits == [waited]
 
 
 def test_somebody_else_was_faster(world: World) -> None:
