@@ -197,12 +197,6 @@ def test_whether_the_far_side_would_take_an_export_can_be_asked(tmp_path: Path) 
         assert len(receiver.requests) == 2
 
 
-def test_a_certificate_that_cannot_be_read_is_an_answer_as_well(tmp_path: Path) -> None:
-    config = configured(tmp_path, "https://127.0.0.1:9", protocol="grpc", ca_file="/none.pem")
-    done = notbefore("check-config", config, "--connect")
-    assert (done.returncode, done.stdout.count("/none.pem cannot be read")) == (1, 2)
-
-
 def test_the_standard_variables_are_enough_and_a_wrong_one_is_named(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,7 @@ def test_the_agents_log_goes_where_the_variables_for_logs_say_and_what_is_for_me
         "OTEL_EXPORTER_OTLP_HEADERS": "tenant=t",
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "https://m/in",
         "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "api-key=for-metrics",
-        "OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE": "/m.pem",
+        "OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE": __file__,
     }
     only = otlp(read(place, "otlp: {agent_log: info}", **variables)).logs
     assert only is not None
