@@ -83,11 +83,12 @@ def test_departed_events_come_back_in_their_order(tmp_path: Path) -> None:
 
 def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item())
+    writer.memory.seen = at(70)
     writer.store.beat(at(77), "boot-2")
     writer.store.close()
     store = Store(tmp_path)
     memory = store.load()
-    assert (memory.seen, memory.boot_id, memory.clean) == (at(77), "boot-2", False)
+    assert (memory.seen, memory.beat, memory.boot_id, memory.clean) == (at(70), at(77), "boot-2", False)
     store.close()
 
 

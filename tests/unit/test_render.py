@@ -6,7 +6,7 @@ import pytest
 
 from notbefore.delivery.render import Renderer, built_in, span
 from notbefore.delivery.sinks.slack import inert
-from support.azure import PEER, T0, at
+from support.azure import ME, PEER, T0, at
 from support.messages import STARTED, message
 
 EARLY = T0 + timedelta(seconds=60)
@@ -23,6 +23,8 @@ def test_the_title_says_what_whom_and_when() -> None:
         ((STARTED,), "Freeze of WestNO_0 started without notice"),
         (({}, None), "Freeze of WestNO_0 canceled"),
         (({}, STARTED, None), "Freeze of WestNO_0 finished"),
+        (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze does not hit WestNO_0 any longer"),
+        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 changed in 14 min"),
         (({"Resources": [PEER]},), "Freeze of WestNO_1, seen by WestNO_0 announced in 14 min"),
     ],
 )

@@ -159,6 +159,21 @@ def test_where_the_leader_may_be_gone_the_next_one_follows(looks: tuple[dict[str
     assert delays("leader", *looks) == {PEER: 0.0, ME: RANK_DELAY, "WestNO_7": None}
 
 
+LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
+
+
+def test_who_was_told_that_it_is_hit_is_told_that_it_no_longer_is() -> None:
+    assert sinks([], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([], change(*LEFT, {"Resources": [PEER], **STARTED})) == []
+    assert sinks([Route(Match(resource=ME), SINKS)], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([Route(Match(scope=("peer",)), SINKS, announce_by="all")], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]  # whom it still hits
+
+
+def test_of_resources_that_moved_the_first_of_those_that_are_left_tells() -> None:
+    assert delays("leader", *LEFT) == {ME: None, PEER: 0.0, "WestNO_7": None}
+
+
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",), announce_by="leader"),)
     assert tickets(change({}), routes, None, SINKS) == (Ticket("hub", "info"),)

@@ -49,6 +49,11 @@ class Message(Struct, frozen=True):
         return self.kind in ("canceled", "finished", "ended")
 
     @property
+    def left(self) -> bool:
+        """The event was to hit the VM that tells of it, and no longer is."""
+        return self.get("scope") == "peer" and self.get("previous_scope") is not None
+
+    @property
     def exercise(self) -> bool:
         """Nothing has happened: somebody tries whether the message arrives."""
         return bool(self.get("exercise"))

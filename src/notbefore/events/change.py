@@ -18,7 +18,6 @@ Kind = Literal[Step, ApprovalKind]
 """A step in the event's life, as Azure's document shows it; or what this VM did, or did not do, about it."""
 
 Scope = Literal["self", "peer", "unknown"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
@@ -85,6 +84,7 @@ class Change(Struct, frozen=True):
     incarnation: int  # of the document that showed the change
     first_seen: datetime
     previous: Event | None = None  # as listed before, for ``updated`` and ``started``
+    previous_scope: Scope | None = None  # where it was another: Resources moved
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
     not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
@@ -92,6 +92,11 @@ class Change(Struct, frozen=True):
     started_seconds: float | None = None  # from the start to the end
     interruption: Gap | None = None  # as this VM felt it; for events of ``self`` that were started
     approval: "Approval | None" = None  # for the kinds of approval
+
+    @property
+    def left(self) -> bool:
+        """It was to hit this VM, or might have, and no longer is."""
+        return self.scope == "peer" and self.previous_scope is not None
 
 
 class Approval(Struct, frozen=True):

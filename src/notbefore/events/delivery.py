@@ -132,7 +132,9 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
     not_before = change.event.not_before
-    if ticket.remind_before is None or not_before is None or change.kind not in ("announced", "updated"):
+    if ticket.remind_before is None or not_before is None or change.left:
+        return None
+    if change.kind not in ("announced", "updated"):
         return None
     due = not_before.timestamp() - ticket.remind_before
     if due <= change.time.timestamp():  # the notice is shorter than that: the change itself says it

@@ -99,10 +99,18 @@ class Life(Struct, frozen=True):
         """Seconds from the first sight to NotBefore; 0 without notice, ``None`` when the beginning was not seen."""
         if not self.beginning_seen:
             return None
+        if self.started == self.first_seen:
+            return 0.0
         if self.not_before is None:
-            return 0.0 if self.started == self.first_seen else None
+            return None
         # an event may be listed as Scheduled a moment after its NotBefore: there is no less notice than none
         return max(0.0, (self.not_before - self.first_seen).total_seconds())
+
+    def seconds_to(self, now: datetime) -> float | None:
+        """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for what is started."""
+        if Phase.of(self.event) is Phase.STARTED or self.event.not_before is None:
+            return None
+        return (self.event.not_before - now).total_seconds()
 
 
 class Tracked(Struct, frozen=True):
@@ -191,7 +199,10 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
         reason = "came_back"
     life, identity = _numbered(life, kind, digest if kind == "updated" else "")
     change = _change(life, identity, (kind, reason), incarnation, now)
-    return life, msgspec.structs.replace(change, previous=old.event if old else None)
+    if old is None:
+        return life, change
+    previous_scope = old.scope if old.scope != life.scope else None
+    return life, msgspec.structs.replace(change, previous=old.event, previous_scope=previous_scope)
 
 
 def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
@@ -253,6 +264,8 @@ def _felt(life: Life, now: Moment) -> Life:
 
 def _gone(life: Life, incarnation: int, now: Moment) -> tuple[dict[str, int], Change]:
     kind, reason = TRANSITIONS[Phase.of(life.event), Phase.ABSENT]
+    if kind == "canceled" and life.started is not None:  # it had begun, whatever was listed of it after that
+        kind, reason = "ended", "status_went_back"
     outcome = OUTCOMES[kind]
     if not _watched(life, now):
         kind, reason, outcome = "ended", "not_watched" if not now.watched else "not_readable", "unknown"
@@ -278,8 +291,8 @@ def _numbered(life: Life, kind: Kind, digest: str) -> tuple[Life, str]:
     step = f"{kind} {digest}".rstrip()
     nth = life.steps.get(step, 0)
     steps = {**life.steps, step: nth + 1}
-    if len(steps) > MAX_STEPS:
-        del steps[next(iter(steps))]
+    if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
+        del steps[next(known for known in steps if known.startswith("updated "))]
     life = msgspec.structs.replace(life, steps=steps)
     return life, change_id(life.event.key, kind, digest, nth)
 
@@ -289,6 +302,8 @@ def _change(life: Life, identity: str, step: tuple[Kind, Reason], incarnation: i
     over = kind in OUTCOMES
     start = life.started or (now.time if kind == "canceled" else None)
     scheduled = life.beginning_seen and start is not None and (life.start_seen or kind == "canceled")
+    if kind == "started" and start != now.time:  # for the second time: it was told at the first
+        scheduled = False
     return Change(
         id=identity,
         kind=kind,

@@ -76,12 +76,13 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     event_status: tuple[str, ...] = ()
 
     def accepts(self, change: Change) -> bool:
-        """Every matcher that is set agrees."""
+        """Every matcher that is set agrees; who was told that an event hits this VM is told that it no longer does."""
+        event = change.previous if change.left and change.previous is not None else change.event
         return (
             _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
-            and _in_scope(change.scope, self.scope)
-            and self.holds(change.event, change.notice_seconds)
+            and (_in_scope(change.scope, self.scope) or (change.left and "self" in self.scope))
+            and self.holds(event, change.notice_seconds)
         )
 
 
@@ -163,8 +164,9 @@ def _without_time(event: Event) -> tuple[object, ...]:
 def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
     """Seconds until this VM speaks, ``None`` if it does not.
 
-    ``affected``: each VM of Resources for itself. ``leader``: the first of Resources at once; where it may be gone,
-    because the event has begun, the next ones after a delay by their rank, so that somebody speaks.
+    ``affected``: each VM of Resources for itself, and once more when it is no longer among them. ``leader``: the first
+    of Resources at once; where it may be gone, because the event has begun, the next ones after a delay by their rank,
+    so that somebody speaks.
     """
     names = [name.casefold() for name in change.event.resources]
     if change.approval is not None:  # only the VM that did it knows of it
@@ -172,7 +174,7 @@ def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | No
     if announce_by == "all" or vm is None or not names:
         return 0.0
     if announce_by == "affected":
-        return None if change.scope == "peer" else 0.0
+        return None if change.scope == "peer" and not change.left else 0.0
     if vm.casefold() not in names:
         return None
     rank = names.index(vm.casefold())

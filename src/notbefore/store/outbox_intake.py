@@ -46,9 +46,19 @@ def event_started(db: sqlite3.Connection, event_key: str, now: float) -> None:
     _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
 
 
+def event_left(db: sqlite3.Connection, event_key: str, now: float) -> None:
+    """It does not hit this VM any longer: nobody is to be reminded of it, nor told again."""
+    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
+    _rest(db, event_key)
+
+
 def event_ended(db: sqlite3.Connection, event_key: str, now: float) -> None:
     """What only helps before the end expires; what was repeated while the event lasted is at rest."""
     _withdraw(db, "event_key = ? AND fades", (event_key,), now)
+    _rest(db, event_key)
+
+
+def _rest(db: sqlite3.Connection, event_key: str) -> None:
     db.execute("DELETE FROM outbox WHERE event_key = ? AND state = 'held'", (event_key,))
 
 

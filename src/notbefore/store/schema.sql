@@ -3,7 +3,7 @@
 -- version 1
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
-    value BLOB NOT NULL           -- incarnation, unreadable, seen, boot_id, clean, vm, totals, approvals
+    value BLOB NOT NULL           -- incarnation, unreadable, seen, beat, boot_id, clean, vm, totals, approvals
 ) WITHOUT ROWID;
 
 CREATE TABLE tracked (

@@ -44,8 +44,9 @@ class Memory(Struct):
     totals: Totals = field(default_factory=Totals)
     vm: Vm | None = None
     seen: datetime | None = None  # the last good answer, as far as it was written down
+    beat: datetime | None = None  # when the machine was last known to be alive, likewise
     boot_id: str = ""
-    clean: bool = False  # it stopped in order, at ``seen``
+    clean: bool = False  # it stopped in order, at ``beat``
     approvals: dict[str, Attempt] = field(default_factory=dict)  # by the event's key
 
 
@@ -102,10 +103,10 @@ class Store:
             if self.degraded is None:
                 self._guarded(lambda: self._write_deliveries(deliveries))
 
-    def beat(self, seen: datetime, boot_id: str) -> None:
-        """Write down that the machine was alive at ``seen``: one small commit. Never raises."""
+    def beat(self, alive: datetime, boot_id: str) -> None:
+        """Write down that the machine was alive then, and the last good answer: one small commit. Never raises."""
         with self._mutex:
-            self._memory.seen, self._memory.boot_id = seen, boot_id
+            self._memory.beat, self._memory.boot_id = alive, boot_id
             if self.degraded is None:
                 self._guarded(self._write_beat)
 
@@ -185,6 +186,7 @@ class Store:
             totals=msgspec.msgpack.decode(meta["totals"], type=Totals) if "totals" in meta else Totals(),
             vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
             seen=datetime.fromisoformat(meta["seen"]) if "seen" in meta else None,
+            beat=datetime.fromisoformat(meta["beat"]) if "beat" in meta else None,
             boot_id=meta.get("boot_id", ""),
             clean=meta.get("clean") == "yes",
             approvals=msgspec.json.decode(meta["approvals"], type=dict[str, Attempt]) if "approvals" in meta else {},
@@ -215,6 +217,8 @@ class Store:
                 outbox_intake.event_ended(db, told.change.event.key, now)
             elif told.change.kind == "started":
                 outbox_intake.event_started(db, told.change.event.key, now)
+            if told.change.left:
+                outbox_intake.event_left(db, told.change.event.key, now)
             outbox_intake.put(db, told.deliveries, now)
         if self._unwritten:
             outbox_intake.expire(db, now)
@@ -255,16 +259,13 @@ class Store:
             values["incarnation"] = str(memory.tracked.incarnation)
         if memory.vm is not None:
             values["vm"] = msgspec.json.encode(memory.vm)
-        if memory.seen is not None:
-            values["seen"] = memory.seen.isoformat()
+        values |= _times(memory)
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def _write_beat(self) -> None:
-        seen = self._memory.seen
-        if seen is not None:
-            beat = (("seen", seen.isoformat()), ("boot_id", self._memory.boot_id))
-            with self._transaction() as db:
-                db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", beat)
+        values = {"boot_id": self._memory.boot_id, **_times(self._memory)}
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
@@ -327,6 +328,11 @@ class Store:
             with suppress(sqlite3.Error):
                 self._db.close()
             self._db = None
+
+
+def _times(memory: Memory) -> dict[str, str]:
+    times = {"seen": memory.seen, "beat": memory.beat}
+    return {name: time.isoformat() for name, time in times.items() if time is not None}
 
 
 def _is_damage(error: Exception) -> bool:

@@ -48,7 +48,8 @@ class Sink:
                 permanent=all(error.permanent for error in failures),
                 retry_after=max((error.retry_after or 0.0 for error in failures), default=0.0) or None,
             )
-        repeat = None if message.over else self._settings.resolve_timeout.seconds / REPEATS
+        # of an event that left this VM, those speak whom it still hits
+        repeat = None if message.over or message.left else self._settings.resolve_timeout.seconds / REPEATS
         return Receipt(repeat=repeat, fallback=text.fallback)
 
     def close(self) -> None:
