@@ -286,8 +286,8 @@ class Agent:
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         """``/api/v1/history``."""
-        rows = self._store.history(since.timestamp() if since else None, limit)
-        return b'{"changes":[' + b",".join(rows) + b"]}"
+        found = self._store.history(since.timestamp() if since else None, limit)
+        return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"true" if found.cut else b"false")
 
     def condition(self) -> Condition:
         """What the page says of the agent itself."""

@@ -6,14 +6,16 @@ it can again. A damaged file is set aside under another name and a new one begun
 
 import logging
 import sqlite3
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -32,6 +34,7 @@ from notbefore.store.schema import SCHEMA
 FILE_NAME: Final = "notbefore.db"
 HISTORY_ROWS: Final = 10_000
 HISTORY_SECONDS: Final = 400 * 86_400
+HISTORY_BYTES: Final = 4 * 1024 * 1024  # of an answer; the state file holds more
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 log = logging.getLogger("notbefore.store")
@@ -120,16 +123,15 @@ class Store:
             if self._guarded(self._open) and self._guarded(self._write):
                 log.info("the state is written again: %s", self.path)
 
-    def history(self, since: float | None, limit: int) -> list[bytes]:
-        """The newest ``limit`` records since a Unix time, oldest first."""
+    def history(self, since: float | None, limit: int, max_bytes: int = HISTORY_BYTES) -> "History":
+        """The newest records since a Unix time: at most ``limit``, and so many bytes."""
         with self._mutex:
             unwritten = [
                 told.record for told in self._unwritten if since is None or told.change.time.timestamp() >= since
             ]
-        rows: list[bytes] = []
         with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
-            rows = read_history(self.path, since, limit)
-        return (rows + unwritten)[-limit:]
+            return read_history(self.path, since, limit, max_bytes, unwritten)
+        return _newest(reversed(unwritten), limit, max_bytes)
 
     def close(self) -> None:
         """Let go of the file and the directory."""
@@ -342,11 +344,33 @@ def _is_damage(error: Exception) -> bool:
     return isinstance(error, (msgspec.MsgspecError, ValueError))  # a row that cannot be what we wrote
 
 
-def read_history(path: Path, since: float | None, limit: int) -> list[bytes]:
-    """The newest ``limit`` records of a state file, oldest first, without writing to it; raises ``sqlite3.Error``."""
+class History(NamedTuple):
+    """Records, oldest first; ``cut``: there were older ones, and too many bytes."""
+
+    records: list[bytes]
+    cut: bool
+
+
+def read_history(
+    path: Path, since: float | None, limit: int, max_bytes: int = sys.maxsize, newer: Sequence[bytes] = ()
+) -> History:
+    """The newest records of a state file, and before them those that are ``newer``, without writing to it.
+
+    Raises ``sqlite3.Error``.
+    """
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
         rows = db.execute(
             "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
             (since if since is not None else 0, limit),
         )
-        return [record for (record,) in rows][::-1]
+        return _newest(chain(reversed(newer), (record for (record,) in rows)), limit, max_bytes)
+
+
+def _newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:
+    found: list[bytes] = []
+    for record in islice(newest_first, limit):
+        max_bytes -= len(record)
+        if max_bytes < 0:
+            return History(found[::-1], cut=True)
+        found.append(record)
+    return History(found[::-1], cut=False)
