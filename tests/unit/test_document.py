@@ -103,6 +103,7 @@ def test_no_not_before_is_unknown_and_no_flaw(value: str | None) -> None:
     [
         ("NotBefore", "soon", "not_before"),
         ("NotBefore", 5, "not_before"),
+        ("NotBefore", "Mon, 11 Apr 2022 22:26:58 GMT" + " " * 300, "not_before"),
         ("Resources", "WestNO_0", "resources"),
         ("Resources", ["WestNO_0", 5], "resources"),
         ("Resources", ["n" * (MAX_NAME + 1)], "resources"),

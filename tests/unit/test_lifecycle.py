@@ -237,6 +237,11 @@ def test_nothing_is_claimed_of_a_time_in_which_the_event_could_not_be_read(unrea
     assert (gone.kind, gone.reason, gone.outcome) == ("ended", "not_readable", "unknown")
 
 
+def test_that_time_begins_with_the_last_good_answer() -> None:
+    story = Story().sees(0, item()).sees(10, item(EventStatus=""), blind=10.0).sees(17).last
+    assert (story.kind, story.reason) == ("ended", "not_readable")
+
+
 def test_a_start_after_a_time_in_which_the_event_could_not_be_read_was_not_seen() -> None:
     story = Story().sees(0, item()).sees(1, item(EventStatus="")).sees(20, item(**STARTED)).sees(25)
     assert story.kinds == ["announced", "started", "finished"]
