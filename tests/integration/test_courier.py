@@ -121,6 +121,32 @@ def test_a_sink_that_cannot_be_made_is_tried_again(outbox: Outbox) -> None:
     assert (made, outbox.rows()[0].error) == (["chat"], "the file is away")
 
 
+def hold(outbox: Outbox, delivery_id: str, sink: str = "chat") -> None:
+    """It was delivered, and is to be repeated now."""
+    put(outbox, delivery_id, sink=sink)
+    with outbox._transaction() as db:
+        db.execute("UPDATE outbox SET state = 'held' WHERE delivery_id = ?", (delivery_id,))
+
+
+def test_a_repetition_that_is_refused_is_told_as_one(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    hold(outbox, "a")
+    refusing = Recording(raising(SendError("401", permanent=True)))
+    with courier(outbox, orders(outbox), lambda _name: refusing) as found:
+        found.run()
+    (row,) = outbox.rows()
+    assert (row.state, row.error) == ("held", "401")
+    assert "did not take the repetition of `announced` of event e-a (401): it will be tried again" in caplog.text
+    assert "for good" not in caplog.text
+
+
+def test_a_repetition_ends_with_its_sink(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    hold(outbox, "a", sink="gone")
+    with courier(outbox, orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
+        found.run()
+    assert outbox.rows() == []
+    assert caplog.text == ""
+
+
 def test_what_hangs_is_given_up_and_what_waited_behind_it_is_sent(outbox: Outbox) -> None:
     put(outbox, "a", "b", "c")
     over = threading.Event()

@@ -205,7 +205,23 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.lease(41, delivered(one, 41, repeat=30.0))
     box.ended("e", now=50)
     assert box.outbox.rows() == []
-    assert (box.count("accepted"), box.count("delivered"), box.count("failed")) == (1, 1, 0)
+    assert (box.count("accepted"), box.count("delivered"), box.count("failed")) == (1, 1, 1)
+
+
+def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Box) -> None:
+    box.put(delivery())
+    (one,) = box.lease(1)
+    box.lease(2, delivered(one, 2, repeat=30.0))
+    assert len(box.lease(32)) == 1
+    box.lease(33, Settled(one.delivery_id, "dead", 33, error="401"))
+    (row,) = box.outbox.rows("held")
+    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
+    assert box.outbox.retry([one.delivery_id], 40, 60) == 1
+    (again,) = box.lease(40)
+    assert again.state == "held"
+    box.lease(41, delivered(one, 41, repeat=30.0))
+    (row,) = box.outbox.rows("held")
+    assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
 
 
 def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
@@ -294,6 +310,14 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     assert box.outbox.retry([one.delivery_id], 1000, 60) == 1
     assert box.outbox.rows()[0].expires == 1060
     assert ids(box.lease(1001)) == [one.delivery_id]
+
+
+def test_what_is_on_its_way_is_not_sent_again_by_hand(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    box.lease(1, until=60)
+    assert box.outbox.retry([one.delivery_id], 2, 60) == 0
+    assert box.outbox.retry([one.delivery_id], 60, 60) == 1
 
 
 def test_what_is_dropped_is_counted(box: Box) -> None:

@@ -5,9 +5,9 @@ AMQP 1.0 by the Qpid Proton engine; asyncio moves the octets. It speaks what the
 with partition keys, batches taken apart, receivers from an offset, epochs. Each partition is an append-only log, on
 disk with ``--store``, so that it survives a kill. It is not Azure: what it says when it refuses is modelled.
 
-Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze``, ``refuse:STATUS`` (what
-``$cbs`` says to a token) until ``calm``; ``cut:N`` ends the connection in the middle of each of the next N transfers;
-``drop`` and ``close`` end the connections of the moment.
+Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze``, ``refuse:STATUS``
+(what ``$cbs`` says to a token) until ``calm``; ``cut:N`` ends the connection in the middle of each of the next N
+transfers; ``drop`` and ``close`` end the connections of the moment.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from notbefore.delivery.message import Sink
+from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LOST_STATE, STOP, STOP_SECONDS, Orders
 from notbefore.delivery.retry import Outcome, plan
 from notbefore.delivery.worker import Attempt, Worker
@@ -153,8 +153,7 @@ class Courier:
         for name in dict.fromkeys(delivery.sink for delivery in leased):
             given = [delivery for delivery in leased if delivery.sink == name]
             if name not in self._orders.sinks:
-                error = SendError("no sink of this name is configured", permanent=True)
-                self._reports.extend(Attempt(delivery, None, error) for delivery in given)
+                self._reports.extend(_homeless(delivery) for delivery in given)
                 self._poke()
                 continue
             self._under_way.update({delivery.delivery_id: delivery for delivery in given})
@@ -202,7 +201,11 @@ class Courier:
     @staticmethod
     def _tell(delivery: Delivery, state: str, cause: str) -> None:
         what = (delivery.sink, delivery.kind, delivery.event_key, delivery.delivery_id[:8])
-        if state == "dead":
+        if delivery.state == "held" and state != "delivered":
+            log.warning(
+                "sink %s did not take the repetition of `%s` of event %s (%s): it will be tried again", *what[:3], cause
+            )
+        elif state == "dead":
             log.error(
                 "sink %s refused `%s` of event %s for good (%s): mend the cause, then `notbefore outbox retry %s`",
                 *what[:3],
@@ -280,3 +283,10 @@ class Courier:
     def _poke(self) -> None:
         with suppress(OSError):  # full: it is poked already; closed: a thread that hung is done at last
             self._writer.send(b".")
+
+
+def _homeless(delivery: Delivery) -> Attempt:
+    """What becomes of a delivery whose sink is configured no more; a repetition ends: it was delivered long ago."""
+    if delivery.state == "held":
+        return Attempt(delivery, Receipt())
+    return Attempt(delivery, None, SendError("no sink of this name is configured", permanent=True))

@@ -119,9 +119,10 @@ class Outbox:
         with self._transaction() as db:
             return sum(
                 db.execute(
-                    "UPDATE outbox SET state = 'pending', due = ?1, attempts = 0,"
+                    "UPDATE outbox SET due = ?1, attempts = 0,"
+                    " state = CASE state WHEN 'held' THEN 'held' ELSE 'pending' END,"
                     " expires = CASE state WHEN 'dead' THEN ?2 ELSE max(expires, ?2) END"
-                    " WHERE delivery_id = ?3 AND state <> 'held' AND leased_until <= ?1",
+                    " WHERE delivery_id = ?3 AND leased_until <= ?1",
                     (now, now + expire_after, one),
                 ).rowcount
                 for one in ids
@@ -208,6 +209,7 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
         _delivered(db, one, (sink, event_key, state, created))
         return
     if state == "held":  # a repetition that failed; what it repeats was delivered long ago
+        count(db, sink, "failed")
         db.execute(
             "UPDATE outbox SET leased_until = 0, due = ?, error = ? WHERE delivery_id = ?",
             (one.due if one.due is not None else one.time + 60, one.error, one.delivery_id),
@@ -253,7 +255,8 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
     )
     db.execute(
         # it lasts as long as its event does: `event_ended` and what is newer remove it
-        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, expires = ?, error = '' WHERE delivery_id = ?",
+        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, expires = ?, attempts = 0, error = ''"
+        " WHERE delivery_id = ?",
         (one.time + one.repeat, one.time + HELD_SECONDS, one.delivery_id),
     )
 
