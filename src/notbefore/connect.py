@@ -3,7 +3,7 @@
 from typing import Final, TextIO
 
 from notbefore.config import Config
-from notbefore.courier import known_secrets
+from notbefore.delivery.courier import known_secrets
 from notbefore.delivery.message import ConnectableSink
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.settings import Links, SinkConfig

@@ -20,8 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.config import Config, load
-from notbefore.courier import known_secrets
-from notbefore.delivery.courier import Courier
+from notbefore.delivery.courier import Courier, known_secrets
 from notbefore.delivery.message import Sink
 from notbefore.delivery.orders import Orders
 from notbefore.delivery.redact import Redactor

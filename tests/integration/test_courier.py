@@ -20,7 +20,8 @@ from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import SinkConfig, Slack
+from notbefore.delivery.settings import SinkConfig, Slack, Webhook
+from notbefore.delivery.sinks import make
 from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.delivery import Delivery, Settled
@@ -29,6 +30,7 @@ from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
+from support.peers import HttpPeer, Say
 
 RECORD = b'{"azure.scheduled_event.type":"Freeze"}'
 
@@ -236,6 +238,28 @@ def test_what_follows_a_failure_of_its_event_is_held_back_and_other_events_are_n
     assert sink.calls == [["e-1-announced", "e-1-started"], ["e-2-announced"]]
     taken = {attempt.delivery.delivery_id: attempt.receipt is not None for attempt in done}
     assert taken == {"e-1-announced": False, "e-1-started": False, "e-1-finished": False, "e-2-announced": True}
+
+
+def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outbox, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("old", encoding="utf-8")
+
+    class Rotating(HttpPeer):
+        def answer(self, handler: Any, say: Say) -> None:
+            key.write_text("new", encoding="utf-8")
+            super().answer(handler, say)
+
+    put(outbox, "a", "b", "c")
+    with Rotating() as peer:
+        peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
+        settings = Webhook(url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True)
+        told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
+        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.links)) as found:
+            found.run()
+        assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
+        assert [request.headers["idempotency-key"] for request in peer.requests] == ["a", "b", "b", "c"]
+    (row,) = outbox.rows()
+    assert (row.delivery_id, row.state) == ("c", "dead")  # the new one is refused as well: that is an answer
 
 
 class Flaky:

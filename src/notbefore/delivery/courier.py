@@ -22,8 +22,9 @@ from msgspec import Struct
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LOST_STATE, STOP, STOP_SECONDS, Orders
 from notbefore.delivery.retry import Outcome, plan
+from notbefore.delivery.settings import SinkConfig
 from notbefore.delivery.worker import Attempt, Worker
-from notbefore.errors import SendError
+from notbefore.errors import ConfigError, SendError
 from notbefore.events.delivery import Delivery, Settled
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
@@ -161,8 +162,14 @@ class Courier:
 
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
-            batch = self._orders.sinks[name].settings.BATCH
-            self._workers[name] = Worker(name, lambda: self._make(name), self._report, batch)
+            config = self._orders.sinks[name]
+            self._workers[name] = Worker(
+                name,
+                lambda: self._make(name),
+                self._report,
+                config.settings.BATCH,
+                lambda: known_secrets({name: config}),
+            )
         return self._workers[name]
 
     def _report(self, attempt: Attempt) -> None:
@@ -290,3 +297,13 @@ def _homeless(delivery: Delivery) -> Attempt:
     if delivery.state == "held":
         return Attempt(delivery, Receipt())
     return Attempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
+
+
+def known_secrets(sinks: dict[str, SinkConfig]) -> list[str]:
+    """What must not be told; a secret that cannot be read now cannot be told either."""
+    found: list[str] = []
+    for sink in sinks.values():
+        for secret in sink.secrets.values():
+            with suppress(ConfigError):
+                found.append(secret.reveal())
+    return found

@@ -27,15 +27,25 @@ class Attempt(Struct, frozen=True):
 class Worker:
     """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there.
 
-    ``batch``: how many deliveries are handed over at once, to a sink that takes several.
+    ``batch``: how many deliveries are handed over at once, to a sink that takes several. ``secrets``: what the sink
+    would find if it was made now.
     """
 
-    def __init__(self, name: str, make: Callable[[], Sink], report: Callable[[Attempt], None], batch: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        report: Callable[[Attempt], None],
+        batch: int = 1,
+        secrets: Callable[[], list[str]] = list,
+    ) -> None:
         self.name = name
         self.quick = False  # the last attempt took next to no time: more may be given at once
         self._make = make
         self._report = report
         self._batch = batch
+        self._secrets = secrets
+        self._made_with: list[str] = []
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._waiting: dict[str, Delivery] = {}
@@ -121,8 +131,19 @@ class Worker:
             yield job
 
     def _attempts(self, given: list[Delivery]) -> list[Attempt]:
+        found = self._once(given)
+        if self._sink is None or not any(one.error for one in found) or self._secrets() == self._made_with:
+            return found
+        # a secret is another one by now: what was refused with the old one is no dead letter yet
+        self._sink.close()
+        self._sink, self._since = None, time.monotonic()
+        refused = [one for one in found if one.error and one.error.permanent]
+        again = self._once([one.delivery for one in refused]) if refused else []
+        return [one for one in found if one not in refused] + again
+
+    def _once(self, given: list[Delivery]) -> list[Attempt]:
         try:
-            sink = self._sink = self._sink or self._make()
+            sink = self._sink or self._new()
         except NotBeforeError as error:  # a secret that cannot be read, say: somebody will mend it
             return [Attempt(one, None, SendError(str(error))) for one in given]
         opened: dict[str, Message] = {}
@@ -138,6 +159,11 @@ class Worker:
             if outcome is not None:
                 found.append(Attempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None))))
         return found
+
+    def _new(self) -> Sink:
+        self._made_with = self._secrets()  # before: one that changes in between is noticed
+        self._sink = self._make()
+        return self._sink
 
     @staticmethod
     def _send(sink: Sink, messages: list[Message]) -> list[Receipt | SendError]:
