@@ -240,6 +240,42 @@ def test_what_follows_a_failure_of_its_event_is_held_back_and_other_events_are_n
     assert taken == {"e-1-announced": False, "e-1-started": False, "e-1-finished": False, "e-2-announced": True}
 
 
+def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(outbox: Outbox) -> None:
+    def act(message: Message) -> Receipt:
+        if message.delivery_id == "0":
+            return Receipt()
+        raise SendError("429", retry_after=60.0)
+
+    put(outbox, *map(str, range(30)))
+    asking, other = Recording(act), Recording(lambda _: Receipt())
+    put(outbox, "x", sink="other")
+    begun = time.time()
+    sinks = {"chat": asking, "other": other}
+    with courier(outbox, orders(outbox, *sinks), lambda name: sinks[name]) as found:
+        assert found.run() == DONE
+    assert len(asking.sent) < 5  # what was just being given to it may go out yet
+    assert other.sent == ["x"]
+    left = outbox.rows("pending")
+    assert [row.delivery_id for row in left] == [str(number) for number in range(1, 30)]
+    assert all(row.due >= begun + 60 for row in left if row.attempts)
+
+
+def test_a_sink_is_used_again_once_the_pause_is_over(outbox: Outbox) -> None:
+    answers = iter([SendError("429", retry_after=0.5)])
+
+    def act(_message: Message) -> Receipt:
+        for error in answers:
+            raise error
+        return Receipt()
+
+    put(outbox, *map(str, range(20)))
+    sink = Recording(act)
+    with courier(outbox, orders(outbox, linger=2.0), lambda _name: sink) as found:
+        assert found.run() == DONE
+    assert outbox.rows() == []
+    assert len(sink.sent) == 21
+
+
 def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outbox, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("old", encoding="utf-8")

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LOST_STATE, STOP, STOP_SECONDS, Orders
-from notbefore.delivery.retry import Outcome, plan
+from notbefore.delivery.retry import LONGEST_ASKED, Outcome, plan
 from notbefore.delivery.settings import SinkConfig
 from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
@@ -92,6 +92,7 @@ class Courier:
         self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
         self._abandoned: list[Worker] = []
         self._unsaid: list[Settled] = []
+        self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: it asked to be left alone till then
         self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
         self._stop_at: float | None = None
         self._last_work = self._last_look = time.monotonic()
@@ -145,6 +146,8 @@ class Courier:
         return bool(leased)
 
     def _room(self, name: str) -> int:
+        if time.monotonic() < self._paused_until.get(name, 0.0):
+            return 0
         worker, batch = self._workers.get(name), self._orders.sinks[name].settings.BATCH
         if worker is None:
             return batch
@@ -192,6 +195,10 @@ class Courier:
             retry_after=error.retry_after if error is not None else None,
         )
         then = plan(outcome, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
+        if then.state == "retry" and outcome.retry_after is not None:  # it says so of itself, not of this delivery
+            self._paused_until[delivery.sink] = time.monotonic() + min(outcome.retry_after, LONGEST_ASKED)
+        elif outcome.accepted:
+            self._paused_until.pop(delivery.sink, None)
         cause = self._redact(str(error))[:MAX_ERROR] if error is not None else ""
         self._tell(delivery, then.state, cause)
         return Settled(

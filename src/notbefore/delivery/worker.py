@@ -108,14 +108,20 @@ class Worker:
             self._sink.close()
 
     def _held_back(self, attempts: list[Attempt]) -> list[Attempt]:
-        """What was given after one that is to be tried again, of the same event: it must not come before that one."""
+        """What was given after one that is to be tried again, of the same event: it must not come before that one.
+
+        Where the far side asks for a pause, all that was given.
+        """
         done = {attempt.delivery.delivery_id for attempt in attempts}
-        failed = {attempt.delivery.event_key for attempt in attempts if attempt.error and not attempt.error.permanent}
-        error = SendError("an earlier one of the same event is to be sent first")
+        again = [(one.delivery.event_key, one.error) for one in attempts if one.error and not one.error.permanent]
+        failed = {event_key for event_key, _ in again}
+        pause = max((error.retry_after or 0.0 for _, error in again), default=0.0)
+        text = "it asked for a pause" if pause else "an earlier one of the same event is to be sent first"
+        error = SendError(text, retry_after=pause or None)
         return [
             Attempt(one, None, error)
             for one in list(self._waiting.values())
-            if one.event_key in failed and one.delivery_id not in done
+            if (pause or one.event_key in failed) and one.delivery_id not in done
         ]
 
     def _more(self) -> Iterator[Delivery]:
