@@ -170,7 +170,9 @@ class Agent:
                 if number in (signal.SIGTERM, signal.SIGINT):
                     log.info("%s: stopping", signal.Signals(number).name)
                     return True
-                if number == _SIGHUP:
+                if number == _SIGHUP and self._stopping:
+                    log.info("SIGHUP: not reloaded, the agent is stopping")
+                elif number == _SIGHUP:
                     self._notifier.reloading()
                     self._reconfigure()
                     self._notifier.ready()

@@ -238,6 +238,21 @@ def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, p
     assert json.loads(place.outbox("list", "--json"))["state"] == "pending"
 
 
+def test_an_agent_that_stops_reloads_nothing(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(how="hang")
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url, timeout="60s")})) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) == 1)
+        agent.process.terminate()
+        eventually(lambda: "SIGTERM: stopping" in agent.log)
+        place.write({"hook": webhook(peer.url)}, vm={"name": "another"})  # with which the watch would be begun anew
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "SIGHUP: not reloaded" in agent.log)
+        assert agent.stop() == 0  # the second one: at once
+        assert "configuration reloaded" not in agent.log
+
+
 def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, peer: HttpPeer, place: Place) -> None:
     config = place.write({"hook": webhook(peer.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
