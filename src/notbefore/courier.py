@@ -1,7 +1,7 @@
 """The courier's process: ``python -m notbefore.courier``, started by the agent with its orders on standard input.
 
-Standard input: one line of JSON (``delivery.settings.Orders``), then single bytes: ``w`` there is work, ``t`` stop. Its
-end means that the agent is gone. Standard output: a byte each second, the sign of life.
+Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave to a
+successor, ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second, the sign of life.
 """
 
 import os

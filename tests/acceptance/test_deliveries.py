@@ -279,6 +279,25 @@ def test_a_reload_brings_other_sinks(imds: Simulator, peer: HttpPeer, place: Pla
             assert kinds(peer) == ["announced"]
 
 
+@pytest.mark.alone
+def test_a_sink_that_hangs_delays_no_reload(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(how="hang")
+    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+    with HttpPeer() as other, RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) == 1)
+        place.write({"hook": webhook(peer.url, timeout="60s"), "new": webhook(other.url)})
+        begun = time.monotonic()
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+        imds.set_document(body(started(), incarnation=2))
+        eventually(lambda: kinds(other) == ["started"])
+        assert time.monotonic() - begun < 8  # it would be ten
+        eventually(lambda: len(peer.requests) == 2)  # the successor tries again what hung
+        peer.over.set()
+
+
 def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
     imds: Simulator, peer: HttpPeer, place: Place
 ) -> None:

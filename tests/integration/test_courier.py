@@ -342,6 +342,32 @@ def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbo
     assert [row.state for row in outbox.rows()] == ["pending"]
 
 
+def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.delivery.courier.STOP_SECONDS", 1e6)
+    over = threading.Event()
+
+    def hang(_message: Message) -> Receipt:
+        over.wait(60)
+        return Receipt()
+
+    def finish(_message: Message) -> Receipt:
+        writer.send(b"l")
+        over.wait(0.5)  # what is under way may take a moment
+        return Receipt()
+
+    put(outbox, "a", sink="hanging")
+    put(outbox, "b", "c", sink="slow")
+    reader, writer = socket.socketpair()
+    sinks = {"hanging": Recording(hang), "slow": Recording(finish)}
+    told = msgspec.structs.replace(orders(outbox, *sinks, linger=600.0), deadline_grace=1e6)
+    with closing(reader), closing(writer), courier(outbox, told, lambda name: sinks[name], Line(reader)) as found:
+        assert found.run() == DONE
+        over.set()
+    assert [row.delivery_id for row in outbox.rows()] == ["a", "c"]  # the rest is for the successor
+
+
 def test_it_leaves_when_its_agent_is_gone(outbox: Outbox) -> None:
     reader, writer = socket.socketpair()
     writer.close()

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from notbefore.delivery.message import Receipt, Sink
-from notbefore.delivery.orders import BEAT, DONE, HUNG, LOST_STATE, STOP, STOP_SECONDS, Orders
+from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
 from notbefore.delivery.retry import LONGEST_ASKED, Outcome, plan
 from notbefore.delivery.settings import SinkConfig
 from notbefore.delivery.worker import Attempt, Worker
@@ -62,7 +62,7 @@ class Outbox(Protocol):
 class Line(Struct, frozen=True):
     """The courier's line to its agent; the default is none."""
 
-    control: socket.socket | None = None  # on which the agent says STOP and WAKE; its end is the agent's
+    control: socket.socket | None = None  # on which the agent says STOP, LEAVE and WAKE; its end is the agent's
     beat: Callable[[], None] = lambda: None  # called each second
 
 
@@ -95,6 +95,7 @@ class Courier:
         self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: it asked to be left alone till then
         self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
         self._stop_at: float | None = None
+        self._leaving = False  # for a successor: what is due is for that one
         self._last_work = self._last_look = time.monotonic()
         self._trouble_since: float | None = None
 
@@ -146,7 +147,7 @@ class Courier:
         return bool(leased)
 
     def _room(self, name: str) -> int:
-        if time.monotonic() < self._paused_until.get(name, 0.0):
+        if self._leaving or time.monotonic() < self._paused_until.get(name, 0.0):
             return 0
         worker, batch = self._workers.get(name), self._orders.sinks[name].settings.BATCH
         if worker is None:
@@ -267,6 +268,9 @@ class Courier:
         """The exit code, if it is time to go."""
         now = time.monotonic()
         busy = worked or bool(self._reports or self._unsaid or self._under_way)
+        if self._leaving:  # what hangs may hang on: the successor sends it again
+            waited_for = any(one.busy and not one.hangs(LEAVE_SECONDS) for one in self._workers.values())
+            busy = waited_for or bool(self._reports or self._unsaid)
         if self._trouble_since is not None and now - self._trouble_since > STATE_PATIENCE:
             return LOST_STATE
         if self._stop_at is not None and (now >= self._stop_at or not busy):
@@ -287,7 +291,10 @@ class Courier:
         if self._control is not None and self._control in ready:
             said = self._control.recv(4096)
             if not said or STOP in said:  # the agent is gone, or tells us to go
-                self._control = None
+                self._control, self._leaving = None, False
+                self.stop()
+            elif LEAVE in said:
+                self._leaving = True
                 self.stop()
         if time.monotonic() - self._last_look > 5 * BEAT:
             self._look_for_homeless()
