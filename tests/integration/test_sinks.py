@@ -25,10 +25,10 @@ from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.duration import Duration
-from support.agent import eventually
+from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER
 from support.messages import STARTED, VM, message, sink_of
-from support.peers import ConnectProxy, HttpPeer, MailPeer, Request, Say
+from support.peers import BlackHoles, ConnectProxy, HttpPeer, MailPeer, Request, Say
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 
@@ -127,6 +127,47 @@ def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monk
         with pytest.raises(SendError, match=r"127\.0\.0\.1 is no public address"):
             sent(SinkConfig(webhook=Webhook(url=Secret("http://rebound.example.org/"))))
         assert peer.requests == []
+
+
+def leading(monkeypatch: pytest.MonkeyPatch, port: int, *addresses: str) -> None:
+    """Every name leads there."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    def getaddrinfo(host: str, *_args: Any, **_options: Any) -> Any:
+        return [one for one in found if one[4][0] == host] or found
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_timeout_is_for_all_addresses_of_a_name(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, *, guarded: bool
+) -> None:
+    port = free_port()
+    with BlackHoles(8, port) as holes:
+        leading(monkeypatch, port, *holes.addresses)
+        http, begun = Http(1.0, guarded=guarded), time.monotonic()
+        with pytest.raises(SendError) as raised:
+            http.post(f"{scheme}://many.example.org:{port}/", b"", {})
+        http.close()
+        assert time.monotonic() - begun < 4  # a second for each would be eight
+    assert not raised.value.permanent
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, secured: bool
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with HttpPeer(authority if secured else None, "many.example.org") as peer, BlackHoles(1, peer.port) as holes:
+        leading(monkeypatch, peer.port, *holes.addresses, "127.0.0.1")
+        url = f"{peer.scheme}://many.example.org:{peer.port}/"
+        sent(SinkConfig(webhook=Webhook(
+            url=Secret(url), ca_file=str(tmp_path / "ca.pem"), allow_private=True, timeout=Duration("4s")
+        )))  # fmt: skip
+        assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
 
 
 def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
