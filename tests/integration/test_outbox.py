@@ -455,7 +455,7 @@ TestSums.settings = settings(max_examples=40, stateful_step_count=30, deadline=N
 
 
 def test_a_delivery_comes_out_as_it_went_in(box: Box) -> None:
-    one = delivery(record=b'{"x":"\\u2028"}', severity="critical")
+    one = delivery(record=b'{"x":"\\u2028"}', severity="critical", severity_given=True)
     box.put(one)
     (leased,) = box.lease(1)
     assert msgspec.structs.replace(leased, attempts=0) == one

@@ -436,6 +436,30 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
     assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None]
 
 
+def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
+    short = {"EventType": "Freeze", "DurationInSeconds": 5}
+    longer = short | {"DurationInSeconds": 30}
+    with HttpPeer() as peer:
+        (first,) = sent(alertmanager(peer.url), message(short, severity="critical", severity_given=True))
+        # the courier tells what the sink said of the first; what the routes of later changes say does not matter
+        later = (message(short, short | STARTED), message(short, short | STARTED, None))
+        sent(alertmanager(peer.url), *(msgspec.structs.replace(one, thread=first.thread) for one in later))
+        assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
+        peer.requests.clear()
+        (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))  # not the route's: by the notice
+        sent(alertmanager(peer.url), message(short, longer, thread=first.thread), message(longer))
+        told = [alert_of(request)["labels"]["severity"] for request in peer.requests]
+    assert told == ["info", "info", "warning"]
+
+
+def test_an_exercise_says_so_in_a_label() -> None:
+    exercise = message()
+    exercise.record["azure.scheduled_event.exercise"] = True
+    with HttpPeer() as peer:
+        sent(alertmanager(peer.url), exercise, message())
+        assert [alert_of(request)["labels"].get("exercise") for request in peer.requests] == ["true", None]
+
+
 def test_the_labels_are_the_same_from_every_vm() -> None:
     both = {"Resources": [ME, PEER]}
     other = msgspec.structs.replace(VM, name=PEER, vm_id="x", resource_id="y", zone="3")
@@ -453,6 +477,13 @@ def test_one_member_that_accepts_is_enough() -> None:
         with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
             sent(alertmanager("http://127.0.0.1:9", two.url))
         assert not raised.value.permanent
+        two.default = Say(403)
+        with pytest.raises(SendError) as raised:
+            sent(alertmanager("http://127.0.0.1:9", two.url))
+        assert not raised.value.permanent  # the one that is down may yet take it
+        with pytest.raises(SendError) as raised:
+            sent(alertmanager(two.url, two.url))
+        assert raised.value.permanent
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert tickets(change({}), routes, ME, SINKS) == (Ticket("oncall", "critical"),)
+    assert tickets(change({}), routes, ME, SINKS) == (Ticket("oncall", "critical", severity_given=True),)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ class Ticket(Struct, frozen=True):
     severity: Severity
     delay: float = 0.0  # seconds to wait, for others to speak first
     remind_before: float | None = None  # seconds
+    severity_given: bool = False  # by the route
 
 
 def severity_of(change: Change) -> Severity:
@@ -131,8 +132,9 @@ def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tu
         if delay is not None and not (route.quiet_updates and _quiet(change)):
             severity = route.severity or severity_of(change)
             remind = route.remind_before.seconds if route.remind_before else None
+            given = route.severity is not None
             for sink in route.sinks:
-                found.setdefault(sink, Ticket(sink, severity, delay, remind))
+                found.setdefault(sink, Ticket(sink, severity, delay, remind, given))
         if not route.go_on:
             break
     return tuple(found.values())

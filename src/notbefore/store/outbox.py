@@ -20,7 +20,8 @@ DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 HELD_SECONDS: Final = 400 * 86_400.0
 
 _COLUMNS: Final = (
-    "delivery_id, event_key, sink, kind, severity, created, due, expires, fades, record, attempts, state, error"
+    "delivery_id, event_key, sink, kind, severity, severity_given, created, due, expires, fades, record, attempts,"
+    " state, error"
 )
 # the order: nothing is sent before an earlier delivery of the same event to the same sink; a reminder waits for its
 # time, and nothing waits for it
@@ -193,7 +194,7 @@ def _lease(db: sqlite3.Connection, rows: list[int], until: float) -> list[Delive
 def _delivery(row: tuple[Any, ...]) -> Delivery:
     names = [*_COLUMNS.split(", "), "thread"]
     values = dict(zip(names, row, strict=False))  # the thread is only asked for where it matters
-    return Delivery(**values | {"fades": bool(values["fades"])})
+    return Delivery(**values | {name: bool(values[name]) for name in ("fades", "severity_given")})
 
 
 def _settle(db: sqlite3.Connection, one: Settled) -> None:

@@ -33,8 +33,8 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
         row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
         taken = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
-            " expires, fades, record) VALUES (:delivery_id, :event_key, :sink, :kind, :severity, :urgency, :created,"
-            " :due, :expires, :fades, :record)",
+            " expires, fades, record, severity_given) VALUES (:delivery_id, :event_key, :sink, :kind, :severity,"
+            " :urgency, :created, :due, :expires, :fades, :record, :severity_given)",
             row,
         )
         if taken.rowcount:

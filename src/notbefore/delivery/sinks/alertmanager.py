@@ -13,7 +13,7 @@ from notbefore.delivery.render import Renderer, Text
 from notbefore.delivery.settings import Alertmanager, Links
 from notbefore.errors import SendError
 from notbefore.events.record import json_line
-from notbefore.events.routing import CRITICAL_TYPES, LONG_FREEZE
+from notbefore.events.routing import CRITICAL_TYPES, LONG_FREEZE, SEVERITIES
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # within resolve_timeout
@@ -50,7 +50,7 @@ class Sink:
             )
         # of an event that left this VM, those speak whom it still hits
         repeat = None if message.over or message.left else self._settings.resolve_timeout.seconds / REPEATS
-        return Receipt(repeat=repeat, fallback=text.fallback)
+        return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -76,7 +76,7 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
         "event_id": str(get("id")),
         "event_type": str(get("type")),
         "event_source": str(get("source") or "unknown"),
-        "severity": _severity(message),
+        "severity": severity(message),
         "subscription": str(get("cloud.account.id") or ""),
         "resource_group": str(get("azure.resource_group.name") or ""),
         "scale_set": str(get("azure.vm.scaleset.name") or ""),
@@ -104,8 +104,16 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
     return values
 
 
-def _severity(message: Message) -> str:
-    """By type and expected duration alone: the notice may look different to each VM, and this is a label."""
+def severity(message: Message) -> str:
+    """What the first message of the event had, remembered as its thread: a label that changes is another alert.
+
+    That is the route's, if it gives one; else by type and expected duration alone: the notice may look different to
+    each VM.
+    """
+    if message.thread in SEVERITIES:
+        return message.thread
+    if message.severity_given:
+        return message.severity
     if message.get("type") in CRITICAL_TYPES:
         return "critical"
     duration = message.get("expected_duration_seconds")
