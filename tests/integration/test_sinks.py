@@ -5,6 +5,7 @@ import email.policy
 import hashlib
 import hmac
 import json
+import logging
 import os
 import socket
 import sys
@@ -450,6 +451,18 @@ def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
         sent(alertmanager(peer.url), message(short, longer, thread=first.thread), message(longer))
         told = [alert_of(request)["labels"]["severity"] for request in peer.requests]
     assert told == ["info", "info", "warning"]
+
+
+def test_a_member_that_fails_is_told_once_and_once_more_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "notbefore")
+    with HttpPeer() as one, HttpPeer() as two:
+        two.answers.extend([Say(500), Say(500), Say(200), Say(200), Say(500)])
+        sent(alertmanager(one.url, two.url), *[message()] * 5)
+    fails, back = (
+        f"sink it: {two.url} takes no alerts (500: ok); another member does",
+        f"sink it: {two.url} takes alerts again",
+    )
+    assert caplog.messages == [fails, back, fails]
 
 
 def test_an_exercise_says_so_in_a_label() -> None:
