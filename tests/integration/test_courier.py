@@ -20,7 +20,7 @@ from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import SinkConfig, Slack, Webhook
+from notbefore.delivery.settings import EventHub, SinkConfig, Slack, Webhook
 from notbefore.delivery.sinks import make
 from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
@@ -58,10 +58,12 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
         yield found
 
 
-def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD) -> None:
+def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD, event: str = "") -> None:
     now = time.time()
     with outbox._transaction() as db:
-        rows = [Delivery(i, f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids]
+        rows = [
+            Delivery(i, event or f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids
+        ]
         outbox_intake.put(db, rows, now)
 
 
@@ -296,6 +298,55 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outb
         assert [request.headers["idempotency-key"] for request in peer.requests] == ["a", "b", "b", "c"]
     (row,) = outbox.rows()
     assert (row.delivery_id, row.state) == ("c", "dead")  # the new one is refused as well: that is an answer
+
+
+class HangingBatch(Broken):
+    def __init__(self, over: threading.Event) -> None:
+        super().__init__()
+        self._over = over
+
+    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
+        self._over.wait(60)
+        return super().send_many(messages)
+
+
+def test_what_follows_in_an_event_that_hangs_is_given_back_with_it(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventHub, "BATCH", 2)
+    put(outbox, "a", "b", "c", sink="hub", event="e")
+    over = threading.Event()
+    settings = EventHub(connection_string=Secret("x"), timeout=Duration("200ms"))
+    told = Orders(str(outbox.path), {"hub": SinkConfig(event_hub=settings)}, linger=0.0, deadline_grace=0.1)
+    with courier(outbox, told, lambda _name: HangingBatch(over)) as found:
+        deadline = threading.Timer(20, found.stop)
+        deadline.start()
+        assert found.run() == HUNG
+        deadline.cancel()
+        assert [(row.delivery_id, row.error) for row in outbox.rows()] == [
+            (name, "no end after 0.3 s: given up") for name in "abc"
+        ]
+        over.set()
+
+
+def test_a_courier_with_many_threads_that_hang_leaves_though_it_is_busy(outbox: Outbox) -> None:
+    over, done = threading.Event(), list[str]()
+
+    def hang(message: Message) -> Receipt:
+        over.wait(20)
+        done.append(message.sink)
+        return Receipt()
+
+    names = [f"hanging-{number}" for number in range(4)]
+    for name in (*names, "busy"):
+        put(outbox, name, sink=name)
+    told = orders(outbox, *names)
+    slow = SinkConfig(slack=Slack(url=Secret("x"), timeout=Duration("60s")))
+    told = msgspec.structs.replace(told, sinks=told.sinks | {"busy": slow})
+    with courier(outbox, told, lambda _name: Recording(hang)) as found:
+        assert found.run() == HUNG
+        assert done == []
+        over.set()
 
 
 class Flaky:
