@@ -1,6 +1,7 @@
 """The outbox on disk: order, leases, expiry, bounds, and the sum that must always be right."""
 
 import itertools
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from notbefore.events.delivery import Delivery, OutboxView, Settled
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
+from notbefore.store.schema import SCHEMA
 from notbefore.store.store import FILE_NAME, Store
 
 NUMBERS = itertools.count()
@@ -364,6 +366,20 @@ def test_the_reader_follows_a_file_that_is_set_aside(box: Box, tmp_path: Path) -
     assert box.view.rows == {("chat", "pending"): 1}  # nothing to read: what was known
     Store(tmp_path).close()
     assert box.view.rows == {}
+
+
+def test_what_an_older_version_left_in_a_damaged_file_is_brought_over(box: Box, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+        db.executescript("".join(f"-- version {statements}" for statements in SCHEMA[:2]))
+        db.execute(
+            "INSERT INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due, expires, fades,"
+            " record) VALUES ('a', 'e', 'chat', 'announced', 'critical', 0, 0, 0, 1e9, 1, '{}')"
+        )
+    with box.outbox._transaction() as db:
+        assert outbox_intake.salvage(old, db) == 1
+    (row,) = box.outbox.rows()
+    assert (row.delivery_id, row.severity, row.severity_given) == ("a", "critical", False)
 
 
 class Sums(RuleBasedStateMachine):

@@ -106,8 +106,11 @@ def salvage(damaged: Path, db: sqlite3.Connection) -> int:
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=rw", uri=True)) as old:
         for table in ("delivery_counts", "delivery_latency", "threads", "outbox"):
             with suppress(sqlite3.Error):  # each row is tried for itself, up to one that cannot be read
-                for row in old.execute(f"SELECT * FROM {table}"):  # noqa: S608 - one of ours
+                rows = old.execute(f"SELECT * FROM {table}")  # noqa: S608 - one of ours
+                names = ", ".join(name for name, *_ in rows.description)  # an older version may have had fewer
+                for row in rows:
                     marks = ", ".join("?" * len(row))
-                    saved += db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount  # noqa: S608 - ours
+                    into = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608 - ours
+                    saved += db.execute(into, row).rowcount
                     saved -= table != "outbox"
     return saved
