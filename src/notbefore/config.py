@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -232,6 +232,20 @@ def dump(config: Config) -> str:
     if config.otlp is None:
         del values["otlp"]  # empty, it would be wrong
     return yaml.safe_dump(values, sort_keys=False)
+
+
+def files(config: Config) -> list[str]:
+    """What is read besides the configuration itself: secrets, certificates, keys."""
+    web = config.server.web_config_file
+    return [*_files(msgspec.to_builtins(config, enc_hook=_encode)), *(load_web_config(Path(web)).files if web else ())]
+
+
+def _files(values: object) -> Iterator[str]:
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if isinstance(value, str) and (key == "file" or key.endswith("_file")):
+            yield value
+        else:
+            yield from _files(value)
 
 
 def _encode(value: object) -> object:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from notbefore import __version__
 from notbefore.simulator.server import Simulator
@@ -110,6 +111,23 @@ def test_check_config_says_what_a_configuration_amounts_to(tmp_path: Path) -> No
     assert told.returncode == 0
     assert "interval: 5s" in told.stdout
     assert "name: me" in told.stdout
+
+
+def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Path) -> None:
+    trustme.CA().issue_cert("vm.example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    (tmp_path / "key").write_text("key", encoding="utf-8")
+    (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", "utf-8")
+    path = tmp_path / "notbefore.yml"
+    path.write_text(
+        "server: {web_config_file: web.yml}\n"
+        "sinks: {hook: {webhook: {url: 'https://example.org', secret_file: key}}}\n"
+        "otlp: {endpoint: 'http://127.0.0.1:4318', headers: {api-key: {file: key}}}\n",
+        encoding="utf-8",
+    )
+    told = notbefore("check-config", "--files", str(path))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert {Path(line).name for line in told.stdout.splitlines()} == {"web.yml", "key", "server.pem"}
+    assert all(Path(line).parent == tmp_path for line in told.stdout.splitlines())
 
 
 @pytest.mark.parametrize("command", ["check-config", "run"])
