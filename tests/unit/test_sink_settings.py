@@ -198,9 +198,22 @@ def test_a_secret_s_file_that_holds_none_is_refused(tmp_path: Path, content: byt
         Secret(str(tmp_path / "secret"), "file").reveal()
 
 
-def test_a_credential_needs_systemd() -> None:
-    with pytest.raises(ConfigError, match="LoadCredential"):
+def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.delivery.secret.INSTALLED", tmp_path)
+    with pytest.raises(ConfigError, match=r"LoadCredential.*No such file.*sudo"):
         Secret("x", "credential").reveal({})
+    (tmp_path / "x").write_text("installed", encoding="utf-8")
+    assert Secret("x", "credential").reveal({}) == "installed"
+    with pytest.raises(ConfigError, match="No such file"):  # systemd's own are all that its service has
+        Secret("x", "credential").reveal({"CREDENTIALS_DIRECTORY": str(tmp_path / "elsewhere")})
+
+
+@pytest.mark.parametrize("name", ["../shadow", "/etc/shadow", "a/b"])
+def test_a_credential_is_no_path(name: str) -> None:
+    with pytest.raises(ValueError, match="not a path"):
+        Secret.read({"credential": name})
 
 
 def test_a_secret_never_prints() -> None:
