@@ -93,6 +93,33 @@ def test_what_looks_like_a_configuration_is_one(name: str, values: dict[str, Any
     load(path, environment, {})  # raises what is wrong, with its place
 
 
+def uncommented(path: Path) -> str:
+    """An example with what stands in it as a comment: `# ` is prose."""
+    return re.sub(r"^#(?=[^ ]|  )", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+EXAMPLES: Final = [
+    ("notbefore.yml, all of it", uncommented(ROOT / "config" / "notbefore.yml")),
+    *((path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "config").rglob("*.y*ml"))),
+    *blocks("yaml"),
+]
+
+
+def twice(node: yaml.Node | None) -> Iterator[str]:
+    """The keys that stand more than once in a mapping; of those YAML takes the last, and says nothing."""
+    if isinstance(node, yaml.MappingNode):
+        keys = [str(key.value) for key, _ in node.value]
+        yield from {key for key in keys if keys.count(key) > 1}
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for below in part if isinstance(part, tuple) else (part,):
+            yield from twice(below)
+
+
+@pytest.mark.parametrize(("name", "text"), EXAMPLES)
+def test_no_key_stands_twice_in_an_example(name: str, text: str) -> None:
+    assert [key for document in yaml.compose_all(text, Loader=yaml.SafeLoader) for key in twice(document)] == [], name
+
+
 def test_there_are_configurations_to_check() -> None:
     assert len(CONFIGURATIONS) >= 5
 
