@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -65,6 +66,18 @@ def test_systemd_has_nothing_to_say_of_the_unit(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
     here.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
     told = run("systemd-analyze", "verify", "--man=no", here)
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+
+
+@systemd
+@pytest.mark.parametrize("name", ["access.md", "azure-monitor.md", "discovery.md"])
+def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> None:
+    (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
+    unit = UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/")
+    (tmp_path / UNIT.name).write_text(unit, encoding="utf-8")
+    (tmp_path / f"{UNIT.name}.d").mkdir()
+    (tmp_path / f"{UNIT.name}.d" / "override.conf").write_text(textwrap.dedent(text), encoding="utf-8")
+    told = run("systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name)
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
