@@ -135,6 +135,16 @@ def test_the_pods_have_what_the_agent_needs_and_no_more() -> None:
     assert port == manifest("NetworkPolicy")["spec"]["ingress"][0]["ports"][0]["port"]
 
 
+def test_the_documents_speak_of_these_pods() -> None:
+    container = manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"] == ["run", "/etc/notbefore/notbefore.yml"]
+    typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert set(re.findall(r"kubectl -n (\S+)", typed)) == {manifest("Namespace")["metadata"]["name"]}
+    assert all((ROOT / place / "kustomization.yaml").exists() for place in re.findall(r"apply -k (config/\S+)", typed))
+    commands = re.findall(r"exec POD -- (\S+)", typed)
+    assert set(commands) == {"notbefore"}, "there is little else in the image"
+
+
 # ---- configuration
 
 
