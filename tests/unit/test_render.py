@@ -93,6 +93,16 @@ def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
 
 
 @pytest.mark.parametrize(
+    "template", ["{{ event }}", "{{ record }}", "{{ [event.description] }}", "{{ event.description|safe }}"]
+)
+def test_so_is_what_holds_it(template: str) -> None:
+    body = Renderer(None, template, inert)(message({"Description": "<!channel>"}), EARLY).body
+    assert body
+    assert "channel" in body
+    assert "<" not in body
+
+
+@pytest.mark.parametrize(
     "template",
     [
         "{{ nothing.at.all }}",

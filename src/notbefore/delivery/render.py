@@ -207,8 +207,8 @@ def compile_template(source: str, escape: Callable[[str], str]) -> Any:
     from jinja2 import StrictUndefined  # noqa: PLC0415 - only who writes templates needs it
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
 
-    def harmless(value: object) -> object:
-        return escape(value) if isinstance(value, str) else value
+    def harmless(value: object) -> str:
+        return escape(str(value))  # a list or a mapping holds Azure's words as well; `|safe` is no way round it
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, finalize=harmless)
     return environment.from_string(source)
