@@ -322,6 +322,24 @@ def test_a_reminder_comes_before_not_before(imds: Simulator, peer: HttpPeer, pla
         eventually(lambda: kinds(peer) == ["announced", "reminder"])
 
 
+def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_told(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    routes = [{"match": {"change": "announced"}, "sinks": ["hook"], "remind_before": "1h"}]
+    late, soon = (
+        format_datetime(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1, seconds=seconds), usegmt=True)
+        for seconds in (600, 5)
+    )
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)}, routes)) as agent:
+        agent.ready()
+        imds.set_document(body(announced(NotBefore=late)))
+        eventually(lambda: kinds(peer) == ["announced"])
+        imds.set_document(body(announced(NotBefore=soon), incarnation=2))
+        eventually(lambda: kinds(peer) == ["announced", "reminder"])
+    first, second = (json.loads(request.body)["azure.scheduled_event.not_before"] for request in peer.requests)
+    assert second < first
+
+
 def test_a_bot_in_slack_answers_under_its_first_message(imds: Simulator, peer: HttpPeer, place: Place) -> None:
     peer.default = Say(body=b'{"ok":true,"ts":"17.1"}')
     config = place.write({"chat": {"slack": {"token": "xoxb-1", "channel": "C1", "api": peer.url}}})

@@ -194,6 +194,23 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, 
     assert box.count("expired") == 1
 
 
+@pytest.mark.parametrize("seconds", [-60.0, 7200.0])
+def test_a_reminder_goes_along_when_not_before_moves_and_its_sink_is_not_told(box: Box, seconds: float) -> None:
+    gone = delivery(kind="reminder", due=100.0, expires=160.0)
+    box.put(delivery(), gone)
+    box.started("e", now=4)  # it is withdrawn, and stays so
+    reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
+    box.put(reminder, delivery("f", kind="reminder", due=100.0), now=4)
+    with box.outbox._transaction() as db:
+        outbox_intake.event_moved(db, "e", seconds, b'{"moved":1}', 5)
+    found = {one.delivery_id: one for one in box.outbox.rows()}
+    moved = found[reminder.delivery_id]
+    assert (moved.created, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
+    assert moved.record == b'{"moved":1}'
+    assert found[gone.delivery_id].expires == 4
+    assert [one.due for one in found.values() if one.event_key == "f"] == [100]
+
+
 def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     one = delivery()
     box.put(one)

@@ -98,6 +98,12 @@ class Change(Struct, frozen=True):
         """It was to hit this VM, or might have, and no longer is."""
         return self.scope == "peer" and self.previous_scope is not None
 
+    @property
+    def moved(self) -> float:
+        """Seconds by which NotBefore is later than it was before this step; 0 where one of the two is not known."""
+        before, after = self.previous.not_before if self.previous else None, self.event.not_before
+        return (after - before).total_seconds() if before and after else 0.0
+
 
 class Approval(Struct, frozen=True):
     """Who approved, or would have, and what was said to it."""

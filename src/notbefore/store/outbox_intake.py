@@ -52,6 +52,15 @@ def event_left(db: sqlite3.Connection, event_key: str, now: float) -> None:
     _rest(db, event_key)
 
 
+def event_moved(db: sqlite3.Connection, event_key: str, seconds: float, record: bytes, now: float) -> None:
+    """NotBefore is another by so many seconds: who is to be reminded is reminded of that one, whoever else is told."""
+    db.execute(
+        "UPDATE outbox SET created = created + ?1, due = due + ?1, expires = expires + ?1, record = ?2"
+        " WHERE event_key = ?3 AND kind = 'reminder' AND state = 'pending' AND expires > ?4",
+        (seconds, record, event_key, now),
+    )
+
+
 def event_ended(db: sqlite3.Connection, event_key: str, now: float) -> None:
     """What only helps before the end expires; what was repeated while the event lasted is at rest."""
     _withdraw(db, "event_key = ? AND fades", (event_key,), now)

@@ -219,6 +219,8 @@ class Store:
                 outbox_intake.event_ended(db, told.change.event.key, now)
             elif told.change.kind == "started":
                 outbox_intake.event_started(db, told.change.event.key, now)
+            elif told.change.moved:
+                outbox_intake.event_moved(db, told.change.event.key, told.change.moved, told.record, now)
             if told.change.left:
                 outbox_intake.event_left(db, told.change.event.key, now)
             outbox_intake.put(db, told.deliveries, now)
