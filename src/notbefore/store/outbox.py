@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.events.delivery import FALLBACK, Delivery, Settled
+from notbefore.events.delivery import FALLBACK, Delivery, Settled, Terms
 from notbefore.events.totals import LATENCY_BOUNDS
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
 from notbefore.store.schema import connect
@@ -115,16 +115,24 @@ class Outbox:
         )
         return [_delivery(row) for row in rows]
 
-    def retry(self, ids: Iterable[str], now: float, expire_after: float) -> int:
-        """Have deliveries sent again now, as if never tried; returns how many there were."""
+    def listed(self) -> set[str]:
+        """The events that are listed now, by their keys."""
+        return {key for (key,) in self._db.execute("SELECT event_key FROM tracked")}
+
+    def retry(self, ids: Iterable[str], now: float, expire_after: float | None) -> int:
+        """Have deliveries sent again now, as if never tried; returns how many there were.
+
+        ``expire_after``: the sink's; where it is not known, they have a day at least, and what they had.
+        """
         with self._transaction() as db:
             return sum(
                 db.execute(
                     "UPDATE outbox SET due = ?1, attempts = 0,"
                     " state = CASE state WHEN 'held' THEN 'held' ELSE 'pending' END,"
-                    " expires = CASE state WHEN 'dead' THEN ?2 ELSE max(expires, ?2) END"
+                    " expires = CASE WHEN kind = 'heartbeat' THEN expires"
+                    " WHEN state = 'dead' AND ?4 THEN ?2 ELSE max(expires, ?2) END"
                     " WHERE delivery_id = ?3 AND leased_until <= ?1",
-                    (now, now + expire_after, one),
+                    (now, now + (expire_after or Terms().expire_after), one, expire_after is not None),
                 ).rowcount
                 for one in ids
             )
@@ -219,7 +227,9 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
     if one.result == "dead":
         count(db, sink, "dead")
         db.execute(
-            "UPDATE outbox SET state = 'dead', leased_until = 0, error = ?, expires = ? WHERE delivery_id = ?",
+            # a sign of life helps nobody once the next one is due: it is not kept any longer
+            "UPDATE outbox SET state = 'dead', leased_until = 0, error = ?,"
+            " expires = CASE kind WHEN 'heartbeat' THEN expires ELSE ? END WHERE delivery_id = ?",
             (one.error, one.time + DEAD_SECONDS, one.delivery_id),
         )
         return
