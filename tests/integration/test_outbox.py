@@ -150,6 +150,21 @@ def test_nothing_is_sent_before_it_is_due(box: Box) -> None:
     assert len(box.lease(20)) == 1
 
 
+def test_nothing_waits_for_a_clock_that_was_set_back(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: dict[str, Any] = {"created": 5000.0, "due": 5000.0}
+    first, second = delivery(**ahead), delivery(kind="started", **ahead)
+    reminder = delivery("f", kind="reminder", **ahead)
+    box.put(first, second, reminder)
+    for clock, due in ((6000.0, 5000.0), (1000.0, 1000.0)):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert box.outbox.next_due() == box.reader.look()[1] == due
+    taken = box.outbox.exchange([], {"chat": 10}, 1000, 1060, {"chat"})
+    assert ids(taken) == [first.delivery_id, second.delivery_id]
+    failed = Settled(first.delivery_id, "retry", 1001, due=1010)
+    assert ids(box.lease(1002, failed, delivered(second, 1001))) == []  # a pause is a pause
+    assert ids(box.lease(1010)) == [first.delivery_id]
+
+
 def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
     announced, started = delivery(), delivery(kind="started", fades=False)
     box.put(announced, started)

@@ -5,6 +5,7 @@ its own with a connection of its own (``Outbox``), takes what is due and says wh
 """
 
 import sqlite3
+import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,9 @@ _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
     SELECT 1 FROM outbox AS earlier
     WHERE earlier.sink = outbox.sink AND earlier.event_key = outbox.event_key AND earlier.seq < outbox.seq
       AND earlier.state = 'pending' AND earlier.kind <> 'reminder')"""
+# the clock was set back after the change was seen: nobody waits until it is that time again. A reminder's time is
+# NotBefore's, what was tried has a pause that is to be kept
+_AHEAD: Final = "(created > :now AND attempts = 0 AND state = 'pending' AND kind <> 'reminder')"
 
 
 class Outbox:
@@ -87,8 +91,11 @@ class Outbox:
             return leased
 
     def _anything_due(self, sinks: Iterable[str], now: float) -> bool:
-        query = "SELECT 1 FROM outbox WHERE sink = ? AND state <> 'dead' AND (due <= ? OR expires <= ?) LIMIT 1"
-        return any(self._db.execute(query, (sink, now, now)).fetchone() for sink in sinks)
+        query = (
+            "SELECT 1 FROM outbox WHERE sink = :sink AND state <> 'dead'"  # noqa: S608 - ours
+            f" AND (due <= :now OR expires <= :now OR {_AHEAD}) LIMIT 1"
+        )
+        return any(self._db.execute(query, {"sink": sink, "now": now}).fetchone() for sink in sinks)
 
     def sinks_with_work(self) -> set[str]:
         """Whose deliveries wait, now or later."""
@@ -96,7 +103,7 @@ class Outbox:
 
     def next_due(self) -> float | None:
         """When the next delivery may be sent, in Unix seconds; ``None`` when none waits."""
-        return next_due(self._db)
+        return next_due(self._db, time.time())
 
     def rows(self, state: str | None = None, sink: str | None = None, limit: int = MAX_ROWS) -> list[Delivery]:
         """What is in the outbox, oldest first."""
@@ -155,9 +162,9 @@ class Outbox:
 def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bool) -> list[int]:
     """What may be sent now, the gravest first: rows by their numbers."""
     rows = db.execute(
-        "SELECT seq, event_key FROM outbox WHERE sink = ? AND state <> 'dead' AND due <= ?"  # noqa: S608 - ours
-        f" AND leased_until <= ? AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT ?",
-        (sink, now, now, count),
+        f"SELECT seq, event_key FROM outbox WHERE sink = :sink AND state <> 'dead' AND (due <= :now OR {_AHEAD})"  # noqa: S608 - ours
+        f" AND leased_until <= :now AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT :count",
+        {"sink": sink, "now": now, "count": count},
     ).fetchall()
     # two of one event may both be free (a reminder and a change): one after the other
     first: dict[str, int] = {}
@@ -176,12 +183,13 @@ def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bo
 def _followers(db: sqlite3.Connection, head: tuple[str, str, int], now: float) -> list[int]:
     """What may go along with an event's first delivery: the next ones, up to one that has to wait."""
     found: list[int] = []
-    for seq, due, leased_until in db.execute(
-        "SELECT seq, due, leased_until FROM outbox WHERE sink = ? AND event_key = ? AND seq > ?"
-        " AND state = 'pending' AND kind <> 'reminder' ORDER BY seq LIMIT 100",
-        head,
+    sink, event_key, first = head
+    for seq, is_due, leased_until in db.execute(
+        f"SELECT seq, due <= :now OR {_AHEAD}, leased_until FROM outbox WHERE sink = :sink AND event_key = :event_key"  # noqa: S608 - ours
+        " AND seq > :first AND state = 'pending' AND kind <> 'reminder' ORDER BY seq LIMIT 100",
+        {"now": now, "sink": sink, "event_key": event_key, "first": first},
     ):
-        if due > now or leased_until > now:
+        if not is_due or leased_until > now:
             break
         found.append(seq)
     return found
@@ -272,11 +280,14 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
     )
 
 
-def next_due(db: sqlite3.Connection) -> float | None:
+def next_due(db: sqlite3.Connection, now: float) -> float | None:
     """When the next delivery may be sent, in Unix seconds; ``None`` when none waits.
 
     Leases do not count: who asks this has no courier that could hold one.
     """
-    query = f"SELECT min(due) FROM outbox WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"  # noqa: S608 - ours
-    due: float | None = db.execute(query).fetchone()[0]
+    query = (
+        f"SELECT min(CASE WHEN {_AHEAD} THEN min(due, :now) ELSE due END) FROM outbox"  # noqa: S608 - ours
+        f" WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"
+    )
+    due: float | None = db.execute(query, {"now": now}).fetchone()[0]
     return due
