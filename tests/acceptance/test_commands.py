@@ -137,8 +137,7 @@ def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, com
     told = notbefore(command, str(path))
     assert told.returncode == 2
     assert f"{path}:2: imds.interval: expected a duration" in told.stderr
-    path.write_text("imds: {endpoint: 'https://169.254.169.254'}\n", encoding="utf-8")
-    assert notbefore(command, str(path)).returncode == 2
+    assert notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254").returncode == 2
 
 
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:
