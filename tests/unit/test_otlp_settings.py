@@ -141,7 +141,7 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {headers: {a: {env: NONE}}}", {}, "otlp.headers.a: the environment variable NONE is not set"),
         ("otlp: {protocol: http/json}", {}, "otlp.protocol: Invalid enum value 'http/json', expected one of"),
         ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
-        ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a stream of records"),
+        ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a sink that is sent the record"),
         ("otlp: {}", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
         ("otlp: {}", {"TIMEOUT": "soon"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp.timeout: "),
         ("otlp: {}", {"METRICS_TEMPORALITY_PREFERENCE": "delta"}, "only cumulative counters are sent, not 'delta'"),
