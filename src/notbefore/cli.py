@@ -134,9 +134,9 @@ def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
         importlib.import_module(LATE[name]).add_arguments(parser)
 
 
-def _load(options: argparse.Namespace) -> Config:
+def _load(options: argparse.Namespace, *, trying: bool = False) -> Config:
     overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
-    return load(options.config, os.environ, overrides)
+    return load(options.config, os.environ, overrides, trying=trying)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -152,8 +152,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check_config(options: argparse.Namespace) -> int:
     from notbefore.imds.client import ImdsClient  # noqa: PLC0415 - as above
+    from notbefore.logs import set_up  # noqa: PLC0415 - as above
 
-    config = _load(options)
+    set_up("text", "critical")  # what a library says of an address may hold what is secret
+    config = _load(options, trying=not options.connect)  # `connect` tries them one by one
     if options.files:
         sys.stdout.writelines(f"{path}\n" for path in files(config))
         return OK

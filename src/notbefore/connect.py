@@ -7,7 +7,7 @@ from notbefore.delivery.courier import known_secrets
 from notbefore.delivery.message import ConnectableSink
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.settings import Links, SinkConfig
-from notbefore.delivery.sinks import make
+from notbefore.delivery.sinks import check_templates, make
 from notbefore.errors import ConfigError, SendError
 from notbefore.logs import set_up
 from notbefore.show import table
@@ -31,6 +31,7 @@ def connect(config: Config, out: TextIO) -> int:
 
 def _ask(name: str, settings: SinkConfig, links: Links) -> tuple[str, str]:
     try:
+        check_templates(settings)
         sink = make(name, settings, links)
     except ConfigError as error:
         return "no", str(error)

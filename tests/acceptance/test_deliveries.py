@@ -400,6 +400,28 @@ def test_a_drill_says_who_was_reached(peer: HttpPeer, place: Place) -> None:
         assert "401" in done.stdout
 
 
+def test_a_drill_says_which_template_failed_and_why(peer: HttpPeer, place: Place) -> None:
+    config = place.write({"chat": {"slack": {"url": peer.url, "title": "{{ event.tpye }}"}}})
+    done = notbefore("drill", config)
+    assert done.returncode == 0, done.stderr
+    assert "has no attribute 'tpye'): the built-in text was sent" in done.stdout
+
+
+def test_check_config_tries_what_can_be_tried_without_sending(peer: HttpPeer, place: Place) -> None:
+    secret = "hunter2-hunter2"
+    for settings, said in (
+        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack: title: this is no template"),
+        ({"apprise": {"url": f"nosuch://me:{secret}@x/"}}, "sinks.it.apprise: apprise does not know this address"),
+    ):
+        done = notbefore("check-config", place.write({"it": settings}))
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert secret not in done.stdout + done.stderr
+    done = notbefore("check-config", place.write({"it": {"slack": {"url": peer.url}}}, [{"sinks": []}]))
+    assert (done.returncode, "no route leads to sink it" in done.stderr) == (0, True)
+    assert peer.requests == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

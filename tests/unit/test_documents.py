@@ -68,6 +68,7 @@ def as_configuration(text: str) -> dict[str, Any] | None:
     return None
 
 
+HUB: Final = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
 CONFIGURATIONS: Final = [
     (name, values) for name, text in blocks("yaml") if (values := as_configuration(text)) is not None
 ]
@@ -84,9 +85,14 @@ def test_what_looks_like_a_configuration_is_one(name: str, values: dict[str, Any
         if key.endswith("env"):
             environment[found] = "https://example.org/secret"
         else:
-            (tmp_path / found.lstrip("/").replace("/", "-")).write_text(
-                "https://example.org/secret\n", encoding="utf-8"
+            secret = (
+                "mailtos://me:secret@example.org"
+                if "mail" in found
+                else HUB
+                if "hub" in found
+                else "https://example.org/secret"
             )
+            (tmp_path / found.lstrip("/").replace("/", "-")).write_text(secret, encoding="utf-8")
             text = text.replace(f"{key}: {found}", f"{key}: {found.lstrip('/').replace('/', '-')}")
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")

@@ -183,14 +183,25 @@ class Renderer:
         text = built_in(message, now)
         if not any(self._sources.values()):
             return text
-        values = _values(message, text, now)
         try:
-            title, body = self._render("title", values), self._render("body", values)
+            return self._worded(message, text, now)
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
             log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
             return Text(text.title, text.meaning, text.facts, text.time, fallback=True)
-        title = one_line(title or "") or text.title
-        return Text(title, text.meaning, text.facts, text.time, body=body or None)
+
+    def trouble(self, message: Message) -> str:
+        """Why the user's words fail for this message; empty where they do not."""
+        now = datetime.now(UTC)
+        try:
+            self._worded(message, built_in(message, now), now)
+        except Exception as error:  # noqa: BLE001 - as above
+            return str(error)
+        return ""
+
+    def _worded(self, message: Message, text: Text, now: datetime) -> Text:
+        values = _values(message, text, now)
+        title, body = self._render("title", values), self._render("body", values)
+        return Text(one_line(title or "") or text.title, text.meaning, text.facts, text.time, body=body or None)
 
     def _render(self, name: str, values: dict[str, Any]) -> str | None:
         source = self._sources[name]

@@ -17,6 +17,7 @@ OtlpCompression = Literal["gzip", "none"]
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
+_HOST: Final = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
 _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
 
 
@@ -179,7 +180,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     hub: str | None = None  # the name of the hub
     auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
     client_id: str | None = None  # of a user-assigned identity
-    authority: str | None = None  # of another cloud: login.microsoftonline.us
+    authority: str | None = None  # of another cloud: login.microsoftonline.us, beside `auth: default`
     audience: str | None = None  # of another cloud: https://eventhubs.azure.us
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
     proxy_host: str | None = None  # for websockets
@@ -198,6 +199,10 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
         if self.namespace is not None and not self.hub:
             raise ValueError("expected `hub` beside `namespace`")
+        if self.namespace is not None and not _HOST.fullmatch(self.namespace):
+            raise ValueError("namespace: expected its name alone, such as fleet.servicebus.windows.net")
+        if self.authority is not None and self.auth == "managed_identity":
+            raise ValueError("authority: expected beside `auth: default`; the VM's own identity has no use for it")
         if self.heartbeat is not None and self.heartbeat.seconds < 300:  # noqa: PLR2004 - five minutes
             raise ValueError("heartbeat: expected 5m or more")
         if self.proxy_host is not None and (self.transport != "websockets" or "/" in self.proxy_host):

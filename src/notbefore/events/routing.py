@@ -32,6 +32,10 @@ class Span(Struct, frozen=True, forbid_unknown_fields=True):
     max: int | None = None  # seconds
     unknown: bool = False  # also one that Azure does not know
 
+    def __post_init__(self) -> None:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"duration: expected min to be no more than max, got {self.min} and {self.max}")
+
     def holds(self, duration: int | None) -> bool:
         """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
         if duration is None:
