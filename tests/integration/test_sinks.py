@@ -247,14 +247,27 @@ def test_with_a_bot_s_token_later_changes_go_under_the_first() -> None:
     with HttpPeer() as peer:
         peer.default = Say(body=b'{"ok":true,"ts":"1772366400.000100"}')
         (first,) = sent(bot(peer))
-        assert first.thread == "1772366400.000100"
+        assert first.thread == "C1 1772366400.000100"
         (second,) = sent(bot(peer), message({}, STARTED, thread=first.thread))
         one, two = (json.loads(request.body) for request in peer.requests)
         assert peer.requests[0].path == "/chat.postMessage"
         assert peer.requests[0].headers["authorization"] == "Bearer xoxb-1"
     assert "thread_ts" not in one
-    assert two["thread_ts"] == second.thread == first.thread
+    assert two["thread_ts"] == "1772366400.000100"
+    assert second.thread == first.thread
+    assert two["reply_broadcast"] is True  # it has begun: the whole channel is to see it
     assert one["metadata"]["event_payload"]["delivery_id"]
+
+
+@pytest.mark.parametrize("thread", ["C2 1772366400.000100", "1772366400.000100"])
+def test_what_began_in_another_channel_begins_anew(thread: str) -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(body=b'{"ok":true,"ts":"17.1"}')
+        (receipt,) = sent(bot(peer), message({}, {"DurationInSeconds": 9}, thread=thread))
+        sent(bot(peer), message({}, {"DurationInSeconds": 9}, thread=receipt.thread))
+        one, two = (json.loads(request.body) for request in peer.requests)
+    assert "thread_ts" not in one
+    assert (two["thread_ts"], two["reply_broadcast"]) == ("17.1", False)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +318,7 @@ def test_the_mails_of_one_event_are_one_thread(tmp_path: Path) -> None:
     assert "Runbook: https://wiki.example.org/r" in text
     assert "<td" in html
     assert first["From"] == "notbefore <vm@example.org>"
+    assert first["Auto-Submitted"] == "auto-generated"
 
 
 def test_a_mail_is_one_mail_whatever_azure_says(tmp_path: Path) -> None:
@@ -345,6 +359,18 @@ def test_who_has_the_mail_does_not_get_it_again(tmp_path: Path) -> None:
         peer.refuse.clear()
         sink.send(one)
     assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"], ["late@example.org"]]
+
+
+def test_who_is_refused_for_good_later_on_is_no_dead_letter_where_others_have_the_mail(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        peer.refuse["late@example.org"] = "450 greylisted"
+        sink = sink_of(mailto(peer, to=("ops@example.org", "late@example.org")))
+        one = message()
+        with pytest.raises(SendError, match="greylisted"):
+            sink.send(one)
+        peer.refuse["late@example.org"] = "550 unknown"
+        sink.send(one)
+    assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"]]
 
 
 def test_what_the_server_says_to_quit_says_nothing_of_the_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
