@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from base64 import b64encode
+from contextlib import nullcontext
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -584,6 +585,21 @@ def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
     assert not raised.value.permanent
     pid = int(out.read_text(encoding="utf-8"))
     eventually(lambda: _ended(pid))
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(0, True), (75, False)])
+def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
+    tmp_path: Path, code: int, *, goes_on: bool
+) -> None:
+    pid, go, out = (tmp_path / name for name in ("pid", "go", "out"))
+    script = f"(until [ -e {go} ]; do sleep 0.05; done; echo done > {out}) & echo $! > {pid}; exit {code}"
+    with nullcontext() if goes_on else pytest.raises(SendError, match="exit code 75"):
+        sent(SinkConfig(command=Command(command=("/bin/sh", "-c", script))))
+    if not goes_on:
+        eventually(lambda: _ended(int(pid.read_text(encoding="utf-8"))))
+    go.touch()
+    if goes_on:
+        eventually(out.exists)
 
 
 def _ended(pid: int) -> bool:
