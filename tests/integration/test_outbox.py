@@ -335,6 +335,31 @@ def test_a_full_outbox_pushes_out_the_oldest_of_the_least_grave_and_counts_it(bo
     assert (box.count("expired"), box.count("overflowed")) == (1, 1)
 
 
+def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none(box: Box) -> None:
+    repeated, grave, new = delivery("a", severity="critical"), delivery("b", severity="critical"), delivery("c")
+    box.put(repeated)
+    box.lease(1)
+    box.lease(2, delivered(repeated, 2, repeat=30.0))
+    box.put(grave, new)
+    box.expire(5, max_rows=2)
+    assert ids(box.outbox.rows()) == [grave.delivery_id, new.delivery_id]
+    assert box.count("overflowed") == 0
+
+
+def test_a_thread_is_forgotten_a_month_after_its_last_message(box: Box) -> None:
+    first, second, third = delivery(), delivery(kind="started"), delivery(kind="finished")
+    month = outbox_intake.THREAD_SECONDS
+    box.put(first, second, third)
+    box.lease(1)
+    (next_one,) = box.lease(2, delivered(first, thread="1234.5"))
+    assert next_one.thread == "1234.5"
+    box.expire(1 + month)
+    (last,) = box.lease(3, delivered(second, 3))
+    assert last.thread == "1234.5"
+    box.expire(2 + month)
+    assert box.lease(60 + month)[0].thread is None
+
+
 def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     one = delivery(expires=10.0)
     box.put(one)

@@ -425,6 +425,11 @@ def test_an_address_that_apprise_does_not_know_is_a_mistake() -> None:
         sink_of(SinkConfig(apprise=Apprise(url=Secret("nonsense://x"))))
 
 
+def test_apprise_waits_no_longer_than_it_may() -> None:
+    sink: Any = sink_of(SinkConfig(apprise=Apprise(url=Secret("json://127.0.0.1/"), timeout=Duration("7s"))))
+    assert sink._service.request_timeout == (7, 7)
+
+
 @pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
 def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(level: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(level)
