@@ -131,6 +131,14 @@ def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, told: boo
     assert sinks([Route(sinks=SINKS, quiet_updates=False)], one) == ["oncall", "hub"]
 
 
+def test_quiet_moves_are_told_once_they_add_up() -> None:
+    times = ["12:15:50", "12:16:40", "12:16:41", "12:15:45", "12:15:45"]
+    looks = [{"NotBefore": f"Sun, 01 Mar 2026 {time} GMT"} for time in times]
+    looks[4] |= {"Description": "x"}
+    told = [bool(sinks([Route(sinks=SINKS)], change({}, *looks[: number + 1]))) for number in range(5)]
+    assert told == [False, True, False, False, True]  # from 12:15:00, and then from 12:16:40
+
+
 BOTH = {"Resources": [PEER, ME]}
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.events.change import Change, Gap, Kind, Outcome, Reason, Scope, change_id
+from notbefore.events.change import Change, Gap, Kind, Outcome, Reason, Scope, change_id, quiet
 from notbefore.events.document import SCHEDULED, STARTED, Document, Event
 
 WATCHED: Final = 15.0
@@ -89,6 +89,7 @@ class Life(Struct, frozen=True):
     started: datetime | None = None  # when it was first seen Started
     start_seen: bool = False  # it was not Started a beat before
     not_before: datetime | None = None  # the last one known
+    told: datetime | None = None  # the last one that was worth telling; of a file that was written before: None
     interruption: Gap | None = None  # the longest felt while Started
     unfelt: bool = False  # part of the time in which it was Started nobody kept beats
     unread_since: datetime | None = None  # it is listed, but cannot be read, since its last good reading
@@ -201,8 +202,8 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
     change = _change(life, identity, (kind, reason), incarnation, now)
     if old is None:
         return life, change
-    previous_scope = old.scope if old.scope != life.scope else None
-    return life, msgspec.structs.replace(change, previous=old.event, previous_scope=previous_scope)
+    scope = old.scope if old.scope != life.scope else None
+    return life, msgspec.structs.replace(change, previous=old.event, previous_scope=scope, told=_told(old))
 
 
 def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
@@ -217,6 +218,7 @@ def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
         started=now.time if is_started else None,
         start_seen=is_started and watched,
         not_before=event.not_before,
+        told=event.not_before,
         interruption=now.gap if is_started and scope != "peer" else None,
         unfelt=is_started and (now.gap is None or not watched),
         steps=tracked.departed.get(event.key, {}),
@@ -232,8 +234,13 @@ def _grown(old: Life, event: Event, now: Moment) -> Life:
         started=now.time if starts else old.started,
         start_seen=_watched(old, now) if starts else old.start_seen,
         not_before=event.not_before or old.not_before,
+        told=_told(old) if quiet(old.event, event, _told(old)) else event.not_before,
         unread_since=None,
     )
+
+
+def _told(life: Life) -> datetime | None:
+    return life.told or life.event.not_before
 
 
 def _watched(life: Life, now: Moment) -> bool:

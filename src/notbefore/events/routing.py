@@ -5,12 +5,11 @@ events that hit this VM go to every sink.
 """
 
 import re
-from datetime import timedelta
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-from notbefore.events.change import Change, Kind, Scope
+from notbefore.events.change import Change, Kind, Scope, quiet
 from notbefore.events.document import Event
 from notbefore.events.duration import Duration
 
@@ -21,7 +20,6 @@ AnnounceBy = Literal["affected", "leader", "all"]
 
 CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
-QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody being told
 RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
 
 
@@ -98,7 +96,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     go_on: bool = False  # try the routes after this one as well
     announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
-    quiet_updates: bool = True  # a NotBefore that moves by less than a minute is not told
+    quiet_updates: bool = True  # a NotBefore less than a minute from the one that was told is not told
     remind_before: Duration | None = None  # so long before NotBefore it is said again, once
 
 
@@ -154,17 +152,8 @@ def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
 
 
 def _quiet(change: Change) -> bool:
-    """An update in which nothing but NotBefore moved, and that by less than a minute."""
-    before, after = change.previous, change.event
-    if change.kind != "updated" or before is None or before.not_before is None or after.not_before is None:
-        return False
-    moved = abs(after.not_before - before.not_before) < timedelta(seconds=QUIET_MOVE)
-    return moved and _without_time(before) == _without_time(after)
-
-
-def _without_time(event: Event) -> tuple[object, ...]:
-    resources = tuple(sorted(name.casefold() for name in event.resources))
-    return (event.event_type, event.event_status, resources, event.description, event.event_source, event.duration)
+    before = change.previous
+    return change.kind == "updated" and before is not None and quiet(before, change.event, change.told)
 
 
 def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
