@@ -209,7 +209,7 @@ def drain(path: Path) -> bool:
 
 
 def report(path: Path, receiver: Receiver, killed: collections.Counter[str]) -> None:
-    history = [msgspec.json.decode(row) for row in read_history(path, None, 1_000_000)]
+    history = [msgspec.json.decode(row) for row in read_history(path, None, 1_000_000).records]
     expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
     taken = collections.Counter(found for found, _, _ in receiver.taken)
     reader = OutboxReader(path)

@@ -1,7 +1,9 @@
-"""What holds for all tests: hypothesis without a stopwatch, and skips that say what to install."""
+"""What holds for all tests: hypothesis without a stopwatch, nobody asks Azure, and skips say what to install."""
 
 import os
+import runpy
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +11,10 @@ from hypothesis import HealthCheck, settings
 # the machines are noisy: how long one example takes says nothing
 settings.register_profile("notbefore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
 settings.load_profile("notbefore")
+
+GUARD = Path(__file__).with_name("guard")
+runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(GUARD), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.hookimpl(wrapper=True)

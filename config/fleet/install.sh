@@ -4,15 +4,15 @@
 #   python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install '.[apprise]'
 #   /opt/notbefore/share/notbefore/fleet/install.sh [--config FILE] [--no-start]
 #
-# A configuration that is there stays unless --config gives another; one that is wrong changes nothing. Each file of
-# /etc/notbefore/credentials becomes a credential of the service: `url_credential: slack-url`. DESTDIR is put before every
-# path that is written to, and nothing is started then.
+# A configuration that is there stays unless --config gives another; one that is wrong, or names what the service cannot
+# read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
+# `url_credential: slack-url`. DESTDIR is put before every path that is written to, and nothing is started then.
 set -eu
 
 prefix=$(cd "$(dirname "$0")/../../.." && pwd)
 etc="${DESTDIR:-}/etc/notbefore"
 units="${DESTDIR:-}/etc/systemd/system"
-config='' start=yes
+config='' start=yes wrong=''
 
 fail() {
     echo "install.sh: $*" >&2
@@ -35,10 +35,34 @@ install -d -m 0755 "$etc" "$units/notbefore.service.d"
 install -d -m 0700 "$etc/credentials"
 [ -n "$config" ] || [ -e "$etc/notbefore.yml" ] || config="$prefix/share/notbefore/notbefore.yml"
 
-export CREDENTIALS_DIRECTORY="$etc/credentials" # a configuration is read with its secrets
-# what is wrong is said before anything of the running service is touched
-"$prefix/bin/notbefore" check-config "${config:-$etc/notbefore.yml}" >/dev/null
-[ -z "$config" ] || install -m 0644 "$config" "$etc/notbefore.yml"
+# What is wrong is said before anything of the running service is touched. A new configuration is read where it will lie:
+# what it names is looked for beside it.
+checked="$etc/notbefore.yml" new="$etc/.notbefore.yml"
+if [ -n "$config" ]; then
+    trap 'rm -f "$new"' EXIT
+    trap 'exit 1' HUP INT TERM
+    install -m 0644 "$config" "$new"
+    checked=$new
+fi
+export CREDENTIALS_DIRECTORY="$etc/credentials" # it is read with its secrets
+said=$("$prefix/bin/notbefore" check-config "$checked" 2>&1 >/dev/null) || wrong=yes
+[ -z "$said" ] || echo "$said" | sed -e "s#$new:#$config:#" -e "s#$new#$etc/notbefore.yml#" >&2
+[ -z "$wrong" ] || exit 1
+
+# root can read it all, the service is a user of its own, in the groups that a drop-in gives it
+groups=$(cat "$units"/notbefore.service.d/*.conf 2>/dev/null | sed -n 's/^SupplementaryGroups= *//p' | tr -s ' \n' ,)
+as_service() {
+    user=65533 # nobody's: neither systemd nor a distribution gives it away
+    if [ -n "${groups%,}" ]; then set -- --groups="${groups%,}" "$@"; else set -- --clear-groups "$@"; fi
+    setpriv --reuid=$user --regid=$user "$@"
+}
+if [ "$(id -u)" = 0 ]; then
+    { echo "$checked"; "$prefix/bin/notbefore" check-config --files "$checked"; } | while IFS= read -r named; do
+        as_service test -r "$named" || fail "$named: the service's user cannot read it: for a secret use *_credential" \
+            "instead of *_file, else give it to a group of the service: docs/access.md"
+    done
+fi
+[ -z "$config" ] || mv "$new" "$etc/notbefore.yml"
 
 sed "s#/opt/notbefore/#$prefix/#" "$prefix/share/notbefore/systemd/notbefore.service" >"$units/notbefore.service"
 {

@@ -170,7 +170,9 @@ class Agent:
                 if number in (signal.SIGTERM, signal.SIGINT):
                     log.info("%s: stopping", signal.Signals(number).name)
                     return True
-                if number == _SIGHUP:
+                if number == _SIGHUP and self._stopping:
+                    log.info("SIGHUP: not reloaded, the agent is stopping")
+                elif number == _SIGHUP:
                     self._notifier.reloading()
                     self._reconfigure()
                     self._notifier.ready()
@@ -286,8 +288,8 @@ class Agent:
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         """``/api/v1/history``."""
-        rows = self._store.history(since.timestamp() if since else None, limit)
-        return b'{"changes":[' + b",".join(rows) + b"]}"
+        found = self._store.history(since.timestamp() if since else None, limit)
+        return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"true" if found.cut else b"false")
 
     def condition(self) -> Condition:
         """What the page says of the agent itself."""

@@ -200,13 +200,12 @@ class Approver:
 
     # ---- what people ask
 
-    def preview(self, life: Life, vm: str | None) -> PendingApproval | None:
-        """What the rules would do with an event, and why; ``None`` where nobody has thought of approving."""
+    def preview(self, life: Life, listed: Listed) -> PendingApproval | None:
+        """What the rules would do with a listed event, and why; ``None`` where nobody has thought of approving."""
         switches = self._switches
         if not (switches.policy.rules or switches.policy.enabled or switches.allowed):
             return None
-        listed = self._watch.listed()
-        decision = judge(switches.policy, life, vm, flawed=life.event.key in listed.flawed)
+        decision = judge(switches.policy, life, listed.where.vm, flawed=life.event.key in listed.flawed)
         attempt = listed.attempts.get(life.event.key)
         return PendingApproval(
             action=decision.action,

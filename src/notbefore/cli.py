@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import notbefore
-from notbefore.config import Config, access, default_state_dir, dump, load, warnings
+from notbefore.config import Config, access, default_state_dir, dump, files, load, warnings
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 OK: Final = 0
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--connect", action="store_true", help="ask the sinks that can be asked: would they take a message?"
     )
+    check.add_argument("--files", action="store_true", help="name the files that it has read besides, a line each")
     _with_configuration(add("discover", _discover, "look for IMDS, and say what was found where"))
     events = add("events", _events, "show what is listed now, as a running agent knows it")
     history = add("history", _history, "show the last changes")
@@ -133,9 +134,9 @@ def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
         importlib.import_module(LATE[name]).add_arguments(parser)
 
 
-def _load(options: argparse.Namespace) -> Config:
+def _load(options: argparse.Namespace, *, trying: bool = False) -> Config:
     overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
-    return load(options.config, os.environ, overrides)
+    return load(options.config, os.environ, overrides, trying=trying)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -151,8 +152,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check_config(options: argparse.Namespace) -> int:
     from notbefore.imds.client import ImdsClient  # noqa: PLC0415 - as above
+    from notbefore.logs import set_up  # noqa: PLC0415 - as above
 
-    config = _load(options)
+    set_up("text", "critical")  # what a library says of an address may hold what is secret
+    config = _load(options, trying=not options.connect)  # `connect` tries them one by one
+    if options.files:
+        sys.stdout.writelines(f"{path}\n" for path in files(config))
+        return OK
     ImdsClient(config.imds.endpoint)  # says what is wrong with the address
     for text in [*warnings(config, options.config), *access(config.server).check_listen(config.server.listen)]:
         sys.stderr.write(f"notbefore: warning: {text}\n")

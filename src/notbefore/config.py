@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from notbefore.config_file import convert, read
 from notbefore.delivery.secret import SOURCES, Secret
 from notbefore.delivery.settings import KINDS, Links, Otlp, SinkConfig
-from notbefore.delivery.sinks import check_installed, check_otlp_installed
+from notbefore.delivery.sinks import check_installed, check_otlp_installed, try_out
 from notbefore.errors import ConfigError
 from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
@@ -127,12 +127,18 @@ class Config(_Section, frozen=True):
 
 
 def load(
-    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str | None],
+    *,
+    sending: bool = True,
+    trying: bool = False,
 ) -> Config:
     """Read the configuration; raises ``ConfigError``.
 
     ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given". Who is not
-    ``sending`` needs neither the sinks' libraries nor their secrets, and may have none.
+    ``sending`` needs neither the sinks' libraries nor their secrets, and may have none. Who is ``trying`` has each sink
+    made, for what only its library can say; the agent does not, which would import it for good.
     """
     values, places = read(path) if path is not None else ({}, {})
     base = path.absolute().parent if path is not None else Path.cwd()
@@ -152,7 +158,7 @@ def load(
     fold(values, places, environment)
     config = _convert(_prepared(values, base), places, strict=False)
     if sending:
-        _check_sinks(config, places, environment)
+        _check_sinks(config, places, environment, trying=trying)
         _check_otlp(config.otlp, places, environment)
     return config
 
@@ -219,12 +225,19 @@ def warnings(config: Config, path: Path | None) -> list[str]:
     """What is not wrong, but ought to be known."""
     trouble = otlp_trouble(os.environ) if config.otlp is None else None
     found = [f"OTEL_* variables ask for OTLP, and cannot be used: nothing is sent ({trouble})"] if trouble else []
+    found += [f"no route leads to sink {name}: nothing is sent there" for name in _unused(config)]
     plain = plain_secrets(config)
     if plain and path is not None and path.stat().st_mode & stat.S_IROTH:
         found.append(
             f"{path} can be read by everybody, and holds secrets ({', '.join(plain)}): chmod o-r, or use *_file"
         )
     return found
+
+
+def _unused(config: Config) -> list[str]:
+    led = {name for route in config.routes for name in route.sinks}
+    heartbeats = {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
+    return [name for name in config.sinks if name not in led | heartbeats] if config.routes else []
 
 
 def dump(config: Config) -> str:
@@ -237,6 +250,20 @@ def dump(config: Config) -> str:
     if config.otlp is None:
         del values["otlp"]  # empty, it would be wrong
     return yaml.safe_dump(values, sort_keys=False)
+
+
+def files(config: Config) -> list[str]:
+    """What is read besides the configuration itself: secrets, certificates, keys."""
+    web = config.server.web_config_file
+    return [*_files(msgspec.to_builtins(config, enc_hook=_encode)), *(load_web_config(Path(web)).files if web else ())]
+
+
+def _files(values: object) -> Iterator[str]:
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if isinstance(value, str) and (key == "file" or key.endswith("_file")):
+            yield value
+        else:
+            yield from _files(value)
 
 
 def _encode(value: object) -> object:
@@ -323,7 +350,7 @@ def _prepared_route(route: Any) -> Any:
     return {**route, "match": match}
 
 
-def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str]) -> None:
+def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str], *, trying: bool) -> None:
     """What can be known before the first message: libraries, secrets, names in routes."""
     for name, sink in config.sinks.items():
         dotted = f"sinks.{name}.{sink.kind}"
@@ -334,6 +361,9 @@ def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[st
             check_installed(sink)
             for key, secret in sink.secrets.items():
                 _check_secret(sink, key, secret.reveal(environment))
+            _check_files(sink.settings)
+            if trying:
+                try_out(name, sink, config.links)
         except ConfigError as error:
             raise ConfigError(f"{place}: {dotted}: {error}") from None
     for number, route in enumerate(config.routes):
@@ -351,19 +381,60 @@ def _check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[
     try:
         where = "otlp"
         check_otlp_installed(otlp.protocol)
+        for where, secret in _otlp_headers(otlp).items():
+            _check_header(where.partition(".headers.")[2], secret.reveal(environment))
+        where = "otlp"
+        _check_files(otlp)
         if otlp.logs is not None:
+            where = "otlp.logs"
             check_otlp_installed(otlp.logs.protocol)
-        for where, secret in _otlp_headers(otlp).items():  # noqa: B007 - the place of an error
-            secret.reveal(environment)
+            _check_files(otlp.logs)
     except ConfigError as error:
         place = places.get(where) or places.get("otlp.endpoint") or places.get("", "the configuration")
         raise ConfigError(f"{place}: {where}: {error}") from None
 
 
+def _check_files(settings: Struct) -> None:
+    """The certificates and keys that are named are there."""
+    for key in settings.__struct_fields__:
+        path = getattr(settings, key)
+        if not key.endswith("_file") or path is None:
+            continue
+        try:
+            Path(path).open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
+
+
 def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
     """What can be said of a secret without telling it."""
-    if key != "url":
-        return
+    if key == "token" or key.startswith("headers."):
+        _check_header(key, value)
+    elif key == "connection_string":
+        _check_connection_string(value, sink.event_hub.hub if sink.event_hub else None)
+    elif key == "url":
+        _check_url(sink, value)
+
+
+def _check_header(key: str, value: str) -> None:
+    wrong = next((place for place, letter in enumerate(value, start=1) if not " " <= letter <= "\xff"), None)
+    if wrong is not None or value != value.strip():
+        where = f"its character {wrong}" if wrong else "the space around it"
+        raise ConfigError(f"{key}: expected one line of plain letters, as a header takes them: see {where}")
+
+
+def _check_connection_string(value: str, hub: str | None) -> None:
+    parts = {name.strip().lower() for name, equals, text in (part.partition("=") for part in value.split(";")) if text}
+    signed = {"sharedaccesskeyname", "sharedaccesskey"} <= parts or "sharedaccesssignature" in parts
+    if "endpoint" not in parts or not signed:
+        raise ConfigError(
+            "connection_string: expected Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB"
+        )
+    if "entitypath" not in parts and not hub:
+        raise ConfigError("connection_string: it names no hub: expected `hub`, or EntityPath=HUB in it")
+
+
+def _check_url(sink: SinkConfig, value: str) -> None:
     try:
         url = urlsplit(value)
         _ = url.port
@@ -371,6 +442,8 @@ def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
         raise ConfigError("url: this is no address: what is special in a password is written as %XX") from None
     if sink.kind in ("webhook", "slack") and (url.scheme not in ("http", "https") or not url.hostname):
         raise ConfigError("url: expected http://HOST or https://HOST")
+    if sink.kind == "email" and url.scheme not in ("mailto", "mailtos"):
+        raise ConfigError("url: expected mailto://USER:PASSWORD@HOST or mailtos://USER:PASSWORD@HOST")
     if sink.kind == "webhook" and url.username is not None:
         raise ConfigError("url: user and password do not belong in the address: give them as `headers`")
 

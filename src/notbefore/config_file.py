@@ -47,6 +47,10 @@ def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> N
         if key.tag != "tag:yaml.org,2002:str":
             raise ConfigError(f"{place}: expected text as the name of a section or key, got {key.value!r}")
         dotted = f"{above}.{key.value}".lstrip(".")
+        if dotted in places:  # the last would count, without a word
+            raise ConfigError(
+                f"{place}: {dotted} stands here for the second time, after {places[dotted]}: join the two"
+            )
         places[dotted] = place
         _note_places(value, file, dotted, places)
         for number, item in enumerate(value.value if value.id == "sequence" else ()):

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any, Final, TextIO
 
 from notbefore.config import Config
-from notbefore.courier import known_secrets
-from notbefore.delivery.message import ConnectableSink
+from notbefore.delivery.courier import known_secrets
+from notbefore.delivery.message import ConnectableSink, Sink
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.settings import Connection, Otlp
-from notbefore.delivery.sinks import make
+from notbefore.delivery.settings import Connection, Links, Otlp, SinkConfig
+from notbefore.delivery.sinks import check_templates, make
 from notbefore.errors import ConfigError, SendError
 from notbefore.logs import set_up
 from notbefore.show import table
@@ -26,7 +26,7 @@ def connect(config: Config, out: TextIO) -> int:
     if not config.sinks:
         out.write("There is no sink in this configuration.\n")
     asked = [
-        (name, settings.kind, _ask(partial(make, name, settings, config.links)))
+        (name, settings.kind, _ask(partial(_sink, name, settings, config.links)))
         for name, settings in config.sinks.items()
     ]
     if config.otlp is not None:
@@ -34,6 +34,11 @@ def connect(config: Config, out: TextIO) -> int:
     rows = [(name, kind, answer, redact(why)) for name, kind, (answer, why) in asked]
     table(("SINK", "KIND", "WOULD TAKE IT", "WHY"), rows, out)
     return 1 if any(answer == "no" for _, _, answer, _ in rows) else 0
+
+
+def _sink(name: str, settings: SinkConfig, links: Links) -> Sink:
+    check_templates(settings)
+    return make(name, settings, links)
 
 
 def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, tuple[str, str]]]:

@@ -1,7 +1,7 @@
 """The courier's process: ``python -m notbefore.courier``, started by the agent with its orders on standard input.
 
-Standard input: one line of JSON (``delivery.settings.Orders``), then single bytes: ``w`` there is work, ``t`` stop. Its
-end means that the agent is gone. Standard output: a byte each second, the sign of life.
+Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave to a
+successor, ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second, the sign of life.
 """
 
 import os
@@ -16,28 +16,17 @@ from typing import Final
 
 import msgspec
 
-from notbefore.delivery.courier import Courier, Line
+from notbefore.delivery.courier import Courier, Line, known_secrets
 from notbefore.delivery.message import Sink
 from notbefore.delivery.orders import LOST_STATE, unseal
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.settings import SinkConfig
 from notbefore.delivery.sinks import make
-from notbefore.errors import ConfigError, StoreError
+from notbefore.errors import StoreError
 from notbefore.logs import set_up
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
 
 PREDECESSOR_PATIENCE: Final = 15.0  # seconds until a courier that does not leave is killed
-
-
-def known_secrets(sinks: dict[str, SinkConfig]) -> list[str]:
-    """What must not be told; a secret that cannot be read now cannot be told either."""
-    found: list[str] = []
-    for sink in sinks.values():
-        for secret in sink.secrets.values():
-            with suppress(ConfigError):
-                found.append(secret.reveal())
-    return found
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from notbefore.delivery.orders import BEAT, DONE, HUNG, STOP, STOP_SECONDS, WAKE, Orders, seal
+from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, STOP, STOP_SECONDS, WAKE, Orders, seal
 from notbefore.errors import ConfigError
 from notbefore.events.figures import Figures
 
@@ -227,12 +227,12 @@ class Dispatcher:
         self._orders = orders
         if self._child is not None:
             self._reason = "reload"
-            self._child.say(STOP)
+            self._child.say(LEAVE)
 
     def restart(self) -> None:
         """The state is another file now: the courier works on the old one."""
         if self._child is not None:
-            self._child.say(STOP)
+            self._child.say(LEAVE)
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""

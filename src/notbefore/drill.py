@@ -20,11 +20,11 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.config import Config, load
-from notbefore.courier import known_secrets
-from notbefore.delivery.courier import Courier
-from notbefore.delivery.message import Sink
+from notbefore.delivery.courier import Courier, known_secrets
+from notbefore.delivery.message import Message, Sink
 from notbefore.delivery.orders import Orders
 from notbefore.delivery.redact import Redactor
+from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks import make
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.events.change import Change
@@ -199,6 +199,15 @@ class Exercise:
             self._store.close()
 
 
+def _fallback(result: Result, config: Config) -> str:
+    """Why the user's words were not sent, where they were not."""
+    if not result.settled.fallback:
+        return ""
+    settings = config.sinks[result.delivery.sink].settings
+    why = Renderer(settings.title, settings.body).trouble(Message.of(result.delivery))
+    return f"the template failed ({why}): the built-in text was sent"
+
+
 def show(results: list[Result], config: Config, out: TextIO) -> int:
     """What happened at each sink; returns the exit code."""
     if not results:
@@ -217,7 +226,7 @@ def show(results: list[Result], config: Config, out: TextIO) -> int:
             words[result.settled.result],
             f"{result.took:.2f}s",
             str(attempts),
-            result.settled.error,
+            result.settled.error or _fallback(result, config),
         )
         for (sink, kind), (result, attempts) in sorted(last.items(), key=lambda item: item[0][0])
     ]

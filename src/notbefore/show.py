@@ -1,6 +1,7 @@
 """What ``notbefore events`` and ``notbefore history`` show: tables for people, JSON for scripts."""
 
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +28,15 @@ def read_changes(agent: str | Door, state_dir: str | None, since: str | None, li
     """The last changes, from a running agent or from a state directory; raises ``NotBeforeError``."""
     if state_dir is None:
         query = f"?limit={limit}" + (f"&since={quote(since)}" if since else "")
-        changes: list[dict[str, Any]] = ask(agent, f"/api/v1/history{query}")["changes"]
+        answer = ask(agent, f"/api/v1/history{query}")
+        if answer.get("cut"):
+            sys.stderr.write("There are older ones, too many for one answer: --state-dir reads them all.\n")
+        changes: list[dict[str, Any]] = answer["changes"]
         return changes
     path = Path(state_dir) / FILE_NAME
     try:
         start = _time(since).timestamp() if since else None
-        return [msgspec.json.decode(row) for row in read_history(path, start, limit)]
+        return [msgspec.json.decode(row) for row in read_history(path, start, limit).records]
     except ValueError:
         raise ConfigError(f"--since: expected RFC 3339, got {since!r}") from None
     except sqlite3.Error as error:

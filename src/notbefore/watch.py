@@ -53,9 +53,9 @@ class Watch:
         self.routing = Routing()
         self.outbox: Callable[[], OutboxView] = OutboxView
         self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
-        self.moved: list[Callable[[], None]] = []  # called when what is listed has changed; must not wait
+        self.moved: list[Callable[[], None]] = []  # called when there was a change; must not wait
         self.rules: tuple[str, ...] = ()  # of approval, those that may approve
-        self.preview: Callable[[Life, str | None], PendingApproval | None] = lambda _life, _vm: None
+        self.preview: Callable[[Life, Listed], PendingApproval | None] = lambda _life, _listed: None
         self.pulse = Pulse()
         self._api_version = ""
         self.last_good: float | None = None  # monotonic seconds
@@ -63,8 +63,11 @@ class Watch:
         self._store = store
         self._tell = tell
         self._boot_id = boot_id()
+        self._began = now_utc()
         self._lock = threading.RLock()
         self._memory = store.load()
+        if self._memory.boot_id != self._boot_id:  # the state may have come along in an image: IMDS has to say it anew
+            self._memory.vm = None
         self._memory.totals.since = self._memory.totals.since or now_utc()
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
@@ -109,7 +112,7 @@ class Watch:
 
     def _fail(self, reason: str, detail: str) -> None:
         self.figures.polls[reason] += 1
-        if self._rejected is not None:
+        if reason == "rejected" and self._rejected is not None:
             self.figures.documents_rejected[self._rejected.reason] += 1
         if self._trouble != reason:
             log.warning("IMDS: %s; what was known is kept, and asked again", detail)
@@ -125,7 +128,7 @@ class Watch:
         tracked = self._memory.tracked
         if self._document is not None and (poll.body is not None or tracked.interrupting):
             self._step(diff(tracked, self._document, moment), moment)
-        self._memory.seen, self._memory.boot_id, self._memory.clean = now, self._boot_id, False
+        self._saw(now)
         if first:  # this boot, and that the last stop is over, are to be known after a crash as well
             self._commit([])
         # last: who is told that the agent is ready may count on it that what was seen is written down
@@ -141,15 +144,15 @@ class Watch:
             blind = max(blind, time.monotonic() - self.last_good)
         gap: Gap | None = self.pulse.take() if self.pulse.running else Gap(lag, lag)
         if self.last_good is None:  # the first good poll of this process: it felt nothing before
-            gap = self._gap_over_boot(now) if rebooted else None
+            gap = self._gap_over_boot() if rebooted else None
         return Moment(now, self._vm_name, blind, rebooted, gap)
 
-    def _gap_over_boot(self, now: datetime) -> Gap | None:
-        """From the last beat before the boot until now, if beats were written down until then."""
+    def _gap_over_boot(self) -> Gap | None:
+        """From the last beat before the boot to the first after it, if beats were written down until then."""
         memory = self._memory
-        if memory.seen is None or not (memory.clean or memory.tracked.interrupting):
+        if memory.beat is None or not (memory.clean or memory.tracked.interrupting):
             return None
-        return Gap(max(0.0, (now - memory.seen).total_seconds()), 0.0)
+        return Gap(max(0.0, (self._began - memory.beat).total_seconds()), 0.0)
 
     def _step(self, step: Step, moment: Moment) -> None:
         memory = self._memory
@@ -161,7 +164,7 @@ class Watch:
             for key, attempt in memory.approvals.items()
             if key in step.tracked.events or attempt.state != "done"
         }
-        memory.seen, memory.boot_id, memory.clean = moment.time, self._boot_id, False
+        self._saw(moment.time)
         told = [self._told(change) for change in step.changes]
         for change in step.changes:
             memory.totals.add(change)
@@ -169,8 +172,17 @@ class Watch:
         for one in told:
             self._tell(one.record + b"\n")
         self._feel()
+        self._say_moved()
+
+    def _say_moved(self) -> None:
         for hear in self.moved:
             hear()
+
+    def _saw(self, now: datetime) -> None:
+        """A good answer was read, and this boot was alive to read it."""
+        memory = self._memory
+        memory.seen = memory.beat = now
+        memory.boot_id, memory.clean = self._boot_id, False
 
     def _told(self, change: Change) -> Told:
         line = json_line(record(change, self.vm))
@@ -275,6 +287,7 @@ class Watch:
             self._commit(told)
             for one in told:
                 self._tell(one.record + b"\n")
+                self._say_moved()
             return self._store.degraded is None
 
     def mend(self) -> None:
@@ -288,7 +301,7 @@ class Watch:
         self.pulse.stop()
         with self._lock:
             if self.last_good is not None:
-                self._memory.clean = True
+                self._memory.clean, self._memory.beat = True, now_utc()
                 self._commit([])
 
     # ---- what others look at
@@ -344,15 +357,14 @@ class Watch:
     def pending(self) -> bytes:
         """The answer of ``/api/v1/events``."""
         with self._lock:
-            now, memory, last = now_utc(), self._memory, self.figures.last_successful_poll
+            now, memory, last, listed = now_utc(), self._memory, self.figures.last_successful_poll, self.listed()
             view = PendingView(
                 incarnation=memory.tracked.incarnation,
                 last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
                 vm=self.vm,
                 unreadable=self.unreadable,
                 events=tuple(
-                    PendingEvent.of(life, now, self.preview(life, self._vm_name))
-                    for life in memory.tracked.events.values()
+                    PendingEvent.of(life, now, self.preview(life, listed)) for life in memory.tracked.events.values()
                 ),
             )
         return json_line(view)

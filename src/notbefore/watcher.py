@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # in a VNet nobody needs it
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
-IDENTITY_PATIENCE: Final = 2.0  # seconds that the first poll waits, so that its events are known as ours or not
+IDENTITY_PATIENCE: Final = 2.0  # seconds that the first answer waits, so that its events are known as ours or not
 FIRST_TRIES: Final = 3  # without any answer, after which IMDS is looked for,
 FIRST_PATIENCE: Final = 15.0  # or seconds
 SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for
@@ -35,7 +35,8 @@ class Watcher:
         self._name = config.vm.name
         self._api_version = config.imds.api_version
         self._stop = threading.Event()
-        self._known = threading.Event()
+        self._known = threading.Event()  # who this VM is
+        self._asked_who = False
         self._look = threading.Event()  # wakes the thread `who`
         self._configured = config.imds.endpoint
         self._may_search = config.imds.discover and may_be_elsewhere(self._configured)
@@ -64,6 +65,7 @@ class Watcher:
         """Ask no more; a request under way is cut off."""
         self._stop.set()
         self._look.set()
+        self._known.set()
         for client in (self._client, self._who_client):
             client.abort()
         for thread, client in zip(self._threads, (self._who_client, self._client), strict=True):
@@ -81,11 +83,13 @@ class Watcher:
         return self._may_search and self._configured == configured
 
     def _poll(self) -> None:
-        self._known.wait(IDENTITY_PATIENCE)
-        self.poller.due = time.monotonic()
         self.poller.run(self._handle, self._stop)
 
     def _handle(self, poll: Poll) -> None:
+        if poll.error is None and not self._asked_who:  # IMDS answers: now it can say that as well
+            self._asked_who = True
+            self._look.set()
+            self._known.wait(IDENTITY_PATIENCE)
         self._watch.handle(poll)
         if poll.error is not None and self._silent:
             self._look.set()
@@ -106,6 +110,7 @@ class Watcher:
         while not self._stop.is_set():
             try:
                 self._watch.set_vm(fetch_vm(self._who_client), self._name)
+                self._known.set()
                 failures, wait = 0, IDENTITY_REFRESH
                 if self._silent and self._found_elsewhere():
                     continue
@@ -116,7 +121,6 @@ class Watcher:
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
                 wait = IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
                 failures += 1
-            self._known.set()
             self._look.wait(wait)
             self._look.clear()
 

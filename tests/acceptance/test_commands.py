@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from notbefore import __version__
 from notbefore.simulator.server import Simulator
@@ -112,6 +113,23 @@ def test_check_config_says_what_a_configuration_amounts_to(tmp_path: Path) -> No
     assert "name: me" in told.stdout
 
 
+def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Path) -> None:
+    trustme.CA().issue_cert("vm.example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    (tmp_path / "key").write_text("key", encoding="utf-8")
+    (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", "utf-8")
+    path = tmp_path / "notbefore.yml"
+    path.write_text(
+        "server: {web_config_file: web.yml}\n"
+        "sinks: {hook: {webhook: {url: 'https://example.org', secret_file: key}}}\n"
+        "otlp: {endpoint: 'http://127.0.0.1:4318', headers: {api-key: {file: key}}}\n",
+        encoding="utf-8",
+    )
+    told = notbefore("check-config", "--files", str(path))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert {Path(line).name for line in told.stdout.splitlines()} == {"web.yml", "key", "server.pem"}
+    assert all(Path(line).parent == tmp_path for line in told.stdout.splitlines())
+
+
 @pytest.mark.parametrize("command", ["check-config", "run"])
 def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, command: str) -> None:
     path = tmp_path / "notbefore.yml"
@@ -119,8 +137,7 @@ def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, com
     told = notbefore(command, str(path))
     assert told.returncode == 2
     assert f"{path}:2: imds.interval: expected a duration" in told.stderr
-    path.write_text("imds: {endpoint: 'https://169.254.169.254'}\n", encoding="utf-8")
-    assert notbefore(command, str(path)).returncode == 2
+    assert notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254").returncode == 2
 
 
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:

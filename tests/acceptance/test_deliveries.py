@@ -238,6 +238,21 @@ def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, p
     assert json.loads(place.outbox("list", "--json"))["state"] == "pending"
 
 
+def test_an_agent_that_stops_reloads_nothing(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(how="hang")
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url, timeout="60s")})) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) == 1)
+        agent.process.terminate()
+        eventually(lambda: "SIGTERM: stopping" in agent.log)
+        place.write({"hook": webhook(peer.url)}, vm={"name": "another"})  # with which the watch would be begun anew
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "SIGHUP: not reloaded" in agent.log)
+        assert agent.stop() == 0  # the second one: at once
+        assert "configuration reloaded" not in agent.log
+
+
 def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, peer: HttpPeer, place: Place) -> None:
     config = place.write({"hook": webhook(peer.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
@@ -264,6 +279,25 @@ def test_a_reload_brings_other_sinks(imds: Simulator, peer: HttpPeer, place: Pla
             assert kinds(peer) == ["announced"]
 
 
+@pytest.mark.alone
+def test_a_sink_that_hangs_delays_no_reload(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    peer.default = Say(how="hang")
+    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+    with HttpPeer() as other, RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: len(peer.requests) == 1)
+        place.write({"hook": webhook(peer.url, timeout="60s"), "new": webhook(other.url)})
+        begun = time.monotonic()
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+        imds.set_document(body(started(), incarnation=2))
+        eventually(lambda: kinds(other) == ["started"])
+        assert time.monotonic() - begun < 8  # it would be ten
+        eventually(lambda: len(peer.requests) == 2)  # the successor tries again what hung
+        peer.over.set()
+
+
 def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
     imds: Simulator, peer: HttpPeer, place: Place
 ) -> None:
@@ -286,6 +320,24 @@ def test_a_reminder_comes_before_not_before(imds: Simulator, peer: HttpPeer, pla
         agent.ready()
         imds.set_document(body(announced(NotBefore=soon)))
         eventually(lambda: kinds(peer) == ["announced", "reminder"])
+
+
+def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_told(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    routes = [{"match": {"change": "announced"}, "sinks": ["hook"], "remind_before": "1h"}]
+    late, soon = (
+        format_datetime(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1, seconds=seconds), usegmt=True)
+        for seconds in (600, 5)
+    )
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)}, routes)) as agent:
+        agent.ready()
+        imds.set_document(body(announced(NotBefore=late)))
+        eventually(lambda: kinds(peer) == ["announced"])
+        imds.set_document(body(announced(NotBefore=soon), incarnation=2))
+        eventually(lambda: kinds(peer) == ["announced", "reminder"])
+    first, second = (json.loads(request.body)["azure.scheduled_event.not_before"] for request in peer.requests)
+    assert second < first
 
 
 def test_a_bot_in_slack_answers_under_its_first_message(imds: Simulator, peer: HttpPeer, place: Place) -> None:
@@ -346,6 +398,28 @@ def test_a_drill_says_who_was_reached(peer: HttpPeer, place: Place) -> None:
         assert "Reached: hook." in done.stdout
         assert "NOT reached: bad." in done.stdout
         assert "401" in done.stdout
+
+
+def test_a_drill_says_which_template_failed_and_why(peer: HttpPeer, place: Place) -> None:
+    config = place.write({"chat": {"slack": {"url": peer.url, "title": "{{ event.tpye }}"}}})
+    done = notbefore("drill", config)
+    assert done.returncode == 0, done.stderr
+    assert "has no attribute 'tpye'): the built-in text was sent" in done.stdout
+
+
+def test_check_config_tries_what_can_be_tried_without_sending(peer: HttpPeer, place: Place) -> None:
+    secret = "hunter2-hunter2"
+    for settings, said in (
+        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack: title: this is no template"),
+        ({"apprise": {"url": f"nosuch://me:{secret}@x/"}}, "sinks.it.apprise: apprise does not know this address"),
+    ):
+        done = notbefore("check-config", place.write({"it": settings}))
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert secret not in done.stdout + done.stderr
+    done = notbefore("check-config", place.write({"it": {"slack": {"url": peer.url}}}, [{"sinks": []}]))
+    assert (done.returncode, "no route leads to sink it" in done.stderr) == (0, True)
+    assert peer.requests == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import SinkConfig, Slack
+from notbefore.delivery.settings import EventHub, SinkConfig, Slack, Webhook
+from notbefore.delivery.sinks import make
 from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.delivery import Delivery, Settled
@@ -29,6 +30,7 @@ from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
 from notbefore.store.store import FILE_NAME, Store
+from support.peers import HttpPeer, Say
 
 RECORD = b'{"azure.scheduled_event.type":"Freeze"}'
 
@@ -56,10 +58,12 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
         yield found
 
 
-def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD) -> None:
+def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD, event: str = "") -> None:
     now = time.time()
     with outbox._transaction() as db:
-        rows = [Delivery(i, f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids]
+        rows = [
+            Delivery(i, event or f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids
+        ]
         outbox_intake.put(db, rows, now)
 
 
@@ -119,6 +123,32 @@ def test_a_sink_that_cannot_be_made_is_tried_again(outbox: Outbox) -> None:
     with courier(outbox, orders(outbox), make) as found:
         found.run()
     assert (made, outbox.rows()[0].error) == (["chat"], "the file is away")
+
+
+def hold(outbox: Outbox, delivery_id: str, sink: str = "chat") -> None:
+    """It was delivered, and is to be repeated now."""
+    put(outbox, delivery_id, sink=sink)
+    with outbox._transaction() as db:
+        db.execute("UPDATE outbox SET state = 'held' WHERE delivery_id = ?", (delivery_id,))
+
+
+def test_a_repetition_that_is_refused_is_told_as_one(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    hold(outbox, "a")
+    refusing = Recording(raising(SendError("401", permanent=True)))
+    with courier(outbox, orders(outbox), lambda _name: refusing) as found:
+        found.run()
+    (row,) = outbox.rows()
+    assert (row.state, row.error) == ("held", "401")
+    assert "did not take the repetition of `announced` of event e-a (401): it will be tried again" in caplog.text
+    assert "for good" not in caplog.text
+
+
+def test_a_repetition_ends_with_its_sink(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    hold(outbox, "a", sink="gone")
+    with courier(outbox, orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
+        found.run()
+    assert outbox.rows() == []
+    assert caplog.text == ""
 
 
 def test_what_hangs_is_given_up_and_what_waited_behind_it_is_sent(outbox: Outbox) -> None:
@@ -212,6 +242,113 @@ def test_what_follows_a_failure_of_its_event_is_held_back_and_other_events_are_n
     assert taken == {"e-1-announced": False, "e-1-started": False, "e-1-finished": False, "e-2-announced": True}
 
 
+def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(outbox: Outbox) -> None:
+    def act(message: Message) -> Receipt:
+        if message.delivery_id == "0":
+            return Receipt()
+        raise SendError("429", retry_after=60.0)
+
+    put(outbox, *map(str, range(30)))
+    asking, other = Recording(act), Recording(lambda _: Receipt())
+    put(outbox, "x", sink="other")
+    begun = time.time()
+    sinks = {"chat": asking, "other": other}
+    with courier(outbox, orders(outbox, *sinks), lambda name: sinks[name]) as found:
+        assert found.run() == DONE
+    assert len(asking.sent) < 5  # what was just being given to it may go out yet
+    assert other.sent == ["x"]
+    left = outbox.rows("pending")
+    assert [row.delivery_id for row in left] == [str(number) for number in range(1, 30)]
+    assert all(row.due >= begun + 60 for row in left if row.attempts)
+
+
+def test_a_sink_is_used_again_once_the_pause_is_over(outbox: Outbox) -> None:
+    answers = iter([SendError("429", retry_after=0.5)])
+
+    def act(_message: Message) -> Receipt:
+        for error in answers:
+            raise error
+        return Receipt()
+
+    put(outbox, *map(str, range(20)))
+    sink = Recording(act)
+    with courier(outbox, orders(outbox, linger=2.0), lambda _name: sink) as found:
+        assert found.run() == DONE
+    assert outbox.rows() == []
+    assert len(sink.sent) == 21
+
+
+def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outbox, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("old", encoding="utf-8")
+
+    class Rotating(HttpPeer):
+        def answer(self, handler: Any, say: Say) -> None:
+            key.write_text("new", encoding="utf-8")
+            super().answer(handler, say)
+
+    put(outbox, "a", "b", "c")
+    with Rotating() as peer:
+        peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
+        settings = Webhook(url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True)
+        told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
+        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.links)) as found:
+            found.run()
+        assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
+        assert [request.headers["idempotency-key"] for request in peer.requests] == ["a", "b", "b", "c"]
+    (row,) = outbox.rows()
+    assert (row.delivery_id, row.state) == ("c", "dead")  # the new one is refused as well: that is an answer
+
+
+class HangingBatch(Broken):
+    def __init__(self, over: threading.Event) -> None:
+        super().__init__()
+        self._over = over
+
+    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
+        self._over.wait(60)
+        return super().send_many(messages)
+
+
+def test_what_follows_in_an_event_that_hangs_is_given_back_with_it(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventHub, "BATCH", 2)
+    put(outbox, "a", "b", "c", sink="hub", event="e")
+    over = threading.Event()
+    settings = EventHub(connection_string=Secret("x"), timeout=Duration("200ms"))
+    told = Orders(str(outbox.path), {"hub": SinkConfig(event_hub=settings)}, linger=0.0, deadline_grace=0.1)
+    with courier(outbox, told, lambda _name: HangingBatch(over)) as found:
+        deadline = threading.Timer(20, found.stop)
+        deadline.start()
+        assert found.run() == HUNG
+        deadline.cancel()
+        assert [(row.delivery_id, row.error) for row in outbox.rows()] == [
+            (name, "no end after 0.3 s: given up") for name in "abc"
+        ]
+        over.set()
+
+
+def test_a_courier_with_many_threads_that_hang_leaves_though_it_is_busy(outbox: Outbox) -> None:
+    over, done = threading.Event(), list[str]()
+
+    def hang(message: Message) -> Receipt:
+        over.wait(20)
+        done.append(message.sink)
+        return Receipt()
+
+    names = [f"hanging-{number}" for number in range(4)]
+    for name in (*names, "busy"):
+        put(outbox, name, sink=name)
+    told = orders(outbox, *names)
+    slow = SinkConfig(slack=Slack(url=Secret("x"), timeout=Duration("60s")))
+    told = msgspec.structs.replace(told, sinks=told.sinks | {"busy": slow})
+    with courier(outbox, told, lambda _name: Recording(hang)) as found:
+        assert found.run() == HUNG
+        assert done == []
+        over.set()
+
+
 class Flaky:
     """An outbox that is out of reach for a while."""
 
@@ -254,6 +391,32 @@ def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbo
         found.stop()
         found.run()
     assert [row.state for row in outbox.rows()] == ["pending"]
+
+
+def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.delivery.courier.STOP_SECONDS", 1e6)
+    over = threading.Event()
+
+    def hang(_message: Message) -> Receipt:
+        over.wait(60)
+        return Receipt()
+
+    def finish(_message: Message) -> Receipt:
+        writer.send(b"l")
+        over.wait(0.5)  # what is under way may take a moment
+        return Receipt()
+
+    put(outbox, "a", sink="hanging")
+    put(outbox, "b", "c", sink="slow")
+    reader, writer = socket.socketpair()
+    sinks = {"hanging": Recording(hang), "slow": Recording(finish)}
+    told = msgspec.structs.replace(orders(outbox, *sinks, linger=600.0), deadline_grace=1e6)
+    with closing(reader), closing(writer), courier(outbox, told, lambda name: sinks[name], Line(reader)) as found:
+        assert found.run() == DONE
+        over.set()
+    assert [row.delivery_id for row in outbox.rows()] == ["a", "c"]  # the rest is for the successor
 
 
 def test_it_leaves_when_its_agent_is_gone(outbox: Outbox) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -68,6 +69,18 @@ def test_systemd_has_nothing_to_say_of_the_unit(tmp_path: Path) -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
+@systemd
+@pytest.mark.parametrize("name", ["access.md", "azure-monitor.md", "discovery.md"])
+def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> None:
+    (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
+    unit = UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/")
+    (tmp_path / UNIT.name).write_text(unit, encoding="utf-8")
+    (tmp_path / f"{UNIT.name}.d").mkdir()
+    (tmp_path / f"{UNIT.name}.d" / "override.conf").write_text(textwrap.dedent(text), encoding="utf-8")
+    told = run("systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name)
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+
+
 def test_the_unit_gives_the_courier_its_time() -> None:
     unit = dict(line.split("=", 1) for line in UNIT.read_text(encoding="utf-8").splitlines() if re.match(r"\w+=", line))
     assert unit["KillMode"] == "mixed", "the agent ends its courier"
@@ -120,6 +133,16 @@ def test_the_pods_have_what_the_agent_needs_and_no_more() -> None:
     port = container["ports"][0]["name"]
     assert port == manifest("PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]
     assert port == manifest("NetworkPolicy")["spec"]["ingress"][0]["ports"][0]["port"]
+
+
+def test_the_documents_speak_of_these_pods() -> None:
+    container = manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"] == ["run", "/etc/notbefore/notbefore.yml"]
+    typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert set(re.findall(r"kubectl -n (\S+)", typed)) == {manifest("Namespace")["metadata"]["name"]}
+    assert all((ROOT / place / "kustomization.yaml").exists() for place in re.findall(r"apply -k (config/\S+)", typed))
+    commands = re.findall(r"exec POD -- (\S+)", typed)
+    assert set(commands) == {"notbefore"}, "there is little else in the image"
 
 
 # ---- configuration

@@ -3,17 +3,20 @@
 import logging
 import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from azure.eventhub.exceptions import ConnectError
 from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 
 from notbefore.delivery.message import BatchSink, ConnectableSink, Message, Receipt
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import EventHub, SinkConfig
+from notbefore.delivery.sinks.event_hub import outcome_of
 from notbefore.errors import SendError
 from notbefore.events.duration import Duration
 from notbefore.simulator.server import Simulator
@@ -99,6 +102,21 @@ def test_the_connection_is_kept_and_made_anew_after_it_was_lost(hub: Hub) -> Non
     assert outcomes[-1] == "accepted"
 
 
+def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hub) -> None:
+    sink = sink_of(config(hub))
+    assert isinstance(sink, BatchSink)
+    large, other = message(), message({"EventId": "b"})
+    large.record["body"] = "x" * 200_000  # several frames
+    hub.order("cut:2")  # the SDK sends a batch twice, whatever it is told; a third attempt would have success
+    for outcome in sink.send_many([large, other]):
+        assert isinstance(outcome, SendError)
+        assert not outcome.permanent
+    assert hub.stored == []
+    assert sink.send_many([large, other]) == [Receipt()] * 2
+    sink.close()
+    assert [one.key for one in hub.stored] == [ID.casefold(), "b"]
+
+
 def test_a_hub_that_was_killed_has_everything_that_was_accepted(hub: Hub) -> None:
     sink = sink_of(config(hub))
     sink.send(message())
@@ -149,6 +167,12 @@ def test_more_than_fits_goes_in_several_batches(tmp_path: Path) -> None:
         ("reject:amqp:internal-error", "refused", False),
         ("noack", "did not answer in time", False),
         ("freeze", "did not answer in time", False),
+        ("refuse:401", "refuses the key or the identity", True),
+        ("refuse:403", "refuses the key or the identity", True),
+        ("refuse:404", "there is no such hub", True),
+        ("refuse:429", "did not take the token", False),
+        ("refuse:500", "did not take the token", False),
+        ("refuse:503", "did not take the token", False),
     ],
 )
 def test_each_refusal_has_its_own_words(hub: Hub, order: str, said: str, *, permanent: bool) -> None:
@@ -199,6 +223,26 @@ def test_a_clock_that_is_behind_is_told(tmp_path: Path) -> None:
         error = failure(config(ahead))
     assert "expired" in str(error).casefold()
     assert error.permanent
+
+
+def test_a_token_that_has_run_out_is_made_anew(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = sink_of(config(hub))
+    sink.send(message())
+    with monkeypatch.context() as later:
+        for module in ("cbs", "aio._cbs_async"):
+            later.setattr(f"azure.eventhub._pyamqp.{module}.utc_now", lambda: datetime.now(UTC) + timedelta(hours=2))
+        with pytest.raises(SendError, match="Expired") as raised:
+            sink.send(message({"EventId": "b"}))
+    assert not raised.value.permanent
+    sink.send(message({"EventId": "b"}))
+    sink.close()
+
+
+def test_a_link_that_the_hub_ends_for_its_token_s_age_is_made_anew() -> None:
+    text = "Unauthorized access. ExpiredToken: The token is expired."
+    error = ConnectError(f"ErrorCondition.UnauthorizedAccess: {text}")
+    assert not outcome_of(error).permanent
+    assert outcome_of(ConnectError("ErrorCondition.UnauthorizedAccess: Send is required")).permanent
 
 
 def test_tls_is_checked(tmp_path: Path) -> None:

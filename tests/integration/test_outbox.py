@@ -1,6 +1,7 @@
 """The outbox on disk: order, leases, expiry, bounds, and the sum that must always be right."""
 
 import itertools
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from notbefore.events.delivery import Delivery, OutboxView, Settled
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
+from notbefore.store.schema import SCHEMA
 from notbefore.store.store import FILE_NAME, Store
 
 NUMBERS = itertools.count()
@@ -148,6 +150,21 @@ def test_nothing_is_sent_before_it_is_due(box: Box) -> None:
     assert len(box.lease(20)) == 1
 
 
+def test_nothing_waits_for_a_clock_that_was_set_back(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: dict[str, Any] = {"created": 5000.0, "due": 5000.0}
+    first, second = delivery(**ahead), delivery(kind="started", **ahead)
+    reminder = delivery("f", kind="reminder", **ahead)
+    box.put(first, second, reminder)
+    for clock, due in ((6000.0, 5000.0), (1000.0, 1000.0)):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        assert box.outbox.next_due() == box.reader.look()[1] == due
+    taken = box.outbox.exchange([], {"chat": 10}, 1000, 1060, {"chat"})
+    assert ids(taken) == [first.delivery_id, second.delivery_id]
+    failed = Settled(first.delivery_id, "retry", 1001, due=1010)
+    assert ids(box.lease(1002, failed, delivered(second, 1001))) == []  # a pause is a pause
+    assert ids(box.lease(1010)) == [first.delivery_id]
+
+
 def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
     announced, started = delivery(), delivery(kind="started", fades=False)
     box.put(announced, started)
@@ -192,6 +209,23 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, 
     assert box.count("expired") == 1
 
 
+@pytest.mark.parametrize("seconds", [-60.0, 7200.0])
+def test_a_reminder_goes_along_when_not_before_moves_and_its_sink_is_not_told(box: Box, seconds: float) -> None:
+    gone = delivery(kind="reminder", due=100.0, expires=160.0)
+    box.put(delivery(), gone)
+    box.started("e", now=4)  # it is withdrawn, and stays so
+    reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
+    box.put(reminder, delivery("f", kind="reminder", due=100.0), now=4)
+    with box.outbox._transaction() as db:
+        outbox_intake.event_moved(db, "e", seconds, b'{"moved":1}', 5)
+    found = {one.delivery_id: one for one in box.outbox.rows()}
+    moved = found[reminder.delivery_id]
+    assert (moved.created, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
+    assert moved.record == b'{"moved":1}'
+    assert found[gone.delivery_id].expires == 4
+    assert [one.due for one in found.values() if one.event_key == "f"] == [100]
+
+
 def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     one = delivery()
     box.put(one)
@@ -205,7 +239,23 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.lease(41, delivered(one, 41, repeat=30.0))
     box.ended("e", now=50)
     assert box.outbox.rows() == []
-    assert (box.count("accepted"), box.count("delivered"), box.count("failed")) == (1, 1, 0)
+    assert (box.count("accepted"), box.count("delivered"), box.count("failed")) == (1, 1, 1)
+
+
+def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Box) -> None:
+    box.put(delivery())
+    (one,) = box.lease(1)
+    box.lease(2, delivered(one, 2, repeat=30.0))
+    assert len(box.lease(32)) == 1
+    box.lease(33, Settled(one.delivery_id, "dead", 33, error="401"))
+    (row,) = box.outbox.rows("held")
+    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
+    assert box.outbox.retry([one.delivery_id], 40, 60) == 1
+    (again,) = box.lease(40)
+    assert again.state == "held"
+    box.lease(41, delivered(one, 41, repeat=30.0))
+    (row,) = box.outbox.rows("held")
+    assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
 
 
 def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
@@ -285,6 +335,31 @@ def test_a_full_outbox_pushes_out_the_oldest_of_the_least_grave_and_counts_it(bo
     assert (box.count("expired"), box.count("overflowed")) == (1, 1)
 
 
+def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none(box: Box) -> None:
+    repeated, grave, new = delivery("a", severity="critical"), delivery("b", severity="critical"), delivery("c")
+    box.put(repeated)
+    box.lease(1)
+    box.lease(2, delivered(repeated, 2, repeat=30.0))
+    box.put(grave, new)
+    box.expire(5, max_rows=2)
+    assert ids(box.outbox.rows()) == [grave.delivery_id, new.delivery_id]
+    assert box.count("overflowed") == 0
+
+
+def test_a_thread_is_forgotten_a_month_after_its_last_message(box: Box) -> None:
+    first, second, third = delivery(), delivery(kind="started"), delivery(kind="finished")
+    month = outbox_intake.THREAD_SECONDS
+    box.put(first, second, third)
+    box.lease(1)
+    (next_one,) = box.lease(2, delivered(first, thread="1234.5"))
+    assert next_one.thread == "1234.5"
+    box.expire(1 + month)
+    (last,) = box.lease(3, delivered(second, 3))
+    assert last.thread == "1234.5"
+    box.expire(2 + month)
+    assert box.lease(60 + month)[0].thread is None
+
+
 def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     one = delivery(expires=10.0)
     box.put(one)
@@ -294,6 +369,14 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     assert box.outbox.retry([one.delivery_id], 1000, 60) == 1
     assert box.outbox.rows()[0].expires == 1060
     assert ids(box.lease(1001)) == [one.delivery_id]
+
+
+def test_what_is_on_its_way_is_not_sent_again_by_hand(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    box.lease(1, until=60)
+    assert box.outbox.retry([one.delivery_id], 2, 60) == 0
+    assert box.outbox.retry([one.delivery_id], 60, 60) == 1
 
 
 def test_what_is_dropped_is_counted(box: Box) -> None:
@@ -340,6 +423,20 @@ def test_the_reader_follows_a_file_that_is_set_aside(box: Box, tmp_path: Path) -
     assert box.view.rows == {("chat", "pending"): 1}  # nothing to read: what was known
     Store(tmp_path).close()
     assert box.view.rows == {}
+
+
+def test_what_an_older_version_left_in_a_damaged_file_is_brought_over(box: Box, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+        db.executescript("".join(f"-- version {statements}" for statements in SCHEMA[:2]))
+        db.execute(
+            "INSERT INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due, expires, fades,"
+            " record) VALUES ('a', 'e', 'chat', 'announced', 'critical', 0, 0, 0, 1e9, 1, '{}')"
+        )
+    with box.outbox._transaction() as db:
+        assert outbox_intake.salvage(old, db) == 1
+    (row,) = box.outbox.rows()
+    assert (row.delivery_id, row.severity, row.severity_given) == ("a", "critical", False)
 
 
 class Sums(RuleBasedStateMachine):
@@ -431,7 +528,7 @@ TestSums.settings = settings(max_examples=40, stateful_step_count=30, deadline=N
 
 
 def test_a_delivery_comes_out_as_it_went_in(box: Box) -> None:
-    one = delivery(record=b'{"x":"\\u2028"}', severity="critical")
+    one = delivery(record=b'{"x":"\\u2028"}', severity="critical", severity_given=True)
     box.put(one)
     (leased,) = box.lease(1)
     assert msgspec.structs.replace(leased, attempts=0) == one

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 import notbefore
 
@@ -80,12 +83,26 @@ def test_the_installed_command_tells_its_version(prefix: Path) -> None:
     assert told.stdout == f"notbefore {version[1]}\n" == f"notbefore {notbefore.__version__}\n"
 
 
-def test_the_installer_sets_up_the_service_and_keeps_what_is_there(prefix: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def destination() -> Iterator[Path]:
+    """Another system's root, in a place where others than we may read."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        (place / "etc" / "notbefore").mkdir(parents=True)
+        (place / "etc" / "notbefore" / "notbefore.yml").write_text("# healthy\n", encoding="utf-8")
+        yield place
+
+
+def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
+    prefix: Path, destination: Path, tmp_path: Path
+) -> None:
     install = prefix / "share" / "notbefore" / "fleet" / "install.sh"
-    etc, units = tmp_path / "etc" / "notbefore", tmp_path / "etc" / "systemd" / "system"
-    (etc / "credentials").mkdir(parents=True)
+    etc, units = destination / "etc" / "notbefore", destination / "etc" / "systemd" / "system"
+    (etc / "notbefore.yml").unlink()
+    (etc / "credentials").mkdir()
     (etc / "credentials" / "hook-key").write_text("key\n", encoding="utf-8")
-    first = run(install, "--no-start", DESTDIR=str(tmp_path))
+    first = run(install, "--no-start", DESTDIR=str(destination))
     assert (first.returncode, first.stderr) == (0, "")
     assert (
         f"ExecStart={prefix}/bin/notbefore run /etc/notbefore/notbefore.yml\n"
@@ -99,14 +116,89 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(prefix: Path,
     mine.write_text(
         "sinks: {hook: {webhook: {url: 'https://example.org', secret_credential: hook-key}}}\n", encoding="utf-8"
     )
-    assert run(install, "--no-start", "--config", mine, DESTDIR=str(tmp_path)).returncode == 0
-    assert run(install, "--no-start", DESTDIR=str(tmp_path)).returncode == 0
+    assert run(install, "--no-start", "--config", mine, DESTDIR=str(destination)).returncode == 0
+    assert run(install, "--no-start", DESTDIR=str(destination)).returncode == 0
     assert (etc / "notbefore.yml").read_text(encoding="utf-8") == mine.read_text(encoding="utf-8")
 
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("sink: {}\n", encoding="utf-8")
-    refused = run(install, "--no-start", "--config", wrong, DESTDIR=str(tmp_path))
+    refused = run(install, "--no-start", "--config", wrong, DESTDIR=str(destination))
     assert refused.returncode != 0
     assert f"{wrong}:1: sink" in refused.stderr
     assert (etc / "notbefore.yml").read_text(encoding="utf-8") == mine.read_text(encoding="utf-8")
-    assert run(install, "--wrong", DESTDIR=str(tmp_path)).returncode == 1
+    assert run(install, "--wrong", DESTDIR=str(destination)).returncode == 1
+
+
+def installed(prefix: Path, destination: Path, config: str | Path) -> subprocess.CompletedProcess[str]:
+    script = prefix / "share" / "notbefore" / "fleet" / "install.sh"
+    return run(script, "--config", config, DESTDIR=str(destination))
+
+
+def is_untouched(destination: Path) -> bool:
+    etc = destination / "etc" / "notbefore"
+    return not list(etc.glob(".*")) and (etc / "notbefore.yml").read_text(encoding="utf-8") == "# healthy\n"
+
+
+SECRET_FILE = "sinks: {oncall: {slack: {url_file: slack-url}}}\n"
+WEB_FILE = "server: {web_config_file: web.yml}\n"
+
+
+@pytest.mark.parametrize(("config", "beside"), [(SECRET_FILE, "slack-url"), (WEB_FILE, "web.yml")])
+def test_the_installer_looks_for_files_where_the_service_will(
+    prefix: Path, destination: Path, tmp_path: Path, config: str, beside: str
+) -> None:
+    mine = tmp_path / "mine.yml"
+    mine.write_text(config, encoding="utf-8")
+    (tmp_path / beside).write_text("", encoding="utf-8")
+    refused = installed(prefix, destination, mine)
+    assert refused.returncode == 1
+    assert f"{destination}/etc/notbefore/{beside}" in refused.stderr
+    assert is_untouched(destination)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
+def test_the_installer_refuses_what_only_root_can_read(prefix: Path, destination: Path, tmp_path: Path) -> None:
+    etc = destination / "etc" / "notbefore"
+    secret = etc / "slack-url"
+    secret.write_text("https://hooks.example.org/x\n", encoding="utf-8")
+    secret.chmod(0o600)
+    mine = tmp_path / "mine.yml"
+    mine.write_text(SECRET_FILE, encoding="utf-8")
+    refused = installed(prefix, destination, mine)
+    assert refused.returncode == 1
+    assert f"{secret}: the service's user cannot read it" in refused.stderr
+    assert "*_credential" in refused.stderr
+    assert is_untouched(destination)
+    secret.chmod(0o644)
+    assert installed(prefix, destination, mine).returncode == 0
+    (etc / "notbefore.yml").chmod(0o600)
+    script = prefix / "share" / "notbefore" / "fleet" / "install.sh"
+    assert f"{etc}/notbefore.yml: the service's user cannot read it" in run(script, DESTDIR=str(destination)).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
+def test_the_installer_takes_a_key_that_a_group_of_the_service_can_read(
+    prefix: Path, destination: Path, tmp_path: Path
+) -> None:
+    etc = destination / "etc" / "notbefore"
+    trustme.CA().issue_cert("vm.example.org").private_key_and_cert_chain_pem.write_to_path(etc / "server.pem")
+    (etc / "server.pem").chmod(0o640)
+    (etc / "web.yml").write_text("tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", encoding="utf-8")
+    mine = tmp_path / "mine.yml"
+    mine.write_text(WEB_FILE, encoding="utf-8")
+    refused = installed(prefix, destination, mine)
+    assert f"{etc}/server.pem: the service's user cannot read it" in refused.stderr
+    assert is_untouched(destination)
+    os.chown(etc / "server.pem", 0, 20020)
+    drop_in = destination / "etc" / "systemd" / "system" / "notbefore.service.d" / "override.conf"
+    drop_in.write_text("[Service]\nSupplementaryGroups=20020\n", encoding="utf-8")
+    taken = installed(prefix, destination, mine)
+    assert (taken.returncode, taken.stderr) == (0, "")
+
+
+def test_the_installer_takes_the_file_that_is_there_already(prefix: Path, destination: Path) -> None:
+    own = destination / "etc" / "notbefore" / "notbefore.yml"
+    taken = installed(prefix, destination, own)
+    assert (taken.returncode, taken.stderr) == (0, "")
+    assert is_untouched(destination)
+    assert (destination / "etc" / "systemd" / "system" / "notbefore.service").exists()

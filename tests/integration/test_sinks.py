@@ -5,11 +5,13 @@ import email.policy
 import hashlib
 import hmac
 import json
+import logging
 import os
 import socket
 import sys
 import time
 from base64 import b64encode
+from contextlib import nullcontext
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,10 @@ from notbefore.delivery.secret import Secret
 from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
 from notbefore.errors import ConfigError, SendError
 from notbefore.events.duration import Duration
-from support.agent import eventually
+from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER
 from support.messages import STARTED, VM, message, sink_of
-from support.peers import ConnectProxy, HttpPeer, MailPeer, Request, Say
+from support.peers import BlackHoles, ConnectProxy, HttpPeer, MailPeer, Request, Say
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 
@@ -129,6 +131,47 @@ def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monk
         assert peer.requests == []
 
 
+def leading(monkeypatch: pytest.MonkeyPatch, port: int, *addresses: str) -> None:
+    """Every name leads there."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    def getaddrinfo(host: str, *_args: Any, **_options: Any) -> Any:
+        return [one for one in found if one[4][0] == host] or found
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_timeout_is_for_all_addresses_of_a_name(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, *, guarded: bool
+) -> None:
+    port = free_port()
+    with BlackHoles(8, port) as holes:
+        leading(monkeypatch, port, *holes.addresses)
+        http, begun = Http(1.0, guarded=guarded), time.monotonic()
+        with pytest.raises(SendError) as raised:
+            http.post(f"{scheme}://many.example.org:{port}/", b"", {})
+        http.close()
+        assert time.monotonic() - begun < 4  # a second for each would be eight
+    assert not raised.value.permanent
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, secured: bool
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with HttpPeer(authority if secured else None, "many.example.org") as peer, BlackHoles(1, peer.port) as holes:
+        leading(monkeypatch, peer.port, *holes.addresses, "127.0.0.1")
+        url = f"{peer.scheme}://many.example.org:{peer.port}/"
+        sent(SinkConfig(webhook=Webhook(
+            url=Secret(url), ca_file=str(tmp_path / "ca.pem"), allow_private=True, timeout=Duration("4s")
+        )))  # fmt: skip
+        assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
+
+
 def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password mine", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
@@ -205,14 +248,27 @@ def test_with_a_bot_s_token_later_changes_go_under_the_first() -> None:
     with HttpPeer() as peer:
         peer.default = Say(body=b'{"ok":true,"ts":"1772366400.000100"}')
         (first,) = sent(bot(peer))
-        assert first.thread == "1772366400.000100"
+        assert first.thread == "C1 1772366400.000100"
         (second,) = sent(bot(peer), message({}, STARTED, thread=first.thread))
         one, two = (json.loads(request.body) for request in peer.requests)
         assert peer.requests[0].path == "/chat.postMessage"
         assert peer.requests[0].headers["authorization"] == "Bearer xoxb-1"
     assert "thread_ts" not in one
-    assert two["thread_ts"] == second.thread == first.thread
+    assert two["thread_ts"] == "1772366400.000100"
+    assert second.thread == first.thread
+    assert two["reply_broadcast"] is True  # it has begun: the whole channel is to see it
     assert one["metadata"]["event_payload"]["delivery_id"]
+
+
+@pytest.mark.parametrize("thread", ["C2 1772366400.000100", "1772366400.000100"])
+def test_what_began_in_another_channel_begins_anew(thread: str) -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(body=b'{"ok":true,"ts":"17.1"}')
+        (receipt,) = sent(bot(peer), message({}, {"DurationInSeconds": 9}, thread=thread))
+        sent(bot(peer), message({}, {"DurationInSeconds": 9}, thread=receipt.thread))
+        one, two = (json.loads(request.body) for request in peer.requests)
+    assert "thread_ts" not in one
+    assert (two["thread_ts"], two["reply_broadcast"]) == ("17.1", False)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +319,7 @@ def test_the_mails_of_one_event_are_one_thread(tmp_path: Path) -> None:
     assert "Runbook: https://wiki.example.org/r" in text
     assert "<td" in html
     assert first["From"] == "notbefore <vm@example.org>"
+    assert first["Auto-Submitted"] == "auto-generated"
 
 
 def test_a_mail_is_one_mail_whatever_azure_says(tmp_path: Path) -> None:
@@ -303,6 +360,18 @@ def test_who_has_the_mail_does_not_get_it_again(tmp_path: Path) -> None:
         peer.refuse.clear()
         sink.send(one)
     assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"], ["late@example.org"]]
+
+
+def test_who_is_refused_for_good_later_on_is_no_dead_letter_where_others_have_the_mail(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        peer.refuse["late@example.org"] = "450 greylisted"
+        sink = sink_of(mailto(peer, to=("ops@example.org", "late@example.org")))
+        one = message()
+        with pytest.raises(SendError, match="greylisted"):
+            sink.send(one)
+        peer.refuse["late@example.org"] = "550 unknown"
+        sink.send(one)
+    assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"]]
 
 
 def test_what_the_server_says_to_quit_says_nothing_of_the_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +425,11 @@ def test_an_address_that_apprise_does_not_know_is_a_mistake() -> None:
         sink_of(SinkConfig(apprise=Apprise(url=Secret("nonsense://x"))))
 
 
+def test_apprise_waits_no_longer_than_it_may() -> None:
+    sink: Any = sink_of(SinkConfig(apprise=Apprise(url=Secret("json://127.0.0.1/"), timeout=Duration("7s"))))
+    assert sink._service.request_timeout == (7, 7)
+
+
 @pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
 def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(level: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(level)
@@ -395,6 +469,42 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
     assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None]
 
 
+def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
+    short = {"EventType": "Freeze", "DurationInSeconds": 5}
+    longer = short | {"DurationInSeconds": 30}
+    with HttpPeer() as peer:
+        (first,) = sent(alertmanager(peer.url), message(short, severity="critical", severity_given=True))
+        # the courier tells what the sink said of the first; what the routes of later changes say does not matter
+        later = (message(short, short | STARTED), message(short, short | STARTED, None))
+        sent(alertmanager(peer.url), *(msgspec.structs.replace(one, thread=first.thread) for one in later))
+        assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
+        peer.requests.clear()
+        (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))  # not the route's: by the notice
+        sent(alertmanager(peer.url), message(short, longer, thread=first.thread), message(longer))
+        told = [alert_of(request)["labels"]["severity"] for request in peer.requests]
+    assert told == ["info", "info", "warning"]
+
+
+def test_a_member_that_fails_is_told_once_and_once_more_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "notbefore")
+    with HttpPeer() as one, HttpPeer() as two:
+        two.answers.extend([Say(500), Say(500), Say(200), Say(200), Say(500)])
+        sent(alertmanager(one.url, two.url), *[message()] * 5)
+    fails, back = (
+        f"sink it: {two.url} takes no alerts (500: ok); another member does",
+        f"sink it: {two.url} takes alerts again",
+    )
+    assert caplog.messages == [fails, back, fails]
+
+
+def test_an_exercise_says_so_in_a_label() -> None:
+    exercise = message()
+    exercise.record["azure.scheduled_event.exercise"] = True
+    with HttpPeer() as peer:
+        sent(alertmanager(peer.url), exercise, message())
+        assert [alert_of(request)["labels"].get("exercise") for request in peer.requests] == ["true", None]
+
+
 def test_the_labels_are_the_same_from_every_vm() -> None:
     both = {"Resources": [ME, PEER]}
     other = msgspec.structs.replace(VM, name=PEER, vm_id="x", resource_id="y", zone="3")
@@ -412,6 +522,13 @@ def test_one_member_that_accepts_is_enough() -> None:
         with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
             sent(alertmanager("http://127.0.0.1:9", two.url))
         assert not raised.value.permanent
+        two.default = Say(403)
+        with pytest.raises(SendError) as raised:
+            sent(alertmanager("http://127.0.0.1:9", two.url))
+        assert not raised.value.permanent  # the one that is down may yet take it
+        with pytest.raises(SendError) as raised:
+            sent(alertmanager(two.url, two.url))
+        assert raised.value.permanent
 
 
 @pytest.mark.parametrize(
@@ -473,6 +590,21 @@ def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
     assert not raised.value.permanent
     pid = int(out.read_text(encoding="utf-8"))
     eventually(lambda: _ended(pid))
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(0, True), (75, False)])
+def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
+    tmp_path: Path, code: int, *, goes_on: bool
+) -> None:
+    pid, go, out = (tmp_path / name for name in ("pid", "go", "out"))
+    script = f"(until [ -e {go} ]; do sleep 0.05; done; echo done > {out}) & echo $! > {pid}; exit {code}"
+    with nullcontext() if goes_on else pytest.raises(SendError, match="exit code 75"):
+        sent(SinkConfig(command=Command(command=("/bin/sh", "-c", script))))
+    if not goes_on:
+        eventually(lambda: _ended(int(pid.read_text(encoding="utf-8"))))
+    go.touch()
+    if goes_on:
+        eventually(out.exists)
 
 
 def _ended(pid: int) -> bool:

@@ -56,7 +56,7 @@ def waiting(directory: Path) -> list[Delivery]:
 
 
 def rows(directory: Path) -> int:
-    return len(read_history(directory / FILE_NAME, None, 1_000_000))
+    return len(read_history(directory / FILE_NAME, None, 1_000_000).records)
 
 
 def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
     writer.store.close()
     store = Store(tmp_path)
     assert store.load() == writer.memory
-    assert [b"announced" in row for row in store.history(None, 10)] == [True, True, False, False]
+    assert [b"announced" in row for row in store.history(None, 10).records] == [True, True, False, False]
     store.close()
 
 
@@ -83,11 +83,12 @@ def test_departed_events_come_back_in_their_order(tmp_path: Path) -> None:
 
 def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item())
+    writer.memory.seen = at(70)
     writer.store.beat(at(77), "boot-2")
     writer.store.close()
     store = Store(tmp_path)
     memory = store.load()
-    assert (memory.seen, memory.boot_id, memory.clean) == (at(77), "boot-2", False)
+    assert (memory.seen, memory.beat, memory.boot_id, memory.clean) == (at(70), at(77), "boot-2", False)
     store.close()
 
 
@@ -171,7 +172,7 @@ def test_a_full_disk_degrades_and_all_is_written_when_there_is_room_again(tmp_pa
         writer.sees(item("b"))
         writer.store.retry()
         assert writer.store.degraded
-        assert [b"announced" in row for row in writer.store.history(None, 2)] == [True, False]
+        assert [b"announced" in row for row in writer.store.history(None, 2).records] == [True, False]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -228,8 +229,8 @@ def test_the_history_is_bounded_by_rows_and_by_age(tmp_path: Path, monkeypatch: 
 
 def test_the_history_is_read_since_a_time_and_up_to_a_limit(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a")).sees(item("a"), item("b")).sees(item("a"), item("b"), item("c"))
-    assert len(writer.store.history(at(2).timestamp(), 10)) == 2
-    assert b'"c"' in writer.store.history(None, 1)[0]
+    assert len(writer.store.history(at(2).timestamp(), 10).records) == 2
+    assert b'"c"' in writer.store.history(None, 1).records[0]
     writer.store.close()
 
 
@@ -279,3 +280,14 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_committed_and_splits_nothin
 
 def test_a_memory_begins_empty() -> None:
     assert Memory().tracked.events == {}
+
+
+def test_a_long_history_is_cut_at_its_old_end_and_says_so(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for name in ("a", "b", "c"):
+        writer.sees(item(name))
+    whole = writer.store.history(None, 100)
+    assert (len(whole.records), whole.cut) == (5, False)
+    part = writer.store.history(None, 100, sum(map(len, whole.records)) - 1)
+    assert (part.records, part.cut) == (whole.records[1:], True)
+    writer.store.close()

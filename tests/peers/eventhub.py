@@ -5,8 +5,9 @@ AMQP 1.0 by the Qpid Proton engine; asyncio moves the octets. It speaks what the
 with partition keys, batches taken apart, receivers from an offset, epochs. Each partition is an append-only log, on
 disk with ``--store``, so that it survives a kill. It is not Azure: what it says when it refuses is modelled.
 
-Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze`` until ``calm``;
-``drop`` and ``close`` end the connections of the moment.
+Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze``, ``refuse:STATUS``
+(what ``$cbs`` says to a token) until ``calm``; ``cut:N`` ends the connection in the middle of each of the next N
+transfers; ``drop`` and ``close`` end the connections of the moment.
 """
 
 import argparse
@@ -146,6 +147,7 @@ class Peer:
         self.talks: set[Talk] = set()
         self.readers: dict[tuple[str, str, int], list[Reader]] = {}
         self.fault = ""
+        self.cuts = 0  # transfers that are to be cut off yet
         self._tags = 0
 
     def tag(self) -> str:
@@ -209,6 +211,9 @@ class Peer:
         if word in ("drop", "close"):
             for talk in list(self.talks):
                 talk.end(abruptly=word == "drop")
+            return
+        if word.startswith("cut:"):
+            self.cuts = int(word.removeprefix("cut:"))
             return
         self.fault = "" if word == "calm" else word
 
@@ -418,13 +423,18 @@ class Talk(asyncio.Protocol):
 
     def _delivered(self, event: Any) -> None:
         delivery, link = event.delivery, event.link
-        if link.is_sender or not delivery.readable or delivery.partial:
+        if link.is_sender or not delivery.readable:
+            return
+        address = link.remote_target.address
+        if self.peer.cuts and not address.startswith("$"):
+            self.peer.cuts -= 1
+            self.end(abruptly=True)
+        if delivery.partial or self.transport.is_closing():
             return
         payload = link.recv(delivery.pending)
         link.advance()
         if link.credit < CREDIT // 2:
             link.flow(CREDIT - link.credit)
-        address = link.remote_target.address
         if address == "$cbs":
             _accept(delivery)
             self._put_token(payload)
@@ -478,6 +488,8 @@ class Talk(asyncio.Protocol):
         hub, _ = self.peer.path(name)
         kind = "jwt" if properties["type"] == "jwt" else "sas"
         status, text, end = self.peer.judge(kind, text_of(request.body), name, hub)
+        if self.peer.fault.startswith("refuse:"):
+            status, text = int(self.peer.fault.removeprefix("refuse:")), "a fault was ordered"
         if status == 202:
             self.until[hub] = end
         self._reply("$cbs", request, status, text)

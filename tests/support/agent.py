@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 Found = TypeVar("Found")
 
+NOWHERE = "http://127.0.0.1:9"
 PATIENCE = 20.0  # seconds: far beyond what anything here takes
 
 
@@ -58,10 +59,15 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
 
 
 def notbefore(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command to its end. Where nothing else is said its IMDS is nowhere."""
     command = [sys.executable, "-m", "notbefore", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"NOTBEFORE_IMDS__ENDPOINT": NOWHERE, **os.environ, **environment},
     )
 
 

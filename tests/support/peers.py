@@ -222,3 +222,30 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+class BlackHoles:
+    """Addresses of this machine on one port, where no connection comes about: what is sent there is dropped."""
+
+    def __init__(self, number: int, port: int) -> None:
+        self.addresses = [f"127.0.0.{2 + each}" for each in range(number)]
+        self._sockets: list[socket.socket] = []
+        for address in self.addresses:
+            listener = socket.socket()
+            listener.bind((address, port))
+            listener.listen(0)
+            self._sockets.append(listener)
+            for _ in range(4):  # a queue that is full takes no more
+                client = socket.socket()
+                client.setblocking(False)
+                client.connect_ex((address, port))
+                self._sockets.append(client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in self._sockets:
+            one.close()

@@ -129,7 +129,7 @@ rules = st.builds(
         event_type=st.lists(st.sampled_from(["Freeze", "reboot", "Preempt"]), max_size=2).map(tuple),
         event_source=st.lists(st.sampled_from(["Platform", "User"]), max_size=1).map(tuple),
         scope=st.sampled_from([("self",), ("peer",), ("self", "peer"), ()]),
-        duration=st.none() | st.builds(Span, st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)),
+        duration=st.none() | st.builds(Span, st.none() | st.integers(0, 4), st.none() | st.integers(4, 9)),
         resource=st.none() | st.sampled_from(["West.*", "other"]),
     ),
     action=st.sampled_from(["approve", "leave"]),

@@ -60,6 +60,12 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("a: b: c\n", "this is not YAML"),
         ("imds: !!python/object/apply:os.system ['true']\n", "this is not YAML"),
         ("1: 2\n", "expected text as the name of a section"),
+        ("log: {level: info}\nlog: {format: json}\n", ":2: log stands here for the second time, after "),
+        ("log:\n  level: info\n  level: debug\n", ":3: log.level stands here for the second time, after "),
+        (
+            "routes: [{sinks: [], match: {}, sinks: []}]\n",
+            ":1: routes[0].sinks stands here for the second time, after ",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, expected: str) -> None:

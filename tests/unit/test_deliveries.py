@@ -67,7 +67,10 @@ def test_a_reminder_comes_so_long_before_not_before() -> None:
     assert reminder.delivery_id != chat.delivery_id
 
 
-@pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None)])
+LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
+
+
+@pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None), LEFT])
 def test_there_is_no_reminder_of_what_has_no_time_ahead(looks: tuple[dict[str, Any] | None, ...]) -> None:
     assert len(made(change(*looks), Route(sinks=("chat",), remind_before=Duration("5m")))) == 1
 

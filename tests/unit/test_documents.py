@@ -68,6 +68,7 @@ def as_configuration(text: str) -> dict[str, Any] | None:
     return None
 
 
+HUB: Final = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
 CONFIGURATIONS: Final = [
     (name, values) for name, text in blocks("yaml") if (values := as_configuration(text)) is not None
 ]
@@ -84,13 +85,45 @@ def test_what_looks_like_a_configuration_is_one(name: str, values: dict[str, Any
         if key.endswith("env"):
             environment[found] = "https://example.org/secret"
         else:
-            (tmp_path / found.lstrip("/").replace("/", "-")).write_text(
-                "https://example.org/secret\n", encoding="utf-8"
+            secret = (
+                "mailtos://me:secret@example.org"
+                if "mail" in found
+                else HUB
+                if "hub" in found
+                else "https://example.org/secret"
             )
+            (tmp_path / found.lstrip("/").replace("/", "-")).write_text(secret, encoding="utf-8")
             text = text.replace(f"{key}: {found}", f"{key}: {found.lstrip('/').replace('/', '-')}")
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     load(path, environment, {})  # raises what is wrong, with its place
+
+
+def uncommented(path: Path) -> str:
+    """An example with what stands in it as a comment: `# ` is prose."""
+    return re.sub(r"^#(?=[^ ]|  )", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+EXAMPLES: Final = [
+    ("notbefore.yml, all of it", uncommented(ROOT / "config" / "notbefore.yml")),
+    *((path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "config").rglob("*.y*ml"))),
+    *blocks("yaml"),
+]
+
+
+def twice(node: yaml.Node | None) -> Iterator[str]:
+    """The keys that stand more than once in a mapping; of those YAML takes the last, and says nothing."""
+    if isinstance(node, yaml.MappingNode):
+        keys = [str(key.value) for key, _ in node.value]
+        yield from {key for key in keys if keys.count(key) > 1}
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for below in part if isinstance(part, tuple) else (part,):
+            yield from twice(below)
+
+
+@pytest.mark.parametrize(("name", "text"), EXAMPLES)
+def test_no_key_stands_twice_in_an_example(name: str, text: str) -> None:
+    assert [key for document in yaml.compose_all(text, Loader=yaml.SafeLoader) for key in twice(document)] == [], name
 
 
 def test_there_are_configurations_to_check() -> None:

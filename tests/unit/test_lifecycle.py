@@ -79,6 +79,7 @@ def test_a_moved_not_before_is_an_update_that_tells_the_old_one() -> None:
     assert (story.last.kind, story.last.reason) == ("updated", "content_changed")
     assert story.last.previous is not None
     assert (story.last.previous.not_before, story.last.event.not_before) == (at(900), at(1500))
+    assert [change.moved for change in story.changes] == [0, 600]
 
 
 def test_the_same_content_is_no_change_whatever_the_incarnation() -> None:
@@ -237,6 +238,11 @@ def test_nothing_is_claimed_of_a_time_in_which_the_event_could_not_be_read(unrea
     assert (gone.kind, gone.reason, gone.outcome) == ("ended", "not_readable", "unknown")
 
 
+def test_that_time_begins_with_the_last_good_answer() -> None:
+    story = Story().sees(0, item()).sees(10, item(EventStatus=""), blind=10.0).sees(17).last
+    assert (story.kind, story.reason) == ("ended", "not_readable")
+
+
 def test_a_start_after_a_time_in_which_the_event_could_not_be_read_was_not_seen() -> None:
     story = Story().sees(0, item()).sees(1, item(EventStatus="")).sees(20, item(**STARTED)).sees(25)
     assert story.kinds == ["announced", "started", "finished"]
@@ -312,6 +318,59 @@ def test_what_is_remembered_of_one_events_steps_is_bounded() -> None:
     for seconds in range(3 * MAX_STEPS):
         story.sees(seconds, item(Description=f"step {seconds}"))
     assert len(story.tracked.events[ID.casefold()].steps) == MAX_STEPS
+
+
+def test_of_many_steps_those_are_remembered_that_tell_the_beginnings_apart() -> None:
+    story = Story()
+    for _ in range(2):
+        for seconds in range(2 * MAX_STEPS):
+            story.sees(seconds, item(Description=f"step {seconds}"))
+        story.sees(9999)
+    announced = [change.id for change in story.changes if change.kind == "announced"]
+    assert len(set(announced)) == 2
+
+
+def test_what_went_back_to_scheduled_has_begun_all_the_same() -> None:
+    story = Story().sees(0).sees(1, item()).sees(5, item(**STARTED)).sees(9, item()).sees(12)
+    assert story.kinds == ["announced", "started", "updated", "ended"]
+    assert (story.last.outcome, story.last.reason, story.last.scheduled_seconds) == ("unknown", "status_went_back", 4)
+
+
+def test_what_starts_again_was_scheduled_once() -> None:
+    story = Story().sees(0).sees(1, item()).sees(5, item(**STARTED)).sees(9, item()).sees(12, item(**STARTED))
+    first, second = (change for change in story.changes if change.kind == "started")
+    assert (first.scheduled_seconds, second.scheduled_seconds) == (4, None)
+    assert story.tracked.events[ID.casefold()].started == at(5)
+
+
+def test_an_update_of_what_is_scheduled_starts_nothing() -> None:
+    story = Story().sees(0).sees(1, item()).sees(5, item(Description="other"))
+    assert story.tracked.events[ID.casefold()].started is None
+
+
+def test_what_is_started_at_first_sight_had_no_notice_whatever_its_not_before_says() -> None:
+    story = Story().sees(0).sees(1, item(EventStatus="Started"))
+    assert (story.last.reason, story.last.notice_seconds) == ("first_seen_started", 0)
+
+
+def test_the_countdown_is_of_what_has_not_started() -> None:
+    life = Story().sees(0, item()).tracked.events[ID.casefold()]
+    assert life.seconds_to(at(60)) == 840
+    assert life.seconds_to(at(960)) == -60
+    for fields in ({"EventStatus": "Started"}, {"NotBefore": None}):
+        assert Story().sees(0, item(**fields)).tracked.events[ID.casefold()].seconds_to(at(60)) is None
+    back = Story().sees(0, item(**STARTED)).sees(1, item()).tracked.events[ID.casefold()]
+    assert back.seconds_to(at(60)) == 840
+
+
+def test_that_resources_moved_says_whom_it_was_to_hit_before() -> None:
+    story = Story().sees(0, item(Resources=[ME, PEER])).sees(1, item(Resources=[PEER]))
+    assert (story.last.kind, story.last.scope, story.last.previous_scope) == ("updated", "peer", "self")
+    assert story.last.left
+    story.sees(2, item(Resources=[PEER, ME]))
+    assert (story.last.scope, story.last.previous_scope, story.last.left) == ("self", "peer", False)
+    story.sees(3, item(Resources=[ME]))
+    assert (story.last.previous_scope, story.last.left) == (None, False)
 
 
 BEAT = 5.0  # seconds

@@ -49,6 +49,8 @@ def test_the_variables_alone_turn_it_on_unless_they_turn_it_off(place: Path) -> 
     assert (only.endpoint, only.metrics_endpoint) == (None, "http://collector/in")
 
 
+# files that are there
+CA, CERT, KEY = (str(Path(__file__).with_name(name)) for name in ("test_otel.py", "test_config.py", "test_record.py"))
 ALL = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4318",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
@@ -57,9 +59,9 @@ ALL = {
     "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
     "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "gzip",
     "OTEL_EXPORTER_OTLP_TIMEOUT": "2500",
-    "OTEL_EXPORTER_OTLP_CERTIFICATE": "/etc/ca.pem",
-    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": "/etc/cert.pem",
-    "OTEL_EXPORTER_OTLP_CLIENT_KEY": "/etc/key.pem",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE": CA,
+    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": CERT,
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY": KEY,
     "OTEL_METRIC_EXPORT_INTERVAL": "15000",
     "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,team=a",
     "OTEL_SERVICE_NAME": "watcher",
@@ -71,7 +73,7 @@ def test_all_variables_are_taken_those_of_a_signal_before_those_of_all(place: Pa
     found = otlp(config)
     assert (found.endpoint, found.protocol, found.compression) == ("http://all:4318", "http/protobuf", "gzip")
     assert (str(found.timeout), str(found.interval)) == ("2500ms", "15000ms")
-    assert (found.ca_file, found.cert_file, found.key_file) == ("/etc/ca.pem", "/etc/cert.pem", "/etc/key.pem")
+    assert (found.ca_file, found.cert_file, found.key_file) == (CA, CERT, KEY)
     assert found.resource == {"deployment.environment.name": "prod", "team": "a", "service.name": "watcher"}
     assert {name: secret.reveal(ALL) for name, secret in found.headers.items()} == {"api-key": "a b", "tenant": "t"}
     logs = sink(config)
@@ -198,7 +200,7 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {agent_log: info, logs: {interval: 5s}}", {}, "otlp.logs.interval: Object contains unknown field"),
         ("otlp: {agent_log: info, logs: x}", {}, "otlp.logs: Expected `object | null`, got `str`"),
         ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
-        ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a stream of records"),
+        ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a sink that is sent the record"),
         ("otlp: {}", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
         ("otlp: {}", {"ENDPOINT": "c:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST"),
         ("otlp: {}", {"TIMEOUT": "0"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp: timeout: expected 100ms to 5m"),

@@ -188,6 +188,13 @@ def test_the_agents_own_state_is_said() -> None:
         assert part in text
 
 
+def test_where_nobody_is_notified_the_deliveries_are_neither_well_nor_ill() -> None:
+    assert "○ Deliveries: no sink" in said(Agent().look(1))
+    assert "✓ Deliveries: none waiting" in said(Agent().look(1, sinks={"oncall": "slack"}))
+    left = OutboxView(rows={("old", "dead"): 1})
+    assert "! Deliveries: no sink, 1 dead" in said(Agent().look(1, outbox=left))
+
+
 HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
     ["<script>x</script>", "\"' onload=x", "</title><img src=x>", "\u202egnp.exe", "&lt;b&gt;", "]]>", "\x00\x1b[2J"]
 )

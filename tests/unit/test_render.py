@@ -6,7 +6,7 @@ import pytest
 
 from notbefore.delivery.render import Renderer, built_in, span
 from notbefore.delivery.sinks.slack import inert
-from support.azure import PEER, T0, at
+from support.azure import ME, PEER, T0, at
 from support.messages import STARTED, message
 
 EARLY = T0 + timedelta(seconds=60)
@@ -23,6 +23,8 @@ def test_the_title_says_what_whom_and_when() -> None:
         ((STARTED,), "Freeze of WestNO_0 started without notice"),
         (({}, None), "Freeze of WestNO_0 canceled"),
         (({}, STARTED, None), "Freeze of WestNO_0 finished"),
+        (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze does not hit WestNO_0 any longer"),
+        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 changed in 14 min"),
         (({"Resources": [PEER]},), "Freeze of WestNO_1, seen by WestNO_0 announced in 14 min"),
     ],
 )
@@ -88,6 +90,16 @@ def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
     one = message({"Description": "<!channel> & <b>"})
     assert Renderer(None, "*{{ event.description }}*", inert)(one, EARLY).body == "*&lt;!channel&gt; &amp; &lt;b&gt;*"
     assert "\n" not in Renderer("{{ event.description }}", None)(message({"Description": "a\nBcc: x"}), EARLY).title
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ event }}", "{{ record }}", "{{ [event.description] }}", "{{ event.description|safe }}"]
+)
+def test_so_is_what_holds_it(template: str) -> None:
+    body = Renderer(None, template, inert)(message({"Description": "<!channel>"}), EARLY).body
+    assert body
+    assert "channel" in body
+    assert "<" not in body
 
 
 @pytest.mark.parametrize(

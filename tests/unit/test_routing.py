@@ -66,7 +66,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert tickets(change({}), routes, ME, SINKS) == (Ticket("oncall", "critical"),)
+    assert tickets(change({}), routes, ME, SINKS) == (Ticket("oncall", "critical", severity_given=True),)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,14 @@ def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, told: boo
     assert sinks([Route(sinks=SINKS, quiet_updates=False)], one) == ["oncall", "hub"]
 
 
+def test_quiet_moves_are_told_once_they_add_up() -> None:
+    times = ["12:15:50", "12:16:40", "12:16:41", "12:15:45", "12:15:45"]
+    looks = [{"NotBefore": f"Sun, 01 Mar 2026 {time} GMT"} for time in times]
+    looks[4] |= {"Description": "x"}
+    told = [bool(sinks([Route(sinks=SINKS)], change({}, *looks[: number + 1]))) for number in range(5)]
+    assert told == [False, True, False, False, True]  # from 12:15:00, and then from 12:16:40
+
+
 BOTH = {"Resources": [PEER, ME]}
 
 
@@ -157,6 +165,21 @@ def test_the_leader_speaks_alone_while_it_is_certainly_there() -> None:
 @pytest.mark.parametrize("looks", [(BOTH | STARTED,), (BOTH, BOTH | STARTED), (BOTH | STARTED, None)])
 def test_where_the_leader_may_be_gone_the_next_one_follows(looks: tuple[dict[str, Any] | None, ...]) -> None:
     assert delays("leader", *looks) == {PEER: 0.0, ME: RANK_DELAY, "WestNO_7": None}
+
+
+LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
+
+
+def test_who_was_told_that_it_is_hit_is_told_that_it_no_longer_is() -> None:
+    assert sinks([], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([], change(*LEFT, {"Resources": [PEER], **STARTED})) == []
+    assert sinks([Route(Match(resource=ME), SINKS)], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([Route(Match(scope=("peer",)), SINKS, announce_by="all")], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]  # whom it still hits
+
+
+def test_of_resources_that_moved_the_first_of_those_that_are_left_tells() -> None:
+    assert delays("leader", *LEFT) == {ME: None, PEER: 0.0, "WestNO_7": None}
 
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:

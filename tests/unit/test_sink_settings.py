@@ -106,6 +106,10 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks: {a: {webhook: {url: 'https://u:p@example.org'}}}", "give them as `headers`"),
         ("sinks: {a: {email: {url: 'mailtos://me:pa[ss@example.org'}}}", "what is special in a password is written as"),
         ("sinks: {a: {webhook: {url: x, timeout: 0s}}}", "timeout: expected 100ms to 5m"),
+        ("sinks: {a: {webhook: {url: x, expire_after: 0s}}}", "expire_after: expected 1s or more"),
+        ("sinks: {a: {webhook: {url: x, title: y}}}", "title and body are not for a sink that is sent the record"),
+        ("sinks: {a: {command: {command: [/bin/ls], body: y}}}", "title and body are not for a sink"),
+        ("sinks: {a: {event_hub: {connection_string: x, body: y}}}", "title and body are not for a sink"),
         ("sinks: {a: {webhook: {url: x, format: xml}}}", "expected one of json, cloudevents"),
         ("sinks: {a: {webhook: {url: x, key_file: k}}}", "expected `cert_file`"),
         ("sinks: {a: {webhook: {url: x, headers: {'X Y': z}}}}", "is no name of a header"),
@@ -124,6 +128,13 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
             "proxy_host: expected a name",
         ),
         ("sinks: {a: {event_hub: {connection_string: x, proxy_host: p}}}", "beside `transport: websockets`"),
+        ("sinks: {a: {event_hub: {namespace: 'sb://x.example.org', hub: h}}}", "namespace: expected its name alone"),
+        (
+            "sinks: {a: {event_hub: {namespace: x.example.org, hub: h, authority: login.example.org}}}",
+            "authority: expected beside `auth: default`",
+        ),
+        ("sinks: {a: {webhook: {url: 'https://x', ca_file: no.pem}}}", "no.pem cannot be read: No such file"),
+        ("routes:\n  - match: {duration: {min: 9, max: 3}}", "duration: expected min to be no more than max"),
         ("routes:\n  - severity: grave", "expected one of critical, warning, info"),
         ("sinks: {'a b': {command: {command: [/bin/ls]}}}", "expected a name of letters"),
         ("routes:\n  - sinks: [nobody]", ":2: routes[0].sinks: there is no sink 'nobody' (known: none)"),
@@ -161,11 +172,79 @@ def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> Non
     path = place / "notbefore.yaml"
     assert plain_secrets(config) == ["sinks.hook.webhook.url"]
     path.chmod(0o644)
-    (warning,) = warnings(config, path)
+    (warning,) = (text for text in warnings(config, path) if "read by everybody" in text)
     assert "sinks.hook.webhook.url" in warning
     path.chmod(0o640)
-    assert warnings(config, path) == []
-    assert warnings(config, None) == []
+    assert "read by everybody" not in " ".join([*warnings(config, path), *warnings(config, None)])
+
+
+def test_a_sink_that_no_route_leads_to_is_warned_of(place: Path) -> None:
+    found = warnings(read(place, FULL), None)
+    assert found == [
+        f"no route leads to sink {name}: nothing is sent there" for name in ("bot", "mail", "any", "am", "run")
+    ]
+    hub = "sinks: {a: {event_hub: {namespace: x.example.org, hub: h, heartbeat: 5m}}}\nroutes: [{sinks: []}]"
+    assert warnings(read(place, hub), None) == []  # its heartbeats go there
+    assert warnings(read(place, "sinks: {a: {command: {command: [/bin/ls]}}}"), None) == []
+
+
+PAIR = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc="
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "said"),
+    [
+        (
+            "webhook: {url: 'https://x', headers: {X-Key: {env: FOUND}}}",
+            "two\nlines",
+            "headers.X-Key: expected one line",
+        ),
+        ("slack: {token_env: FOUND, channel: C}", "xoxb\N{EN DASH}1", "token: expected one line of plain letters"),
+        (
+            "alertmanager: {urls: ['http://am'], token_env: FOUND}",
+            " spaced",
+            "token: expected one line of plain letters",
+        ),
+        (
+            "event_hub: {connection_string_env: FOUND}",
+            "garbage",
+            "connection_string: expected Endpoint=sb://NAMESPACE/",
+        ),
+        ("event_hub: {connection_string_env: FOUND}", PAIR, "connection_string: it names no hub"),
+        ("event_hub: {connection_string_env: FOUND, hub: h}", PAIR, ""),
+        ("event_hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
+        ("email: {url_env: FOUND}", "smtp://x", "url: expected mailto://USER"),
+    ],
+)
+def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, found: str, said: str) -> None:
+    text = f"sinks: {{a: {{{settings}}}}}"
+    if not said:
+        read(place, text, FOUND=found)
+        return
+    with pytest.raises(ConfigError) as raised:
+        read(place, text, FOUND=found)
+    assert said in str(raised.value)
+    assert found not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("apprise: {url: 'nosuch://x'}", "sinks.a.apprise: apprise does not know this address"),
+        ("email: {url: 'mailto://x'}", "sinks.a.email: "),
+        ("email: {url: 'mailto://me:hunter2@x.example.org', to: [a@x], ca_file: slack-url}", "sinks.a.email: "),
+        ("slack: {url: 'https://x', title: '{% if %}'}", "sinks.a.slack: title: this is no template: "),
+        ("slack: {url: 'https://x', body: '{{ event.type'}", "sinks.a.slack: body: this is no template: "),
+    ],
+)
+def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, settings: str, said: str) -> None:
+    path = place / "notbefore.yaml"
+    path.write_text(f"sinks: {{a: {{{settings}}}}}", encoding="utf-8")
+    load(path, {}, {})  # the agent would carry the library for good
+    with pytest.raises(ConfigError) as raised:
+        load(path, {}, {}, trying=True)
+    assert f"{path}:1: {said}" in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
@@ -198,9 +277,22 @@ def test_a_secret_s_file_that_holds_none_is_refused(tmp_path: Path, content: byt
         Secret(str(tmp_path / "secret"), "file").reveal()
 
 
-def test_a_credential_needs_systemd() -> None:
-    with pytest.raises(ConfigError, match="LoadCredential"):
+def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.delivery.secret.INSTALLED", tmp_path)
+    with pytest.raises(ConfigError, match=r"LoadCredential.*No such file.*sudo"):
         Secret("x", "credential").reveal({})
+    (tmp_path / "x").write_text("installed", encoding="utf-8")
+    assert Secret("x", "credential").reveal({}) == "installed"
+    with pytest.raises(ConfigError, match="No such file"):  # systemd's own are all that its service has
+        Secret("x", "credential").reveal({"CREDENTIALS_DIRECTORY": str(tmp_path / "elsewhere")})
+
+
+@pytest.mark.parametrize("name", ["../shadow", "/etc/shadow", "a/b"])
+def test_a_credential_is_no_path(name: str) -> None:
+    with pytest.raises(ValueError, match="not a path"):
+        Secret.read({"credential": name})
 
 
 def test_a_secret_never_prints() -> None:

@@ -128,6 +128,12 @@ def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
     assert (notice.counts[0], notice.sum) == (1, 0)
 
 
+def test_an_event_that_comes_back_started_had_no_notice_either() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(2).sees(3, item(**STARTED))
+    notice = agent.value("azure_scheduled_event_notice_seconds", 4, "Freeze")
+    assert (notice.counts[0], notice.count) == (1, 2)
+
+
 def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
     agent = Agent().sees(0, item(), blind=None)
     assert agent.value("azure_scheduled_event_notice_seconds", 0, "Freeze").count == 0

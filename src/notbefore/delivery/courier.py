@@ -19,11 +19,12 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from notbefore.delivery.message import Sink
-from notbefore.delivery.orders import BEAT, DONE, HUNG, LOST_STATE, STOP, STOP_SECONDS, Orders
-from notbefore.delivery.retry import Outcome, plan
+from notbefore.delivery.message import Receipt, Sink
+from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
+from notbefore.delivery.retry import LONGEST_ASKED, Outcome, plan
+from notbefore.delivery.settings import SinkConfig
 from notbefore.delivery.worker import Attempt, Worker
-from notbefore.errors import SendError
+from notbefore.errors import ConfigError, SendError
 from notbefore.events.delivery import Delivery, Settled
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
@@ -61,7 +62,7 @@ class Outbox(Protocol):
 class Line(Struct, frozen=True):
     """The courier's line to its agent; the default is none."""
 
-    control: socket.socket | None = None  # on which the agent says STOP and WAKE; its end is the agent's
+    control: socket.socket | None = None  # on which the agent says STOP, LEAVE and WAKE; its end is the agent's
     beat: Callable[[], None] = lambda: None  # called each second
 
 
@@ -91,8 +92,10 @@ class Courier:
         self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
         self._abandoned: list[Worker] = []
         self._unsaid: list[Settled] = []
+        self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: it asked to be left alone till then
         self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
         self._stop_at: float | None = None
+        self._leaving = False  # for a successor: what is due is for that one
         self._last_work = self._last_look = time.monotonic()
         self._trouble_since: float | None = None
 
@@ -144,6 +147,8 @@ class Courier:
         return bool(leased)
 
     def _room(self, name: str) -> int:
+        if self._leaving or time.monotonic() < self._paused_until.get(name, 0.0):
+            return 0
         worker, batch = self._workers.get(name), self._orders.sinks[name].settings.BATCH
         if worker is None:
             return batch
@@ -153,8 +158,7 @@ class Courier:
         for name in dict.fromkeys(delivery.sink for delivery in leased):
             given = [delivery for delivery in leased if delivery.sink == name]
             if name not in self._orders.sinks:
-                error = SendError("no sink of this name is configured", permanent=True)
-                self._reports.extend(Attempt(delivery, None, error) for delivery in given)
+                self._reports.extend(_homeless(delivery) for delivery in given)
                 self._poke()
                 continue
             self._under_way.update({delivery.delivery_id: delivery for delivery in given})
@@ -162,8 +166,14 @@ class Courier:
 
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
-            batch = self._orders.sinks[name].settings.BATCH
-            self._workers[name] = Worker(name, lambda: self._make(name), self._report, batch)
+            config = self._orders.sinks[name]
+            self._workers[name] = Worker(
+                name,
+                lambda: self._make(name),
+                self._report,
+                config.settings.BATCH,
+                lambda: known_secrets({name: config}),
+            )
         return self._workers[name]
 
     def _report(self, attempt: Attempt) -> None:
@@ -186,6 +196,10 @@ class Courier:
             retry_after=error.retry_after if error is not None else None,
         )
         then = plan(outcome, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
+        if then.state == "retry" and outcome.retry_after is not None:  # it says so of itself, not of this delivery
+            self._paused_until[delivery.sink] = time.monotonic() + min(outcome.retry_after, LONGEST_ASKED)
+        elif outcome.accepted:
+            self._paused_until.pop(delivery.sink, None)
         cause = self._redact(str(error))[:MAX_ERROR] if error is not None else ""
         self._tell(delivery, then.state, cause)
         return Settled(
@@ -202,7 +216,11 @@ class Courier:
     @staticmethod
     def _tell(delivery: Delivery, state: str, cause: str) -> None:
         what = (delivery.sink, delivery.kind, delivery.event_key, delivery.delivery_id[:8])
-        if state == "dead":
+        if delivery.state == "held" and state != "delivered":
+            log.warning(
+                "sink %s did not take the repetition of `%s` of event %s (%s): it will be tried again", *what[:3], cause
+            )
+        elif state == "dead":
             log.error(
                 "sink %s refused `%s` of event %s for good (%s): mend the cause, then `notbefore outbox retry %s`",
                 *what[:3],
@@ -250,6 +268,9 @@ class Courier:
         """The exit code, if it is time to go."""
         now = time.monotonic()
         busy = worked or bool(self._reports or self._unsaid or self._under_way)
+        if self._leaving:  # what hangs may hang on: the successor sends it again
+            waited_for = any(one.busy and not one.hangs(LEAVE_SECONDS) for one in self._workers.values())
+            busy = waited_for or bool(self._reports or self._unsaid)
         if self._trouble_since is not None and now - self._trouble_since > STATE_PATIENCE:
             return LOST_STATE
         if self._stop_at is not None and (now >= self._stop_at or not busy):
@@ -270,7 +291,10 @@ class Courier:
         if self._control is not None and self._control in ready:
             said = self._control.recv(4096)
             if not said or STOP in said:  # the agent is gone, or tells us to go
-                self._control = None
+                self._control, self._leaving = None, False
+                self.stop()
+            elif LEAVE in said:
+                self._leaving = True
                 self.stop()
         if time.monotonic() - self._last_look > 5 * BEAT:
             self._look_for_homeless()
@@ -280,3 +304,20 @@ class Courier:
     def _poke(self) -> None:
         with suppress(OSError):  # full: it is poked already; closed: a thread that hung is done at last
             self._writer.send(b".")
+
+
+def _homeless(delivery: Delivery) -> Attempt:
+    """What becomes of a delivery whose sink is configured no more; a repetition ends: it was delivered long ago."""
+    if delivery.state == "held":
+        return Attempt(delivery, Receipt())
+    return Attempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
+
+
+def known_secrets(sinks: dict[str, SinkConfig]) -> list[str]:
+    """What must not be told; a secret that cannot be read now cannot be told either."""
+    found: list[str] = []
+    for sink in sinks.values():
+        for secret in sink.secrets.values():
+            with suppress(ConfigError):
+                found.append(secret.reveal())
+    return found

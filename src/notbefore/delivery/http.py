@@ -20,7 +20,9 @@ from msgspec import Struct
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from urllib3.util import Retry
+from urllib3.util.connection import allowed_gai_family
 
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
@@ -151,9 +153,35 @@ def _reason(error: BaseException) -> str:
 
 
 class _Timed:
-    """Cuts an answer off whose head does not end in time: a timeout is only for the next bytes of it."""
+    """What has an end as a whole: the attempts to connect, and the head of an answer.
+
+    A timeout would be for each address of a name, and for the next bytes of a head.
+    """
 
     sock: socket.socket | None
+    port: int
+    timeout: Any
+    _dns_host: str
+
+    def _new_conn(self) -> socket.socket:
+        """Try the addresses in turn, each with its share of the time that is left."""
+        name, timeout = self._dns_host, self.timeout
+        deadline = time.monotonic() + timeout
+        addresses = _addresses(name, self.port)
+        try:
+            for left in range(len(addresses), 0, -1):
+                self._dns_host, self.timeout = addresses[-left], max(0.001, deadline - time.monotonic()) / left
+                try:
+                    sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
+                except (ConnectTimeoutError, NewConnectionError):
+                    if left == 1:
+                        raise
+                else:
+                    sock.settimeout(timeout)
+                    return sock
+        finally:
+            self._dns_host, self.timeout = name, timeout
+        raise AssertionError  # there is one address at least
 
     def getresponse(self) -> Any:
         sock, late = self.sock, threading.Event()
@@ -177,6 +205,15 @@ class _Timed:
         if late.is_set():  # what was cut off looks like a head that has ended, or a far side that hung up
             raise TimeoutError("no answer in time")
         return response
+
+
+def _addresses(name: str, port: int) -> list[str]:
+    """Where a name leads, each address once; the name itself where that is not known: who connects says why."""
+    try:
+        found = socket.getaddrinfo(name.strip("[]"), port, allowed_gai_family(), socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [name]
+    return list(dict.fromkeys(str(info[4][0]) for info in found)) or [name]
 
 
 class _TimedHTTPConnection(_Timed, HTTPConnection):

@@ -24,6 +24,7 @@ class Message(Struct, frozen=True):
     record: dict[str, Any]
     line: bytes  # the record as it is stored: JSON
     thread: str | None = None
+    severity_given: bool = False  # by the route
 
     @classmethod
     def of(cls, delivery: Delivery) -> "Message":
@@ -37,6 +38,7 @@ class Message(Struct, frozen=True):
             record=msgspec.json.decode(delivery.record, type=dict[str, Any]),
             line=delivery.record,
             thread=delivery.thread,
+            severity_given=delivery.severity_given,
         )
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -47,6 +49,11 @@ class Message(Struct, frozen=True):
     def over(self) -> bool:
         """The event has ended."""
         return self.kind in ("canceled", "finished", "ended")
+
+    @property
+    def left(self) -> bool:
+        """The event was to hit the VM that tells of it, and no longer is."""
+        return self.get("scope") == "peer" and self.get("previous_scope") is not None
 
     @property
     def exercise(self) -> bool:

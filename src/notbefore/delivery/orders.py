@@ -17,7 +17,8 @@ LOST_STATE: Final = 11
 
 BEAT: Final = 1.0  # seconds between signs of life
 STOP_SECONDS: Final = 10.0  # to send what is due once told to stop
-STOP, WAKE = b"t", b"w"  # what the agent says through the pipe
+LEAVE_SECONDS: Final = 2.0  # what takes longer is not waited for once told to leave: the successor sends it again
+STOP, LEAVE, WAKE = b"t", b"l", b"w"  # what the agent says through the pipe; LEAVE: a successor waits
 MAX_ORDERS: Final = 60 * 1024  # bytes: less than a pipe holds, so that the agent never waits for a courier to read
 
 

@@ -69,14 +69,18 @@ def built_in(message: Message, now: datetime) -> Text:
     """The built-in words, as of ``now``."""
     get = message.get
     subject = get("host.name") or ", ".join(get("resources", [])[:1]) or "a VM"
-    if get("scope") == "peer":
+    if get("scope") == "peer" and not message.left:
         subject = f"{', '.join(get('resources', [])[:1])}, seen by {get('host.name') or 'a peer'}"
     time = _time(get("not_before")) if message.kind in ("announced", "updated", "reminder") else None
     when = f" {countdown(time, now)}" if time is not None else ""
     mark = "[EXERCISE] " if message.exercise else ""
-    title = one_line(f"{mark}{get('type')} of {subject} {_verb(message)}{when}")
+    if message.left:
+        title = one_line(f"{mark}{get('type')} does not hit {subject} any longer")
+    else:
+        title = one_line(f"{mark}{get('type')} of {subject} {_verb(message)}{when}")
+    meaning = MEANINGS.get(str(get("type")), "") if not message.left else "Azure took this VM out of it."
     facts = [Fact(name, one_line(value)) for name, value in _facts(message, time, now) if value]
-    return Text(title=title, meaning=MEANINGS.get(str(get("type")), ""), facts=tuple(facts), time=time)
+    return Text(title=title, meaning=meaning, facts=tuple(facts), time=time)
 
 
 def one_line(text: str) -> str:
@@ -179,14 +183,25 @@ class Renderer:
         text = built_in(message, now)
         if not any(self._sources.values()):
             return text
-        values = _values(message, text, now)
         try:
-            title, body = self._render("title", values), self._render("body", values)
+            return self._worded(message, text, now)
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
             log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
             return Text(text.title, text.meaning, text.facts, text.time, fallback=True)
-        title = one_line(title or "") or text.title
-        return Text(title, text.meaning, text.facts, text.time, body=body or None)
+
+    def trouble(self, message: Message) -> str:
+        """Why the user's words fail for this message; empty where they do not."""
+        now = datetime.now(UTC)
+        try:
+            self._worded(message, built_in(message, now), now)
+        except Exception as error:  # noqa: BLE001 - as above
+            return str(error)
+        return ""
+
+    def _worded(self, message: Message, text: Text, now: datetime) -> Text:
+        values = _values(message, text, now)
+        title, body = self._render("title", values), self._render("body", values)
+        return Text(one_line(title or "") or text.title, text.meaning, text.facts, text.time, body=body or None)
 
     def _render(self, name: str, values: dict[str, Any]) -> str | None:
         source = self._sources[name]
@@ -203,8 +218,8 @@ def compile_template(source: str, escape: Callable[[str], str]) -> Any:
     from jinja2 import StrictUndefined  # noqa: PLC0415 - only who writes templates needs it
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
 
-    def harmless(value: object) -> object:
-        return escape(value) if isinstance(value, str) else value
+    def harmless(value: object) -> str:
+        return escape(str(value))  # a list or a mapping holds Azure's words as well; `|safe` is no way round it
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, finalize=harmless)
     return environment.from_string(source)

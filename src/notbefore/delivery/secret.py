@@ -10,6 +10,7 @@ from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
 HIDDEN: Final = "***"
+INSTALLED: Final = Path("/etc/notbefore/credentials")  # what the systemd unit has them from; root's alone
 Source = Literal["inline", "file", "env", "credential", "otel_header"]
 SOURCES: Final[tuple[Source, ...]] = ("file", "env", "credential")
 
@@ -34,6 +35,8 @@ class Secret:
         if isinstance(value, Mapping) and len(value) == 1:
             ((source, reference),) = value.items()
             if source in ("inline", "otel_header", *SOURCES) and isinstance(reference, str) and reference:
+                if source == "credential" and Path(reference).name != reference:
+                    raise ValueError("expected the name of a credential, not a path")
                 return cls(reference, source)
         raise ValueError("expected text that is not empty, or one of file, env, credential with where it is found")
 
@@ -52,16 +55,10 @@ class Secret:
             if not value:
                 raise ConfigError(f"the environment variable {variable} holds no header {header}")
             return value
-        path = Path(self._reference)
         if self.source == "credential":
             directory = environment.get("CREDENTIALS_DIRECTORY")
-            if not directory:
-                raise ConfigError(
-                    f"the credential {self._reference} is not there: CREDENTIALS_DIRECTORY is not set"
-                    " (LoadCredential= in the systemd unit sets it)"
-                )
-            path = Path(directory) / self._reference
-        return _read(path)
+            return _read(Path(directory) / self._reference) if directory else _installed(self._reference)
+        return _read(Path(self._reference))
 
     def shown(self) -> str | dict[str, str]:
         """For ``check-config``: where it is found, never what it is."""
@@ -95,6 +92,17 @@ def env_pairs(text: str) -> dict[str, str]:
     """``key=value,key=value`` as OpenTelemetry writes headers and attributes in a variable: values may be ``%XX``."""
     pairs = (item.partition("=") for item in text.split(","))
     return {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
+
+
+def _installed(name: str) -> str:
+    """A credential for a command that somebody types: systemd gives them to its service alone."""
+    try:
+        return _read(INSTALLED / name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the credential {name} is not there: CREDENTIALS_DIRECTORY is not set (LoadCredential= in the systemd unit"
+            f" sets it), and {error} (root reads it: sudo notbefore ...)"
+        ) from None
 
 
 def _read(path: Path) -> str:

@@ -17,6 +17,7 @@ OtlpCompression = Literal["gzip", "none"]
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
+_HOST: Final = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
 _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
 
 
@@ -25,17 +26,22 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
     APPROVALS: ClassVar[bool] = True  # it is told of approvals as well
+    WORDS: ClassVar[bool] = True  # people read it; else it is sent the record, and no template is taken
     BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
 
     timeout: Duration = Duration("10s")  # for one attempt
     expire_after: Duration = Duration("24h")  # what is older is not sent any more, and counted as expired
     expire_on_end: bool = True  # what was announced is not told once it is over
-    title: str | None = None  # a template (Jinja2) instead of the built-in text
+    title: str | None = None  # a template (Jinja2) instead of the built-in text; not where the record is sent
     body: str | None = None  # as `title`
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
             raise ValueError("timeout: expected 100ms to 5m")
+        if self.expire_after.seconds < 1:
+            raise ValueError("expire_after: expected 1s or more")
+        if not self.WORDS and (self.title is not None or self.body is not None):
+            raise ValueError("title and body are not for a sink that is sent the record: leave them out")
 
     @property
     def terms(self) -> Terms:
@@ -114,6 +120,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     """POST of the record."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ("url", "secret")
+    WORDS: ClassVar[bool] = False
 
     url: Secret
     secret: Secret | None = None  # the key of the signature
@@ -165,6 +172,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ("connection_string",)
+    WORDS: ClassVar[bool] = False
     BATCH: ClassVar[int] = 200
 
     connection_string: Secret | None = None  # with a key, instead of an identity
@@ -172,7 +180,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     hub: str | None = None  # the name of the hub
     auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
     client_id: str | None = None  # of a user-assigned identity
-    authority: str | None = None  # of another cloud: login.microsoftonline.us
+    authority: str | None = None  # of another cloud: login.microsoftonline.us, beside `auth: default`
     audience: str | None = None  # of another cloud: https://eventhubs.azure.us
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
     proxy_host: str | None = None  # for websockets
@@ -191,16 +199,20 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
         if self.namespace is not None and not self.hub:
             raise ValueError("expected `hub` beside `namespace`")
+        if self.namespace is not None and not _HOST.fullmatch(self.namespace):
+            raise ValueError("namespace: expected its name alone, such as fleet.servicebus.windows.net")
+        if self.authority is not None and self.auth == "managed_identity":
+            raise ValueError("authority: expected beside `auth: default`; the VM's own identity has no use for it")
         if self.heartbeat is not None and self.heartbeat.seconds < 300:  # noqa: PLR2004 - five minutes
             raise ValueError("heartbeat: expected 5m or more")
-        if self.title is not None or self.body is not None:
-            raise ValueError("title and body are not for a stream of records")
         if self.proxy_host is not None and (self.transport != "websockets" or "/" in self.proxy_host):
             raise ValueError("proxy_host: expected a name or an address, beside `transport: websockets`")
 
 
 class Command(SinkSettings, frozen=True, kw_only=True):
     """An executable of the user's, with its arguments; no shell."""
+
+    WORDS: ClassVar[bool] = False
 
     command: tuple[str, ...]  # the absolute path of an executable, and its arguments
     timeout: Duration = Duration("60s")  # it is ended then, with all that it started
@@ -274,6 +286,7 @@ class Otlp(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
     """Each change as an OTLP log record. Without an endpoint of its own it takes that of the section ``otlp``."""
 
+    WORDS: ClassVar[bool] = False
     BATCH: ClassVar[int] = 100
 
     endpoint: str | None = None
@@ -291,8 +304,6 @@ class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         Connection.of(self)
-        if self.title is not None or self.body is not None:
-            raise ValueError("title and body are not for a stream of records")
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,15 +27,25 @@ class Attempt(Struct, frozen=True):
 class Worker:
     """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there.
 
-    ``batch``: how many deliveries are handed over at once, to a sink that takes several.
+    ``batch``: how many deliveries are handed over at once, to a sink that takes several. ``secrets``: what the sink
+    would find if it was made now.
     """
 
-    def __init__(self, name: str, make: Callable[[], Sink], report: Callable[[Attempt], None], batch: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        report: Callable[[Attempt], None],
+        batch: int = 1,
+        secrets: Callable[[], list[str]] = list,
+    ) -> None:
         self.name = name
         self.quick = False  # the last attempt took next to no time: more may be given at once
         self._make = make
         self._report = report
         self._batch = batch
+        self._secrets = secrets
+        self._made_with: list[str] = []
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._waiting: dict[str, Delivery] = {}
@@ -98,14 +108,20 @@ class Worker:
             self._sink.close()
 
     def _held_back(self, attempts: list[Attempt]) -> list[Attempt]:
-        """What was given after one that is to be tried again, of the same event: it must not come before that one."""
+        """What was given after one that is to be tried again, of the same event: it must not come before that one.
+
+        Where the far side asks for a pause, all that was given.
+        """
         done = {attempt.delivery.delivery_id for attempt in attempts}
-        failed = {attempt.delivery.event_key for attempt in attempts if attempt.error and not attempt.error.permanent}
-        error = SendError("an earlier one of the same event is to be sent first")
+        again = [(one.delivery.event_key, one.error) for one in attempts if one.error and not one.error.permanent]
+        failed = {event_key for event_key, _ in again}
+        pause = max((error.retry_after or 0.0 for _, error in again), default=0.0)
+        text = "it asked for a pause" if pause else "an earlier one of the same event is to be sent first"
+        error = SendError(text, retry_after=pause or None)
         return [
             Attempt(one, None, error)
             for one in list(self._waiting.values())
-            if one.event_key in failed and one.delivery_id not in done
+            if (pause or one.event_key in failed) and one.delivery_id not in done
         ]
 
     def _more(self) -> Iterator[Delivery]:
@@ -121,8 +137,19 @@ class Worker:
             yield job
 
     def _attempts(self, given: list[Delivery]) -> list[Attempt]:
+        found = self._once(given)
+        if self._sink is None or not any(one.error for one in found) or self._secrets() == self._made_with:
+            return found
+        # a secret is another one by now: what was refused with the old one is no dead letter yet
+        self._sink.close()
+        self._sink, self._since = None, time.monotonic()
+        refused = [one for one in found if one.error and one.error.permanent]
+        again = self._once([one.delivery for one in refused]) if refused else []
+        return [one for one in found if one not in refused] + again
+
+    def _once(self, given: list[Delivery]) -> list[Attempt]:
         try:
-            sink = self._sink = self._sink or self._make()
+            sink = self._sink or self._new()
         except NotBeforeError as error:  # a secret that cannot be read, say: somebody will mend it
             return [Attempt(one, None, SendError(str(error))) for one in given]
         opened: dict[str, Message] = {}
@@ -138,6 +165,11 @@ class Worker:
             if outcome is not None:
                 found.append(Attempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None))))
         return found
+
+    def _new(self) -> Sink:
+        self._made_with = self._secrets()  # before: one that changes in between is noticed
+        self._sink = self._make()
+        return self._sink
 
     @staticmethod
     def _send(sink: Sink, messages: list[Message]) -> list[Receipt | SendError]:

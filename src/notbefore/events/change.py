@@ -2,7 +2,7 @@
 
 import hashlib
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
@@ -18,7 +18,6 @@ Kind = Literal[Step, ApprovalKind]
 """A step in the event's life, as Azure's document shows it; or what this VM did, or did not do, about it."""
 
 Scope = Literal["self", "peer", "unknown"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
@@ -73,6 +72,22 @@ class Gap(Struct, frozen=True):
         return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
 
 
+QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody being told
+
+
+def quiet(before: Event, after: Event, told: datetime | None) -> bool:
+    """Nothing but NotBefore is another, and that by less than a minute from the one that was told."""
+    if told is None or after.not_before is None:
+        return False
+    moved = abs((after.not_before - told).total_seconds())
+    return moved < QUIET_MOVE and _without_time(before) == _without_time(after)
+
+
+def _without_time(event: Event) -> tuple[object, ...]:
+    resources = tuple(sorted(name.casefold() for name in event.resources))
+    return (event.event_type, event.event_status, resources, event.description, event.event_source, event.duration)
+
+
 class Change(Struct, frozen=True):
     """One step in an event's life. Times are UTC; durations are seconds and ``None`` where they were not observed."""
 
@@ -85,6 +100,8 @@ class Change(Struct, frozen=True):
     incarnation: int  # of the document that showed the change
     first_seen: datetime
     previous: Event | None = None  # as listed before, for ``updated`` and ``started``
+    previous_scope: Scope | None = None  # where it was another: Resources moved
+    told: datetime | None = None  # NotBefore as last told: before the quiet moves (``quiet``) up to this step
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
     not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
@@ -92,6 +109,17 @@ class Change(Struct, frozen=True):
     started_seconds: float | None = None  # from the start to the end
     interruption: Gap | None = None  # as this VM felt it; for events of ``self`` that were started
     approval: "Approval | None" = None  # for the kinds of approval
+
+    @property
+    def left(self) -> bool:
+        """It was to hit this VM, or might have, and no longer is."""
+        return self.scope == "peer" and self.previous_scope is not None
+
+    @property
+    def moved(self) -> float:
+        """Seconds by which NotBefore is later than it was before this step; 0 where one of the two is not known."""
+        before, after = self.previous.not_before if self.previous else None, self.event.not_before
+        return (after - before).total_seconds() if before and after else 0.0
 
 
 class Approval(Struct, frozen=True):

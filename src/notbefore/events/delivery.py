@@ -39,6 +39,7 @@ class Delivery(Struct, frozen=True):
     expires: float  # not to be sent after
     fades: bool  # it expires when the event ends
     record: bytes  # the change as JSON
+    severity_given: bool = False  # by the route, not by type and notice
     attempts: int = 0  # made so far
     state: str = "pending"  # dead: refused for good; held: delivered, and to be repeated while the event lasts
     error: str = ""  # why the last attempt failed
@@ -106,6 +107,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) 
             expires=created + ticket.delay + terms.expire_after,
             fades=terms.expire_on_end and change.kind in FADING,
             record=record,
+            severity_given=ticket.severity_given,
         )
         found.append(message)
         reminder = _reminder(change, record, ticket)
@@ -132,7 +134,9 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
     not_before = change.event.not_before
-    if ticket.remind_before is None or not_before is None or change.kind not in ("announced", "updated"):
+    if ticket.remind_before is None or not_before is None or change.left:
+        return None
+    if change.kind not in ("announced", "updated"):
         return None
     due = not_before.timestamp() - ticket.remind_before
     if due <= change.time.timestamp():  # the notice is shorter than that: the change itself says it
@@ -148,4 +152,5 @@ def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
         expires=not_before.timestamp() + REMINDER_GRACE,
         fades=True,
         record=record,
+        severity_given=ticket.severity_given,
     )

@@ -9,10 +9,10 @@ even when its description is broken.
 import hashlib
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from notbefore.errors import DocumentError
 
@@ -96,7 +96,7 @@ class Document(Struct, frozen=True):
 
 
 class _Envelope(Struct):
-    DocumentIncarnation: int
+    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what is kept and shown of it has 64 bits
     Events: list[Raw]
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.events.change import Change, Gap, Kind, Outcome, Reason, Scope, change_id
+from notbefore.events.change import Change, Gap, Kind, Outcome, Reason, Scope, change_id, quiet
 from notbefore.events.document import SCHEDULED, STARTED, Document, Event
 
 WATCHED: Final = 15.0
@@ -89,6 +89,7 @@ class Life(Struct, frozen=True):
     started: datetime | None = None  # when it was first seen Started
     start_seen: bool = False  # it was not Started a beat before
     not_before: datetime | None = None  # the last one known
+    told: datetime | None = None  # the last one that was worth telling; of a file that was written before: None
     interruption: Gap | None = None  # the longest felt while Started
     unfelt: bool = False  # part of the time in which it was Started nobody kept beats
     unread_since: datetime | None = None  # it is listed, but cannot be read, since its last good reading
@@ -99,10 +100,18 @@ class Life(Struct, frozen=True):
         """Seconds from the first sight to NotBefore; 0 without notice, ``None`` when the beginning was not seen."""
         if not self.beginning_seen:
             return None
+        if self.started == self.first_seen:
+            return 0.0
         if self.not_before is None:
-            return 0.0 if self.started == self.first_seen else None
+            return None
         # an event may be listed as Scheduled a moment after its NotBefore: there is no less notice than none
         return max(0.0, (self.not_before - self.first_seen).total_seconds())
+
+    def seconds_to(self, now: datetime) -> float | None:
+        """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for what is started."""
+        if Phase.of(self.event) is Phase.STARTED or self.event.not_before is None:
+            return None
+        return (self.event.not_before - now).total_seconds()
 
 
 class Tracked(Struct, frozen=True):
@@ -191,7 +200,10 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
         reason = "came_back"
     life, identity = _numbered(life, kind, digest if kind == "updated" else "")
     change = _change(life, identity, (kind, reason), incarnation, now)
-    return life, msgspec.structs.replace(change, previous=old.event if old else None)
+    if old is None:
+        return life, change
+    scope = old.scope if old.scope != life.scope else None
+    return life, msgspec.structs.replace(change, previous=old.event, previous_scope=scope, told=_told(old))
 
 
 def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
@@ -206,6 +218,7 @@ def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
         started=now.time if is_started else None,
         start_seen=is_started and watched,
         not_before=event.not_before,
+        told=event.not_before,
         interruption=now.gap if is_started and scope != "peer" else None,
         unfelt=is_started and (now.gap is None or not watched),
         steps=tracked.departed.get(event.key, {}),
@@ -221,8 +234,13 @@ def _grown(old: Life, event: Event, now: Moment) -> Life:
         started=now.time if starts else old.started,
         start_seen=_watched(old, now) if starts else old.start_seen,
         not_before=event.not_before or old.not_before,
+        told=_told(old) if quiet(old.event, event, _told(old)) else event.not_before,
         unread_since=None,
     )
+
+
+def _told(life: Life) -> datetime | None:
+    return life.told or life.event.not_before
 
 
 def _watched(life: Life, now: Moment) -> bool:
@@ -253,6 +271,8 @@ def _felt(life: Life, now: Moment) -> Life:
 
 def _gone(life: Life, incarnation: int, now: Moment) -> tuple[dict[str, int], Change]:
     kind, reason = TRANSITIONS[Phase.of(life.event), Phase.ABSENT]
+    if kind == "canceled" and life.started is not None:  # it had begun, whatever was listed of it after that
+        kind, reason = "ended", "status_went_back"
     outcome = OUTCOMES[kind]
     if not _watched(life, now):
         kind, reason, outcome = "ended", "not_watched" if not now.watched else "not_readable", "unknown"
@@ -278,8 +298,8 @@ def _numbered(life: Life, kind: Kind, digest: str) -> tuple[Life, str]:
     step = f"{kind} {digest}".rstrip()
     nth = life.steps.get(step, 0)
     steps = {**life.steps, step: nth + 1}
-    if len(steps) > MAX_STEPS:
-        del steps[next(iter(steps))]
+    if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
+        del steps[next(known for known in steps if known.startswith("updated "))]
     life = msgspec.structs.replace(life, steps=steps)
     return life, change_id(life.event.key, kind, digest, nth)
 
@@ -289,6 +309,8 @@ def _change(life: Life, identity: str, step: tuple[Kind, Reason], incarnation: i
     over = kind in OUTCOMES
     start = life.started or (now.time if kind == "canceled" else None)
     scheduled = life.beginning_seen and start is not None and (life.start_seen or kind == "canceled")
+    if kind == "started" and start != now.time:  # for the second time: it was told at the first
+        scheduled = False
     return Change(
         id=identity,
         kind=kind,

@@ -1,6 +1,6 @@
 """What ``/api/v1/events`` answers, and the page and the commands read: the events that are listed now. Pure."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -42,7 +42,6 @@ class PendingEvent(Struct, frozen=True):
     def of(cls, life: Life, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
         """The event as it stands at ``now``."""
         event = life.event
-        waiting = life.started is None and event.not_before is not None
         return cls(
             event_id=event.event_id,
             event_type=event.event_type,
@@ -52,9 +51,7 @@ class PendingEvent(Struct, frozen=True):
             resources=event.resources,
             description=event.description,
             not_before=life.not_before,
-            seconds_to_not_before=((event.not_before - now) / timedelta(seconds=1))
-            if waiting and event.not_before
-            else None,
+            seconds_to_not_before=life.seconds_to(now),
             expected_duration_seconds=event.duration,
             first_seen=life.first_seen,
             notice_seconds=life.notice,

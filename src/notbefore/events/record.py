@@ -34,7 +34,6 @@ class Vm(Struct, frozen=True):
     update_domain: str = ""
     vm_size: str = ""
     os_type: str = ""
-    tags: dict[str, str] = {}
 
 
 def record(change: Change, vm: Vm | None) -> Record:
@@ -61,6 +60,7 @@ def record(change: Change, vm: Vm | None) -> Record:
         "azure.scheduled_event.first_seen": rfc3339(change.first_seen),
         "azure.scheduled_event.not_before": rfc3339(change.not_before) if change.not_before else None,
         "azure.scheduled_event.previous_not_before": _previous_not_before(change),
+        "azure.scheduled_event.previous_scope": change.previous_scope,
         **_durations(change),
         **_approval(change.approval),
     }
@@ -135,6 +135,8 @@ def sentence(change: Change) -> str:
     if change.kind == "announced":
         when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
         return f"{what} announced: {when}"
+    if change.left:
+        return f"{event.event_type} does not hit this VM any longer"
     if change.kind == "updated":
         return f"{what} changed"
     if change.approval is not None:

@@ -5,12 +5,11 @@ events that hit this VM go to every sink.
 """
 
 import re
-from datetime import timedelta
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-from notbefore.events.change import Change, Kind, Scope
+from notbefore.events.change import Change, Kind, Scope, quiet
 from notbefore.events.document import Event
 from notbefore.events.duration import Duration
 
@@ -21,7 +20,6 @@ AnnounceBy = Literal["affected", "leader", "all"]
 
 CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
-QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody being told
 RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
 
 
@@ -31,6 +29,10 @@ class Span(Struct, frozen=True, forbid_unknown_fields=True):
     min: int | None = None  # seconds
     max: int | None = None  # seconds
     unknown: bool = False  # also one that Azure does not know
+
+    def __post_init__(self) -> None:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"duration: expected min to be no more than max, got {self.min} and {self.max}")
 
     def holds(self, duration: int | None) -> bool:
         """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
@@ -76,12 +78,13 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     event_status: tuple[str, ...] = ()
 
     def accepts(self, change: Change) -> bool:
-        """Every matcher that is set agrees."""
+        """Every matcher that is set agrees; who was told that an event hits this VM is told that it no longer does."""
+        event = change.previous if change.left and change.previous is not None else change.event
         return (
             _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
-            and _in_scope(change.scope, self.scope)
-            and self.holds(change.event, change.notice_seconds)
+            and (_in_scope(change.scope, self.scope) or (change.left and "self" in self.scope))
+            and self.holds(event, change.notice_seconds)
         )
 
 
@@ -93,7 +96,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     go_on: bool = False  # try the routes after this one as well
     announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
-    quiet_updates: bool = True  # a NotBefore that moves by less than a minute is not told
+    quiet_updates: bool = True  # a NotBefore less than a minute from the one that was told is not told
     remind_before: Duration | None = None  # so long before NotBefore it is said again, once
 
 
@@ -104,6 +107,7 @@ class Ticket(Struct, frozen=True):
     severity: Severity
     delay: float = 0.0  # seconds to wait, for others to speak first
     remind_before: float | None = None  # seconds
+    severity_given: bool = False  # by the route
 
 
 def severity_of(change: Change) -> Severity:
@@ -130,8 +134,9 @@ def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tu
         if delay is not None and not (route.quiet_updates and _quiet(change)):
             severity = route.severity or severity_of(change)
             remind = route.remind_before.seconds if route.remind_before else None
+            given = route.severity is not None
             for sink in route.sinks:
-                found.setdefault(sink, Ticket(sink, severity, delay, remind))
+                found.setdefault(sink, Ticket(sink, severity, delay, remind, given))
         if not route.go_on:
             break
     return tuple(found.values())
@@ -147,24 +152,16 @@ def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
 
 
 def _quiet(change: Change) -> bool:
-    """An update in which nothing but NotBefore moved, and that by less than a minute."""
-    before, after = change.previous, change.event
-    if change.kind != "updated" or before is None or before.not_before is None or after.not_before is None:
-        return False
-    moved = abs(after.not_before - before.not_before) < timedelta(seconds=QUIET_MOVE)
-    return moved and _without_time(before) == _without_time(after)
-
-
-def _without_time(event: Event) -> tuple[object, ...]:
-    resources = tuple(sorted(name.casefold() for name in event.resources))
-    return (event.event_type, event.event_status, resources, event.description, event.event_source, event.duration)
+    before = change.previous
+    return change.kind == "updated" and before is not None and quiet(before, change.event, change.told)
 
 
 def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
     """Seconds until this VM speaks, ``None`` if it does not.
 
-    ``affected``: each VM of Resources for itself. ``leader``: the first of Resources at once; where it may be gone,
-    because the event has begun, the next ones after a delay by their rank, so that somebody speaks.
+    ``affected``: each VM of Resources for itself, and once more when it is no longer among them. ``leader``: the first
+    of Resources at once; where it may be gone, because the event has begun, the next ones after a delay by their rank,
+    so that somebody speaks.
     """
     names = [name.casefold() for name in change.event.resources]
     if change.approval is not None:  # only the VM that did it knows of it
@@ -172,7 +169,7 @@ def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | No
     if announce_by == "all" or vm is None or not names:
         return 0.0
     if announce_by == "affected":
-        return None if change.scope == "peer" else 0.0
+        return None if change.scope == "peer" and not change.left else 0.0
     if vm.casefold() not in names:
         return None
     rank = names.index(vm.casefold())

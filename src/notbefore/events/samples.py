@@ -323,12 +323,6 @@ def _not_before(life: Life, _now: datetime) -> float | None:
     return life.not_before.timestamp() if life.not_before else None
 
 
-def _seconds_to(life: Life, now: datetime) -> float | None:
-    if life.event.event_status == STARTED or life.event.not_before is None:
-        return None
-    return (life.event.not_before - now).total_seconds()
-
-
 def _started_at(life: Life, _now: datetime) -> float | None:
     return life.started.timestamp() if life.started else None
 
@@ -347,7 +341,7 @@ def _resources(life: Life, _now: datetime) -> float | None:
 
 _PER_EVENT: Final = (
     (NOT_BEFORE, _not_before),
-    (SECONDS_TO_NOT_BEFORE, _seconds_to),
+    (SECONDS_TO_NOT_BEFORE, Life.seconds_to),
     (STARTED_AT, _started_at),
     (EXPECTED, _expected),
     (GIVEN_NOTICE, _given_notice),

@@ -98,7 +98,7 @@ class Totals(Struct):
         labels: Labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
         labels = self._fold(labels)
         self.changes[labels] = self.changes.get(labels, 0) + 1
-        begins = change.kind == "announced" or change.reason == "first_seen_started"
+        begins = change.kind == "announced" or (change.kind == "started" and change.previous is None)
         if begins:
             self._observe("notice", event.event_type, NOTICE_BOUNDS, change.notice_seconds)
         if change.kind == "started":

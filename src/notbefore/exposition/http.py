@@ -5,6 +5,7 @@ It shows what a ``View`` gives it and knows nothing of where that comes from. No
 
 import gzip
 import logging
+import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +20,7 @@ from msgspec import Struct
 from notbefore.events.delivery import OutboxView
 
 MAX_LIMIT: Final = 10_000
+MAX_FIELDS: Final = 10  # of a query
 DEFAULT_LIMIT: Final = 100
 GZIP_FROM: Final = 1024  # bytes; below it there is nothing to save
 
@@ -36,6 +38,7 @@ PAGE_POLICY: Final = (
 )
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 PAGE_CHANGES: Final = 300  # the newest of the history, which the page reads
+_NO_WEIGHT: Final = re.compile(r"\s*[qQ]\s*=\s*0(\.0*)?\s*")
 ANONYMOUS: Final = "notbefore.anonymous"  # in the environ of a request without the password that others need
 
 log = logging.getLogger("notbefore.http")
@@ -149,9 +152,17 @@ def _metrics(view: View, environ: Environ) -> Response:
 
 def _packed(environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str]) -> Response:
     """Compressed for those who take it, where it is worth it."""
-    if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", "") and len(body) >= GZIP_FROM:
+    if _takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")) and len(body) >= GZIP_FROM:
         return Response(gzip.compress(body, 1), content_type, headers=(("Content-Encoding", "gzip"), *headers))
     return Response(body, content_type, headers=headers)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    for coding in accepted.split(","):
+        name, _, weight = coding.partition(";")
+        if name.strip().lower() == "gzip":
+            return _NO_WEIGHT.fullmatch(weight) is None
+    return False
 
 
 def _page(view: View, environ: Environ) -> Response:
@@ -180,7 +191,10 @@ def _verdict(verdict: Verdict, otherwise: str, environ: Environ) -> Response:
 
 
 def _history_query(environ: Environ) -> tuple[datetime | None, int]:
-    query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=10)
+    try:
+        query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise _BadRequestError(f"expected at most {MAX_FIELDS} fields: limit, since") from None
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
         raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")

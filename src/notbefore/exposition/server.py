@@ -37,6 +37,7 @@ MAX_BODY: Final = 1024  # bytes; nothing here reads a body
 CLEANUP: Final = 2.0  # seconds between two looks at the connections, while there are any
 OTHER_FILES: Final = 256  # what else may be open
 ACCEPTS: Final = 128  # connections taken from the backlog at a time
+UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
 FULL_PAUSE: Final = 1.0  # seconds without taking connections, where no file can be opened and none of ours be closed
 SHAKES: Final = 0.02  # seconds of handshakes between two looks at all connections
 
@@ -68,6 +69,9 @@ class HttpServer:
             connection_limit=MAX_CONNECTIONS + ACCEPTS,  # _Server makes room before this is reached
             cleanup_interval=CLEANUP,
             channel_timeout=IDLE_PATIENCE,
+            # no worker waits for a reader, and nothing goes to the disk: `relieve` sees to that
+            outbuf_high_watermark=sys.maxsize,
+            outbuf_overflow=sys.maxsize,
             max_request_header_size=MAX_HEADER,
             max_request_body_size=MAX_BODY,
             ident=None,
@@ -118,6 +122,7 @@ class HttpServer:
             timeout = min(timeout, self._server.pause() or timeout)
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
             self._server.shake()
+            self._server.relieve()
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
@@ -142,6 +147,16 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         while self.to_shake and time.monotonic() < deadline:
             self.to_shake.pop().shake()
         self.to_shake.clear()
+
+    def relieve(self) -> None:
+        """When more waits to be read than there is room for, those go who have not read for longest."""
+        waiting = [channel for channel in self.active_channels.values() if channel.total_outbufs_len]
+        unread = sum(channel.total_outbufs_len for channel in waiting)
+        for channel in sorted(waiting, key=lambda one: one.moved):
+            if unread <= UNREAD:
+                break
+            unread -= channel.total_outbufs_len
+            channel.handle_close()
 
     def pause(self) -> float:
         """For how many seconds yet no connection is taken."""
@@ -205,6 +220,8 @@ def _bind(listen: str) -> socket.socket:
         raise ListenError(f"server.listen: expected HOST:PORT such as 127.0.0.1:10169, got {listen!r}")
     bound: socket.socket | None = None
     try:
+        if not host and (everywhere := _bind_everywhere(int(port))) is not None:
+            return everywhere
         found = socket.getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -217,6 +234,23 @@ def _bind(listen: str) -> socket.socket:
             bound.close()
         hint = ": is another notbefore running?" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
         raise ListenError(f"cannot listen at {listen}: {error}{hint}") from error
+    return bound
+
+
+def _bind_everywhere(port: int) -> socket.socket | None:
+    """IPv6 and IPv4 at once; ``None`` where the machine has no IPv6."""
+    if not socket.has_dualstack_ipv6():
+        return None
+    bound = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("::", port))
+    except OSError as error:
+        bound.close()
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return None
     return bound
 
 

@@ -25,7 +25,6 @@ TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operat
 SLACK: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; 0 would mean "do not wait at all"
 MAX_BODY: Final = 1024 * 1024
-API_VERSIONS: Final = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
 
 MAX_ETAG: Final = 256
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: what may stand in a request as it is

@@ -26,8 +26,7 @@ class Poll(Struct, frozen=True):
 class Poller:
     """Polls ``/metadata/scheduledevents`` and hands each ``Poll`` to a handler, in the thread that calls ``run``.
 
-    A body that equals the last one counts as nothing new. When the handler rejects a body it calls ``forget``, so that
-    the same body is handed over again.
+    A body that equals the last one counts as nothing new, until ``forget``.
     """
 
     def __init__(self, client: ImdsClient, api_version: str, interval: float) -> None:

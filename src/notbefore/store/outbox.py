@@ -5,13 +5,14 @@ its own with a connection of its own (``Outbox``), takes what is due and says wh
 """
 
 import sqlite3
+import time
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.events.delivery import FALLBACK, Delivery, Settled
+from notbefore.events.delivery import FALLBACK, Delivery, Settled, Terms
 from notbefore.events.totals import LATENCY_BOUNDS
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
 from notbefore.store.schema import connect
@@ -20,7 +21,8 @@ DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 HELD_SECONDS: Final = 400 * 86_400.0
 
 _COLUMNS: Final = (
-    "delivery_id, event_key, sink, kind, severity, created, due, expires, fades, record, attempts, state, error"
+    "delivery_id, event_key, sink, kind, severity, severity_given, created, due, expires, fades, record, attempts,"
+    " state, error"
 )
 # the order: nothing is sent before an earlier delivery of the same event to the same sink; a reminder waits for its
 # time, and nothing waits for it
@@ -28,6 +30,9 @@ _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
     SELECT 1 FROM outbox AS earlier
     WHERE earlier.sink = outbox.sink AND earlier.event_key = outbox.event_key AND earlier.seq < outbox.seq
       AND earlier.state = 'pending' AND earlier.kind <> 'reminder')"""
+# the clock was set back after the change was seen: nobody waits until it is that time again. A reminder's time is
+# NotBefore's, what was tried has a pause that is to be kept
+_AHEAD: Final = "(created > :now AND attempts = 0 AND state = 'pending' AND kind <> 'reminder')"
 
 
 class Outbox:
@@ -86,8 +91,11 @@ class Outbox:
             return leased
 
     def _anything_due(self, sinks: Iterable[str], now: float) -> bool:
-        query = "SELECT 1 FROM outbox WHERE sink = ? AND state <> 'dead' AND (due <= ? OR expires <= ?) LIMIT 1"
-        return any(self._db.execute(query, (sink, now, now)).fetchone() for sink in sinks)
+        query = (
+            "SELECT 1 FROM outbox WHERE sink = :sink AND state <> 'dead'"  # noqa: S608 - ours
+            f" AND (due <= :now OR expires <= :now OR {_AHEAD}) LIMIT 1"
+        )
+        return any(self._db.execute(query, {"sink": sink, "now": now}).fetchone() for sink in sinks)
 
     def sinks_with_work(self) -> set[str]:
         """Whose deliveries wait, now or later."""
@@ -95,7 +103,7 @@ class Outbox:
 
     def next_due(self) -> float | None:
         """When the next delivery may be sent, in Unix seconds; ``None`` when none waits."""
-        return next_due(self._db)
+        return next_due(self._db, time.time())
 
     def rows(self, state: str | None = None, sink: str | None = None, limit: int = MAX_ROWS) -> list[Delivery]:
         """What is in the outbox, oldest first."""
@@ -114,15 +122,24 @@ class Outbox:
         )
         return [_delivery(row) for row in rows]
 
-    def retry(self, ids: Iterable[str], now: float, expire_after: float) -> int:
-        """Have deliveries sent again now, as if never tried; returns how many there were."""
+    def listed(self) -> set[str]:
+        """The events that are listed now, by their keys."""
+        return {key for (key,) in self._db.execute("SELECT event_key FROM tracked")}
+
+    def retry(self, ids: Iterable[str], now: float, expire_after: float | None) -> int:
+        """Have deliveries sent again now, as if never tried; returns how many there were.
+
+        ``expire_after``: the sink's; where it is not known, they have a day at least, and what they had.
+        """
         with self._transaction() as db:
             return sum(
                 db.execute(
-                    "UPDATE outbox SET state = 'pending', due = ?1, attempts = 0,"
-                    " expires = CASE state WHEN 'dead' THEN ?2 ELSE max(expires, ?2) END"
-                    " WHERE delivery_id = ?3 AND state <> 'held' AND leased_until <= ?1",
-                    (now, now + expire_after, one),
+                    "UPDATE outbox SET due = ?1, attempts = 0,"
+                    " state = CASE state WHEN 'held' THEN 'held' ELSE 'pending' END,"
+                    " expires = CASE WHEN kind = 'heartbeat' THEN expires"
+                    " WHEN state = 'dead' AND ?4 THEN ?2 ELSE max(expires, ?2) END"
+                    " WHERE delivery_id = ?3 AND leased_until <= ?1",
+                    (now, now + (expire_after or Terms().expire_after), one, expire_after is not None),
                 ).rowcount
                 for one in ids
             )
@@ -145,9 +162,9 @@ class Outbox:
 def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bool) -> list[int]:
     """What may be sent now, the gravest first: rows by their numbers."""
     rows = db.execute(
-        "SELECT seq, event_key FROM outbox WHERE sink = ? AND state <> 'dead' AND due <= ?"  # noqa: S608 - ours
-        f" AND leased_until <= ? AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT ?",
-        (sink, now, now, count),
+        f"SELECT seq, event_key FROM outbox WHERE sink = :sink AND state <> 'dead' AND (due <= :now OR {_AHEAD})"  # noqa: S608 - ours
+        f" AND leased_until <= :now AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT :count",
+        {"sink": sink, "now": now, "count": count},
     ).fetchall()
     # two of one event may both be free (a reminder and a change): one after the other
     first: dict[str, int] = {}
@@ -166,12 +183,13 @@ def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bo
 def _followers(db: sqlite3.Connection, head: tuple[str, str, int], now: float) -> list[int]:
     """What may go along with an event's first delivery: the next ones, up to one that has to wait."""
     found: list[int] = []
-    for seq, due, leased_until in db.execute(
-        "SELECT seq, due, leased_until FROM outbox WHERE sink = ? AND event_key = ? AND seq > ?"
-        " AND state = 'pending' AND kind <> 'reminder' ORDER BY seq LIMIT 100",
-        head,
+    sink, event_key, first = head
+    for seq, is_due, leased_until in db.execute(
+        f"SELECT seq, due <= :now OR {_AHEAD}, leased_until FROM outbox WHERE sink = :sink AND event_key = :event_key"  # noqa: S608 - ours
+        " AND seq > :first AND state = 'pending' AND kind <> 'reminder' ORDER BY seq LIMIT 100",
+        {"now": now, "sink": sink, "event_key": event_key, "first": first},
     ):
-        if due > now or leased_until > now:
+        if not is_due or leased_until > now:
             break
         found.append(seq)
     return found
@@ -192,7 +210,7 @@ def _lease(db: sqlite3.Connection, rows: list[int], until: float) -> list[Delive
 def _delivery(row: tuple[Any, ...]) -> Delivery:
     names = [*_COLUMNS.split(", "), "thread"]
     values = dict(zip(names, row, strict=False))  # the thread is only asked for where it matters
-    return Delivery(**values | {"fades": bool(values["fades"])})
+    return Delivery(**values | {name: bool(values[name]) for name in ("fades", "severity_given")})
 
 
 def _settle(db: sqlite3.Connection, one: Settled) -> None:
@@ -208,6 +226,7 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
         _delivered(db, one, (sink, event_key, state, created))
         return
     if state == "held":  # a repetition that failed; what it repeats was delivered long ago
+        count(db, sink, "failed")
         db.execute(
             "UPDATE outbox SET leased_until = 0, due = ?, error = ? WHERE delivery_id = ?",
             (one.due if one.due is not None else one.time + 60, one.error, one.delivery_id),
@@ -216,7 +235,9 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
     if one.result == "dead":
         count(db, sink, "dead")
         db.execute(
-            "UPDATE outbox SET state = 'dead', leased_until = 0, error = ?, expires = ? WHERE delivery_id = ?",
+            # a sign of life helps nobody once the next one is due: it is not kept any longer
+            "UPDATE outbox SET state = 'dead', leased_until = 0, error = ?,"
+            " expires = CASE kind WHEN 'heartbeat' THEN expires ELSE ? END WHERE delivery_id = ?",
             (one.error, one.time + DEAD_SECONDS, one.delivery_id),
         )
         return
@@ -253,16 +274,20 @@ def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, f
     )
     db.execute(
         # it lasts as long as its event does: `event_ended` and what is newer remove it
-        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, expires = ?, error = '' WHERE delivery_id = ?",
+        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, expires = ?, attempts = 0, error = ''"
+        " WHERE delivery_id = ?",
         (one.time + one.repeat, one.time + HELD_SECONDS, one.delivery_id),
     )
 
 
-def next_due(db: sqlite3.Connection) -> float | None:
+def next_due(db: sqlite3.Connection, now: float) -> float | None:
     """When the next delivery may be sent, in Unix seconds; ``None`` when none waits.
 
     Leases do not count: who asks this has no courier that could hold one.
     """
-    query = f"SELECT min(due) FROM outbox WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"  # noqa: S608 - ours
-    due: float | None = db.execute(query).fetchone()[0]
+    query = (
+        f"SELECT min(CASE WHEN {_AHEAD} THEN min(due, :now) ELSE due END) FROM outbox"  # noqa: S608 - ours
+        f" WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"
+    )
+    due: float | None = db.execute(query, {"now": now}).fetchone()[0]
     return due

@@ -33,8 +33,8 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
         row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
         taken = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
-            " expires, fades, record) VALUES (:delivery_id, :event_key, :sink, :kind, :severity, :urgency, :created,"
-            " :due, :expires, :fades, :record)",
+            " expires, fades, record, severity_given) VALUES (:delivery_id, :event_key, :sink, :kind, :severity,"
+            " :urgency, :created, :due, :expires, :fades, :record, :severity_given)",
             row,
         )
         if taken.rowcount:
@@ -46,9 +46,28 @@ def event_started(db: sqlite3.Connection, event_key: str, now: float) -> None:
     _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
 
 
+def event_left(db: sqlite3.Connection, event_key: str, now: float) -> None:
+    """It does not hit this VM any longer: nobody is to be reminded of it, nor told again."""
+    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
+    _rest(db, event_key)
+
+
+def event_moved(db: sqlite3.Connection, event_key: str, seconds: float, record: bytes, now: float) -> None:
+    """NotBefore is another by so many seconds: who is to be reminded is reminded of that one, whoever else is told."""
+    db.execute(
+        "UPDATE outbox SET created = created + ?1, due = due + ?1, expires = expires + ?1, record = ?2"
+        " WHERE event_key = ?3 AND kind = 'reminder' AND state = 'pending' AND expires > ?4",
+        (seconds, record, event_key, now),
+    )
+
+
 def event_ended(db: sqlite3.Connection, event_key: str, now: float) -> None:
     """What only helps before the end expires; what was repeated while the event lasted is at rest."""
     _withdraw(db, "event_key = ? AND fades", (event_key,), now)
+    _rest(db, event_key)
+
+
+def _rest(db: sqlite3.Connection, event_key: str) -> None:
     db.execute("DELETE FROM outbox WHERE event_key = ? AND state = 'held'", (event_key,))
 
 
@@ -96,8 +115,11 @@ def salvage(damaged: Path, db: sqlite3.Connection) -> int:
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=rw", uri=True)) as old:
         for table in ("delivery_counts", "delivery_latency", "threads", "outbox"):
             with suppress(sqlite3.Error):  # each row is tried for itself, up to one that cannot be read
-                for row in old.execute(f"SELECT * FROM {table}"):  # noqa: S608 - one of ours
+                rows = old.execute(f"SELECT * FROM {table}")  # noqa: S608 - one of ours
+                names = ", ".join(name for name, *_ in rows.description)  # an older version may have had fewer
+                for row in rows:
                     marks = ", ".join("?" * len(row))
-                    saved += db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount  # noqa: S608 - ours
+                    into = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608 - ours
+                    saved += db.execute(into, row).rowcount
                     saved -= table != "outbox"
     return saved

@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 from notbefore.errors import StoreError
@@ -23,6 +24,7 @@ class OutboxReader:
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._version: int | None = None
+        self._looked = 0.0  # Unix seconds
         self._view = OutboxView()
         self._due: float | None = None
 
@@ -32,8 +34,10 @@ class OutboxReader:
             try:
                 db = self._open()
                 version = db.execute("PRAGMA data_version").fetchone()[0]
-                if version != self._version:
-                    self._view, self._due, self._version = _view(db), next_due(db), version
+                now = time.time()
+                if version != self._version or now < self._looked:  # the clock was set back: other rows may be due
+                    self._view, self._due, self._version = _view(db), next_due(db, now), version
+                self._looked = now
             except (sqlite3.Error, StoreError, OSError):
                 self.close()
             return self._view, self._due

@@ -1,5 +1,6 @@
 """The schema of the state file, and a connection beside the agent's to a file that the agent has made."""
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -26,8 +27,20 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         db.execute("PRAGMA cache_size = -256")
         version = db.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be opened ({error}): has `notbefore run` been started here?") from None
+        raise StoreError(f"{path} cannot be opened ({error}): {_hint(path, mode)}") from None
     if version != SCHEMA_VERSION:
         db.close()
         raise StoreError(f"{path} is of schema {version}, this version knows {SCHEMA_VERSION}: start `notbefore run`")
     return db
+
+
+def _hint(path: Path, mode: str) -> str:
+    """SQLite does not say why. The file is not opened for it: closing it would let go of our own locks on it."""
+    try:
+        path.stat()
+        forbidden = not os.access(path, os.R_OK if mode == "ro" else os.R_OK | os.W_OK)
+    except OSError as error:
+        forbidden = isinstance(error, PermissionError)
+    if forbidden:
+        return "it is not readable by you: run this as root or as the agent's user"
+    return "has `notbefore run` been started here?"

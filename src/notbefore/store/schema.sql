@@ -3,7 +3,7 @@
 -- version 1
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
-    value BLOB NOT NULL           -- incarnation, unreadable, seen, boot_id, clean, vm, totals, approvals
+    value BLOB NOT NULL           -- incarnation, unreadable, seen, beat, boot_id, clean, vm, totals, approvals
 ) WITHOUT ROWID;
 
 CREATE TABLE tracked (
@@ -84,3 +84,6 @@ CREATE TABLE threads (
     time      REAL NOT NULL,            -- Unix seconds
     PRIMARY KEY (sink, event_key)
 ) WITHOUT ROWID;
+
+-- version 3
+ALTER TABLE outbox ADD COLUMN severity_given INTEGER NOT NULL DEFAULT 0;  -- 1: by the route, not by type and notice

@@ -6,14 +6,16 @@ it can again. A damaged file is set aside under another name and a new one begun
 
 import logging
 import sqlite3
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -32,6 +34,7 @@ from notbefore.store.schema import SCHEMA
 FILE_NAME: Final = "notbefore.db"
 HISTORY_ROWS: Final = 10_000
 HISTORY_SECONDS: Final = 400 * 86_400
+HISTORY_BYTES: Final = 4 * 1024 * 1024  # of an answer; the state file holds more
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 log = logging.getLogger("notbefore.store")
@@ -44,8 +47,9 @@ class Memory(Struct):
     totals: Totals = field(default_factory=Totals)
     vm: Vm | None = None
     seen: datetime | None = None  # the last good answer, as far as it was written down
+    beat: datetime | None = None  # when the machine was last known to be alive, likewise
     boot_id: str = ""
-    clean: bool = False  # it stopped in order, at ``seen``
+    clean: bool = False  # it stopped in order, at ``beat``
     approvals: dict[str, Attempt] = field(default_factory=dict)  # by the event's key
 
 
@@ -102,10 +106,10 @@ class Store:
             if self.degraded is None:
                 self._guarded(lambda: self._write_deliveries(deliveries))
 
-    def beat(self, seen: datetime, boot_id: str) -> None:
-        """Write down that the machine was alive at ``seen``: one small commit. Never raises."""
+    def beat(self, alive: datetime, boot_id: str) -> None:
+        """Write down that the machine was alive then, and the last good answer: one small commit. Never raises."""
         with self._mutex:
-            self._memory.seen, self._memory.boot_id = seen, boot_id
+            self._memory.beat, self._memory.boot_id = alive, boot_id
             if self.degraded is None:
                 self._guarded(self._write_beat)
 
@@ -119,16 +123,15 @@ class Store:
             if self._guarded(self._open) and self._guarded(self._write):
                 log.info("the state is written again: %s", self.path)
 
-    def history(self, since: float | None, limit: int) -> list[bytes]:
-        """The newest ``limit`` records since a Unix time, oldest first."""
+    def history(self, since: float | None, limit: int, max_bytes: int = HISTORY_BYTES) -> "History":
+        """The newest records since a Unix time: at most ``limit``, and so many bytes."""
         with self._mutex:
             unwritten = [
                 told.record for told in self._unwritten if since is None or told.change.time.timestamp() >= since
             ]
-        rows: list[bytes] = []
         with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
-            rows = read_history(self.path, since, limit)
-        return (rows + unwritten)[-limit:]
+            return read_history(self.path, since, limit, max_bytes, unwritten)
+        return _newest(reversed(unwritten), limit, max_bytes)
 
     def close(self) -> None:
         """Let go of the file and the directory."""
@@ -185,6 +188,7 @@ class Store:
             totals=msgspec.msgpack.decode(meta["totals"], type=Totals) if "totals" in meta else Totals(),
             vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
             seen=datetime.fromisoformat(meta["seen"]) if "seen" in meta else None,
+            beat=datetime.fromisoformat(meta["beat"]) if "beat" in meta else None,
             boot_id=meta.get("boot_id", ""),
             clean=meta.get("clean") == "yes",
             approvals=msgspec.json.decode(meta["approvals"], type=dict[str, Attempt]) if "approvals" in meta else {},
@@ -215,6 +219,10 @@ class Store:
                 outbox_intake.event_ended(db, told.change.event.key, now)
             elif told.change.kind == "started":
                 outbox_intake.event_started(db, told.change.event.key, now)
+            elif told.change.moved:
+                outbox_intake.event_moved(db, told.change.event.key, told.change.moved, told.record, now)
+            if told.change.left:
+                outbox_intake.event_left(db, told.change.event.key, now)
             outbox_intake.put(db, told.deliveries, now)
         if self._unwritten:
             outbox_intake.expire(db, now)
@@ -255,16 +263,13 @@ class Store:
             values["incarnation"] = str(memory.tracked.incarnation)
         if memory.vm is not None:
             values["vm"] = msgspec.json.encode(memory.vm)
-        if memory.seen is not None:
-            values["seen"] = memory.seen.isoformat()
+        values |= _times(memory)
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def _write_beat(self) -> None:
-        seen = self._memory.seen
-        if seen is not None:
-            beat = (("seen", seen.isoformat()), ("boot_id", self._memory.boot_id))
-            with self._transaction() as db:
-                db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", beat)
+        values = {"boot_id": self._memory.boot_id, **_times(self._memory)}
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
@@ -329,6 +334,11 @@ class Store:
             self._db = None
 
 
+def _times(memory: Memory) -> dict[str, str]:
+    times = {"seen": memory.seen, "beat": memory.beat}
+    return {name: time.isoformat() for name, time in times.items() if time is not None}
+
+
 def _is_damage(error: Exception) -> bool:
     if isinstance(error, sqlite3.Error):
         # the low byte is the primary code; errors of the sqlite3 module itself carry none
@@ -336,11 +346,33 @@ def _is_damage(error: Exception) -> bool:
     return isinstance(error, (msgspec.MsgspecError, ValueError))  # a row that cannot be what we wrote
 
 
-def read_history(path: Path, since: float | None, limit: int) -> list[bytes]:
-    """The newest ``limit`` records of a state file, oldest first, without writing to it; raises ``sqlite3.Error``."""
+class History(NamedTuple):
+    """Records, oldest first; ``cut``: there were older ones, and too many bytes."""
+
+    records: list[bytes]
+    cut: bool
+
+
+def read_history(
+    path: Path, since: float | None, limit: int, max_bytes: int = sys.maxsize, newer: Sequence[bytes] = ()
+) -> History:
+    """The newest records of a state file, and before them those that are ``newer``, without writing to it.
+
+    Raises ``sqlite3.Error``.
+    """
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
         rows = db.execute(
             "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
             (since if since is not None else 0, limit),
         )
-        return [record for (record,) in rows][::-1]
+        return _newest(chain(reversed(newer), (record for (record,) in rows)), limit, max_bytes)
+
+
+def _newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:
+    found: list[bytes] = []
+    for record in islice(newest_first, limit):
+        max_bytes -= len(record)
+        if max_bytes < 0:
+            return History(found[::-1], cut=True)
+        found.append(record)
+    return History(found[::-1], cut=False)

@@ -68,6 +68,34 @@ def _found(name: str, find_spec: Callable[[str], object]) -> bool:
         return False
 
 
+def check_templates(config: SinkConfig) -> None:
+    """Raise ``ConfigError`` where a template is none. What a template names is known only when it is filled in."""
+    for key in ("title", "body"):
+        source = getattr(config.settings, key)
+        if source is None:
+            continue
+        from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - only who writes templates needs it
+
+        from notbefore.delivery.render import compile_template  # noqa: PLC0415 - as above
+
+        try:
+            compile_template(source, str)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"{key}: this is no template: {error.message} (its line {error.lineno})") from None
+
+
+def try_out(name: str, config: SinkConfig, links: Links) -> None:
+    """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
+    from notbefore.delivery.redact import Redactor  # noqa: PLC0415 - as above
+
+    check_templates(config)
+    try:
+        make(name, config, links).close()
+    except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say
+        redact = Redactor(secret.reveal() for secret in config.secrets.values())
+        raise ConfigError(redact(str(error))) from None
+
+
 def make(name: str, config: SinkConfig, links: Links) -> Sink:
     """The sink of that name; raises ``ConfigError`` when it cannot be made, a secret that cannot be read included."""
     check_installed(config)

@@ -5,6 +5,8 @@ While the event lasts the alert is sent again before Alertmanager would take it 
 """
 
 import base64
+import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 from notbefore.delivery.http import Http
@@ -13,10 +15,12 @@ from notbefore.delivery.render import Renderer, Text
 from notbefore.delivery.settings import Alertmanager, Links
 from notbefore.errors import SendError
 from notbefore.events.record import json_line
-from notbefore.events.routing import CRITICAL_TYPES, LONG_FREEZE
+from notbefore.events.routing import CRITICAL_TYPES, LONG_FREEZE, SEVERITIES
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # within resolve_timeout
+
+log = logging.getLogger("notbefore.alertmanager")
 
 
 class Sink:
@@ -31,25 +35,37 @@ class Sink:
         seconds = settings.timeout.seconds / len(settings.urls)
         self._http = Http(seconds, ca_file=settings.ca_file)
         self._headers = {"Content-Type": "application/json"} | _authorization(settings)
+        self._failing: set[str] = set()  # members that did not take the last alert
 
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster tells the others."""
         text = self._render(message)
         body = json_line([alert(message, text, self._settings, self._links)])
-        failures: list[SendError] = []
+        failures: dict[str, SendError] = {}
         for url in self._settings.urls:
             try:
                 self._http.post(f"{url.rstrip('/')}/api/v2/alerts", body, self._headers).check()
             except SendError as error:
-                failures.append(error)
-        if len(failures) == len(self._settings.urls):
+                failures[url] = error
+        if len(failures) == len(set(self._settings.urls)):
             raise SendError(
-                "; ".join(map(str, failures)),
-                permanent=all(error.permanent for error in failures),
-                retry_after=max((error.retry_after or 0.0 for error in failures), default=0.0) or None,
+                "; ".join(map(str, failures.values())),
+                permanent=all(error.permanent for error in failures.values()),
+                retry_after=max(error.retry_after or 0.0 for error in failures.values()) or None,
             )
-        repeat = None if message.over else self._settings.resolve_timeout.seconds / REPEATS
-        return Receipt(repeat=repeat, fallback=text.fallback)
+        self._tell(failures)
+        # of an event that left this VM, those speak whom it still hits
+        repeat = None if message.over or message.left else self._settings.resolve_timeout.seconds / REPEATS
+        return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
+
+    def _tell(self, failures: Mapping[str, SendError]) -> None:
+        """Say once that a member fails, and once that it is back: nobody else does while another accepts."""
+        for url in self._settings.urls:
+            if url in failures and url not in self._failing:
+                log.warning("sink %s: %s takes no alerts (%s); another member does", self._name, url, failures[url])
+            elif url in self._failing and url not in failures:
+                log.info("sink %s: %s takes alerts again", self._name, url)
+        self._failing = set(failures)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -75,7 +91,7 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
         "event_id": str(get("id")),
         "event_type": str(get("type")),
         "event_source": str(get("source") or "unknown"),
-        "severity": _severity(message),
+        "severity": severity(message),
         "subscription": str(get("cloud.account.id") or ""),
         "resource_group": str(get("azure.resource_group.name") or ""),
         "scale_set": str(get("azure.vm.scaleset.name") or ""),
@@ -103,8 +119,16 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
     return values
 
 
-def _severity(message: Message) -> str:
-    """By type and expected duration alone: the notice may look different to each VM, and this is a label."""
+def severity(message: Message) -> str:
+    """What the first message of the event had, remembered as its thread: a label that changes is another alert.
+
+    That is the route's, if it gives one; else by type and expected duration alone: the notice may look different to
+    each VM.
+    """
+    if message.thread in SEVERITIES:
+        return message.thread
+    if message.severity_given:
+        return message.severity
     if message.get("type") in CRITICAL_TYPES:
         return "critical"
     duration = message.get("expected_duration_seconds")

@@ -1,6 +1,7 @@
 """An executable of the user's: the record as JSON on standard input and in ``NOTBEFORE_*`` variables; no shell.
 
 Exit codes: 0 accepted, 75 (``EX_TEMPFAIL``) try again, anything else refused for good; ended by a signal: try again.
+Unless it exits with 0, what it has left in the background is ended with it: it may be run again.
 """
 
 import errno
@@ -81,7 +82,8 @@ def run(
                     if stopped() or time.monotonic() >= deadline:
                         raise SendError(f"not done after {timeout:g} s: ended") from None
         finally:
-            _end(process)
+            if process.returncode != 0:  # what a command that is content leaves in the background is meant to go on
+                _end(process)
         return process.returncode, _last_words(output)
 
 
@@ -92,7 +94,7 @@ def ending(code: int, said: str) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and whatever it started, where it has not ended."""
+    """It, where it has not ended, and whatever it started."""
     with suppress(ProcessLookupError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -60,8 +60,6 @@ class Sink:
                 with suppress(OSError, smtplib.SMTPException):
                     server.quit()
                 server.close()
-        except smtplib.SMTPRecipientsRefused as error:
-            raise _refused(error.recipients) from None
         except smtplib.SMTPResponseException as error:
             said = f"{error.smtp_code} {_words(error.smtp_error)}"
             raise SendError(f"the mail server says {said}", permanent=error.smtp_code in PERMANENT) from None
@@ -92,8 +90,11 @@ class Sink:
     def _hand_over(self, server: smtplib.SMTP, mail: EmailMessage, delivery_id: str) -> None:
         done = self._accepted.setdefault(delivery_id, set())
         missing = [address for address in self._recipients if address not in done]
-        refused = server.send_message(mail, from_addr=self._sender, to_addrs=missing)
-        done.update(address for address in missing if address not in refused)
+        try:
+            refused = server.send_message(mail, from_addr=self._sender, to_addrs=missing)
+            done.update(address for address in missing if address not in refused)
+        except smtplib.SMTPRecipientsRefused as answer:  # none of them has it; others may, of an earlier attempt
+            refused = answer.recipients
         if not refused:
             del self._accepted[delivery_id]
         while len(self._accepted) > REMEMBERED:

@@ -7,6 +7,7 @@ is dropped and made anew with the next attempt. A send whose answer is lost is s
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -23,6 +24,7 @@ from azure.eventhub.exceptions import (
 )
 
 from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.retry import outcome_of_status
 from notbefore.delivery.settings import EventHub, Links
 from notbefore.errors import SendError
 from notbefore.events.record import cloud_event, cut, json_line
@@ -241,9 +243,7 @@ def outcome_of(error: Exception) -> SendError:
     if isinstance(error, TimeoutError | OperationTimeoutError):
         return SendError("the hub did not answer in time")
     if isinstance(error, AuthenticationError):
-        missing = any(word in cause for word in ("404", "could not be found", "not-found"))
-        why = "there is no such hub" if missing else "the hub refuses the key or the identity"
-        return SendError(f"{why}: {cause}", permanent=True)
+        return _by_status(cause)
     if isinstance(error, EventDataSendError | ConnectError | ConnectionLostError):
         return _by_condition(error, cause)
     if type(error).__name__ in _NO_TOKEN or (isinstance(error, EventHubError) and "token" in cause.casefold()):
@@ -254,12 +254,25 @@ def outcome_of(error: Exception) -> SendError:
 _NO_TOKEN: Final = ("ClientAuthenticationError", "CredentialUnavailableError")  # of azure-identity
 
 
+def _by_status(cause: str) -> SendError:
+    """A token was not taken: for good where ``$cbs`` says so; where it is unwell, or a token has run out, for now."""
+    said = re.search(r"Status code: (\d{3})\b", cause)
+    if said is None or not outcome_of_status(int(said[1])).permanent:
+        return SendError(f"the hub did not take the token: {cause}")
+    why = "there is no such hub" if said[1] == "404" else "the hub refuses the key or the identity"
+    return SendError(f"{why}: {cause}", permanent=True)
+
+
 def _by_condition(error: Exception, cause: str) -> SendError:
     told = f"{cause} {error.__cause__ or ''} {error.__context__ or ''}"
     if _names(told, "com.microsoft:server-busy"):
         return SendError(f"the hub is busy: {cause}", retry_after=BUSY_SECONDS)
     if _names(told, "amqp:resource-limit-exceeded"):
         return SendError(f"the hub's quota is used up: {cause}", retry_after=BUSY_SECONDS)
+    if (
+        _names(told, "amqp:unauthorized-access") and "expired" in told.casefold()
+    ):  # the next connection has another token
+        return SendError(f"the token has run out: {cause}")
     if "certificate verify failed" in told:
         return SendError(f"the server's certificate is not to be trusted: {cause}")
     for condition in PERMANENT:

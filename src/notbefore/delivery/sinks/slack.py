@@ -64,10 +64,13 @@ class Sink:
                 "event_payload": {"delivery_id": message.delivery_id, "event_id": str(message.get("id"))},
             },
         }
-        if message.thread is not None:
-            payload |= {"thread_ts": message.thread, "reply_broadcast": message.kind == "started"}
+        # a thread is its channel's: after the channel was changed there is none yet
+        channel, _, first = (message.thread or "").rpartition(" ")
+        if channel == self._channel:
+            payload |= {"thread_ts": first, "reply_broadcast": message.kind == "started"}
         said = self._call("chat.postMessage", payload)
-        return Receipt(thread=message.thread or said.get("ts"), fallback=text.fallback)
+        began = first if channel == self._channel else said.get("ts")
+        return Receipt(thread=f"{self._channel} {began}" if began else None, fallback=text.fallback)
 
     def _call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         headers = {"Content-Type": "application/json; charset=utf-8", "Authorization": f"Bearer {self._token}"}

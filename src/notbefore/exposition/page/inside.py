@@ -17,6 +17,9 @@ def health(look: Look) -> Html:
     dead = sum(count for (_, state), count in outbox.rows.items() if state == "dead")
     stuck = bool(outbox.oldest) and look.now.timestamp() - min(outbox.oldest.values()) > STUCK
     sinks = "none waiting" if condition.sinks else "no sink"
+    well = (
+        None if not (condition.sinks or waiting or dead) else not dead and not stuck
+    )  # where nobody is notified, nothing is well or ill
     if waiting:
         sinks = f"{waiting} waiting"
         sinks += f", the oldest for {_age(look, min(outbox.oldest.values()))}" if outbox.oldest else ""
@@ -24,14 +27,15 @@ def health(look: Look) -> Html:
         "ul",
         _badge("IMDS", "ready" if look.ready.ok else "not ready", ok=look.ready.ok),
         _badge("State", "in memory alone" if condition.degraded else "written", ok=not condition.degraded),
-        _badge("Deliveries", sinks + (f", {dead} dead" if dead else ""), ok=not dead and not stuck),
+        _badge("Deliveries", sinks + (f", {dead} dead" if dead else ""), ok=well),
         class_="health",
     )
 
 
-def _badge(name: str, text: str, *, ok: bool) -> Html:
-    sign = tag("span", "✓" if ok else "!", class_="sign", aria_hidden="true")
-    return tag("li", sign, f" {name}: ", tag("strong", text), class_="good" if ok else "bad")
+def _badge(name: str, text: str, *, ok: bool | None) -> Html:
+    letter, kind = {True: ("✓", "good"), False: ("!", "bad"), None: ("○", "idle")}[ok]
+    sign = tag("span", letter, class_="sign", aria_hidden="true")
+    return tag("li", sign, f" {name}: ", tag("strong", text), class_=kind)
 
 
 def inside(look: Look) -> Html:
