@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,8 @@ from notbefore.events.samples import Family, View, samples
 from notbefore.imds.poller import Poll
 from notbefore.pulse import Pulse
 from notbefore.store.store import Store, Told
+
+KEPT_APPROVALS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
 
 log = logging.getLogger("notbefore.watch")
 
@@ -159,11 +162,8 @@ class Watch:
         if step.tracked == memory.tracked and not step.changes:
             return
         memory.tracked = step.tracked
-        memory.approvals = {
-            key: attempt
-            for key, attempt in memory.approvals.items()
-            if key in step.tracked.events or attempt.state != "done"
-        }
+        over = [key for key, one in memory.approvals.items() if one.state == "done" and key not in step.tracked.events]
+        memory.approvals = {key: one for key, one in memory.approvals.items() if key not in over[:-KEPT_APPROVALS]}
         self._saw(moment.time)
         told = [self._told(change) for change in step.changes]
         for change in step.changes:
@@ -272,15 +272,10 @@ class Watch:
         return max(time.monotonic() - self.last_good, now.timestamp() - last) <= WATCHED
 
     def note(self, attempt: Attempt, change: Change | None = None) -> bool:
-        """Write down how far an approval is, and the record of it; returns whether it is on the disk.
-
-        An attempt that is over is forgotten with its event.
-        """
+        """Write down how far an approval is, and the record of it; returns whether it is on the disk."""
         with self._lock:
             memory, key = self._memory, attempt.life.event.key
             memory.approvals = {**memory.approvals, key: attempt}
-            if attempt.state == "done" and key not in memory.tracked.events:
-                memory.approvals.pop(key)
             told = [self._told(change)] if change is not None else []
             if change is not None:
                 memory.totals.add(change)

@@ -167,6 +167,21 @@ def test_what_imds_asks_for_is_waited(world: World, asked: float | None, waited:
     assert stop.waits == [waited]
 
 
+def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: World) -> None:
+    assert world.send() == "accepted"
+    world.sees(body())
+    world.sees(listed())
+    approver = Approver(world.watch, world.switches())
+    approver._look()
+    assert not approver._requests
+    for number in range(30):
+        world.sees(listed(EventId=f"e-{number}"))
+        (life,) = world.watch.listed().lives.values()
+        world.watch.note(Attempt(life, "rules[0]").ended("approved"))
+    assert len(world.watch.listed().attempts) == 21
+    assert world.imds.start_requests == [ID]
+
+
 def test_somebody_else_was_faster(world: World) -> None:
     approver = Approver(world.watch, world.switches())
     old = world.watch.listed()
