@@ -205,7 +205,10 @@ class Approver:
         switches = self._switches
         if not (switches.policy.rules or switches.policy.enabled or switches.allowed):
             return None
-        decision = judge(switches.policy, life, listed.where.vm, flawed=life.event.key in listed.flawed)
+        content, since = self._contents.get(life.event.key, ("", None))
+        if content != content_of(life):  # it has just changed
+            since = listed.where.now
+        decision = judge(switches.policy, life, listed.where.vm, flawed=life.event.key in listed.flawed, since=since)
         attempt = listed.attempts.get(life.event.key)
         return PendingApproval(
             action=decision.action,

@@ -163,7 +163,8 @@ class Watch:
             return
         memory.tracked = step.tracked
         over = [key for key, one in memory.approvals.items() if one.state == "done" and key not in step.tracked.events]
-        memory.approvals = {key: one for key, one in memory.approvals.items() if key not in over[:-KEPT_APPROVALS]}
+        forgotten = set(over[:-KEPT_APPROVALS])
+        memory.approvals = {key: one for key, one in memory.approvals.items() if key not in forgotten}
         self._saw(moment.time)
         told = [self._told(change) for change in step.changes]
         for change in step.changes:
