@@ -30,6 +30,7 @@ from notbefore.events.delivery import Delivery
 from notbefore.simulator.server import Simulator
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
+from notbefore.store.schema import transaction
 from notbefore.store.store import FILE_NAME, Store
 
 PORT = 11_171
@@ -212,7 +213,7 @@ def fill(path: Path, first: int, count: int) -> None:
         )
         for number in range(first, first + count)
     ]  # fmt: skip
-    with closing(Outbox(path)) as outbox, outbox._transaction() as db:  # noqa: SLF001 - what the agent does inside its own
+    with closing(Outbox(path)) as outbox, transaction(outbox._db) as db:  # noqa: SLF001 - what the agent does inside its own
         outbox_intake.put(db, rows, now)
 
 

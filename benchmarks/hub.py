@@ -21,6 +21,7 @@ from notbefore.delivery.settings import EventHub, SinkConfig
 from notbefore.events.delivery import Delivery
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
+from notbefore.store.schema import transaction
 from notbefore.store.store import FILE_NAME, Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -62,7 +63,7 @@ class Lane:
         waiting = len(self.outbox.rows())
         new = list(itertools.islice(self._rows, max(0, ROOM - waiting)))
         if new:
-            with self.outbox._transaction() as db:  # noqa: SLF001 - what the agent does inside its own
+            with transaction(self.outbox._db) as db:  # noqa: SLF001 - what the agent does inside its own
                 outbox_intake.put(db, new, time.time())
             self._say(WAKE)
         self.done = not new and not waiting

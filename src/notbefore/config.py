@@ -7,21 +7,20 @@ working agent.
 """
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
 
+from notbefore.config_checks import check_otlp, check_sinks, otlp_headers
 from notbefore.config_file import convert, read
-from notbefore.delivery.secret import SOURCES, Secret
-from notbefore.delivery.settings import KINDS, Links, Otlp, SinkConfig
-from notbefore.delivery.sinks import check_installed, check_otlp_installed, try_out
+from notbefore.config_form import prepared
+from notbefore.delivery.secret import Secret
+from notbefore.delivery.settings import Links, Otlp, SinkConfig
 from notbefore.errors import ConfigError
 from notbefore.events.approval import Policy
 from notbefore.events.delivery import Routing
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from notbefore.exposition.web_config import WebConfig
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 _TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 
@@ -123,7 +121,7 @@ class Config(_Section, frozen=True):
     @property
     def hidden(self) -> tuple[str, ...]:
         """The variables of the environment that hold a secret of the section ``otlp``."""
-        return tuple(secret.variable for secret in _otlp_headers(self.otlp).values() if secret.variable)
+        return tuple(secret.variable for secret in otlp_headers(self.otlp).values() if secret.variable)
 
 
 def load(
@@ -143,7 +141,7 @@ def load(
     values, places = read(path) if path is not None else ({}, {})
     base = path.absolute().parent if path is not None else Path.cwd()
     # the file is read strictly on its own first: only there is 1 no text
-    _convert(_prepared(values, base), places, strict=True)
+    _convert(prepared(values, base), places, strict=True)
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
@@ -156,10 +154,10 @@ def load(
     if "otlp" not in values and otlp_trouble(environment) is not None:
         environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
-    config = _convert(_prepared(values, base), places, strict=False)
+    config = _convert(prepared(values, base), places, strict=False)
     if sending:
-        _check_sinks(config, places, environment, trying=trying)
-        _check_otlp(config.otlp, places, environment)
+        check_sinks(config, places, environment, trying=trying)
+        check_otlp(config.otlp, places, environment)
     return config
 
 
@@ -174,7 +172,7 @@ def otlp_trouble(environment: Mapping[str, str]) -> str | None:
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
         fold(values, places, environment)
-        _check_otlp(convert(values["otlp"], Otlp, places, strict=False, above="otlp"), places, environment)
+        check_otlp(convert(values["otlp"], Otlp, places, strict=False, above="otlp"), places, environment)
     except ConfigError as error:
         return str(error)
     return None
@@ -208,17 +206,7 @@ def plain_secrets(config: Config) -> list[str]:
         for name, sink in config.sinks.items()
         for key, secret in sink.secrets.items()
         if secret.source == "inline"
-    ] + [path for path, secret in _otlp_headers(config.otlp).items() if secret.source == "inline"]
-
-
-def _otlp_headers(otlp: Otlp | None) -> dict[str, Secret]:
-    """The headers of the section, by their paths; those of the agent's log as far as they are others."""
-    if otlp is None:
-        return {}
-    logs = otlp.logs.headers if otlp.logs is not None else {}
-    return {f"otlp.headers.{name}": secret for name, secret in otlp.headers.items()} | {
-        f"otlp.logs.headers.{name}": secret for name, secret in logs.items() if secret != otlp.headers.get(name)
-    }
+    ] + [path for path, secret in otlp_headers(config.otlp).items() if secret.source == "inline"]
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
@@ -277,175 +265,6 @@ def _put(values: dict[str, Any], keys: list[str], text: str, origin: str) -> Non
             raise ConfigError(f"{origin}: {key} is not a section")
         values = section
     values[keys[-1]] = text
-
-
-def _prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The values in the one form that the structs take: secrets as mappings, matchers as lists, files absolute."""
-    values = dict(values)
-    if isinstance(values.get("sinks"), dict):
-        values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
-    if isinstance(values.get("otlp"), dict):
-        values["otlp"] = _prepared_keys((), values["otlp"], base)
-        if isinstance(values["otlp"].get("logs"), dict):
-            values["otlp"]["logs"] = _prepared_keys((), values["otlp"]["logs"], base)
-    if isinstance(values.get("routes"), list):
-        values["routes"] = [_prepared_route(route) for route in values["routes"]]
-    approval = values.get("approval")
-    if isinstance(approval, dict) and isinstance(approval.get("rules"), list):
-        values["approval"] = {**approval, "rules": [_prepared_route(rule) for rule in approval["rules"]]}
-    if isinstance(values.get("server"), dict):
-        values["server"] = _prepared_server(values["server"], base)
-    return values
-
-
-def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
-    server = dict(server)
-    if isinstance(server.get("web_config_file"), str):
-        server["web_config_file"] = str(base / server["web_config_file"])
-    if isinstance(server.get("allowed_hosts"), str):  # of the environment
-        server["allowed_hosts"] = [name.strip() for name in server["allowed_hosts"].split(",")]
-    return server
-
-
-def _prepared_sink(sink: Any, base: Path) -> Any:
-    if not isinstance(sink, dict):
-        return sink
-    return {kind: _prepared_settings(kind, settings, base) for kind, settings in sink.items()}
-
-
-def _prepared_settings(kind: str, settings: Any, base: Path) -> Any:
-    if not isinstance(settings, dict) or kind not in KINDS:
-        return settings
-    return _prepared_keys(KINDS[kind].SECRETS, settings, base)
-
-
-def _prepared_keys(secrets: tuple[str, ...], settings: dict[str, Any], base: Path) -> dict[str, Any]:
-    prepared: dict[str, Any] = {}
-    for key, value in settings.items():
-        name, _, source = str(key).rpartition("_")
-        if name in secrets and source in SOURCES:
-            prepared[name] = _found_at(base, {source: value})
-        elif str(key).endswith("_file") and isinstance(value, str):
-            prepared[key] = str(base / value)
-        elif key == "headers" and isinstance(value, dict):
-            prepared[key] = {header: _found_at(base, secret) for header, secret in value.items()}
-        else:
-            prepared[key] = value if key not in secrets else _found_at(base, value)
-    return prepared
-
-
-def _found_at(base: Path, secret: Any) -> Any:
-    if isinstance(secret, dict) and isinstance(secret.get("file"), str):
-        return {**secret, "file": str(base / secret["file"])}
-    return secret
-
-
-def _prepared_route(route: Any) -> Any:
-    if not isinstance(route, dict) or not isinstance(route.get("match"), dict):
-        return route
-    lists = ("change", "event_type", "event_status", "event_source", "scope")
-    match = {
-        key: [value] if key in lists and not isinstance(value, list) else value for key, value in route["match"].items()
-    }
-    return {**route, "match": match}
-
-
-def _check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str], *, trying: bool) -> None:
-    """What can be known before the first message: libraries, secrets, names in routes."""
-    for name, sink in config.sinks.items():
-        dotted = f"sinks.{name}.{sink.kind}"
-        place = places.get(dotted, places.get("", "the configuration"))
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{place}: sinks.{name}: expected a name of letters, digits, - and _")
-        try:
-            check_installed(sink)
-            for key, secret in sink.secrets.items():
-                _check_secret(sink, key, secret.reveal(environment))
-            _check_files(sink.settings)
-            if trying:
-                try_out(name, sink, config.links)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {dotted}: {error}") from None
-    for number, route in enumerate(config.routes):
-        for name in route.sinks:
-            if name not in config.sinks:
-                place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
-                known = ", ".join(config.sinks) or "none"
-                raise ConfigError(f"{place}: routes[{number}].sinks: there is no sink {name!r} (known: {known})")
-
-
-def _check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[str, str]) -> None:
-    """Libraries and secrets of the section."""
-    if otlp is None:
-        return
-    try:
-        where = "otlp"
-        check_otlp_installed(otlp.protocol)
-        for where, secret in _otlp_headers(otlp).items():
-            _check_header(where.partition(".headers.")[2], secret.reveal(environment))
-        where = "otlp"
-        _check_files(otlp)
-        if otlp.logs is not None:
-            where = "otlp.logs"
-            check_otlp_installed(otlp.logs.protocol)
-            _check_files(otlp.logs)
-    except ConfigError as error:
-        place = places.get(where) or places.get("otlp.endpoint") or places.get("", "the configuration")
-        raise ConfigError(f"{place}: {where}: {error}") from None
-
-
-def _check_files(settings: Struct) -> None:
-    """The certificates and keys that are named are there."""
-    for key in settings.__struct_fields__:
-        path = getattr(settings, key)
-        if not key.endswith("_file") or path is None:
-            continue
-        try:
-            Path(path).open("rb").close()
-        except OSError as error:
-            raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
-
-
-def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
-    """What can be said of a secret without telling it."""
-    if key == "token" or key.startswith("headers."):
-        _check_header(key, value)
-    elif key == "connection_string":
-        _check_connection_string(value, sink.event_hub.hub if sink.event_hub else None)
-    elif key == "url":
-        _check_url(sink, value)
-
-
-def _check_header(key: str, value: str) -> None:
-    wrong = next((place for place, letter in enumerate(value, start=1) if not " " <= letter <= "\xff"), None)
-    if wrong is not None or value != value.strip():
-        where = f"its character {wrong}" if wrong else "the space around it"
-        raise ConfigError(f"{key}: expected one line of plain letters, as a header takes them: see {where}")
-
-
-def _check_connection_string(value: str, hub: str | None) -> None:
-    parts = {name.strip().lower() for name, equals, text in (part.partition("=") for part in value.split(";")) if text}
-    signed = {"sharedaccesskeyname", "sharedaccesskey"} <= parts or "sharedaccesssignature" in parts
-    if "endpoint" not in parts or not signed:
-        raise ConfigError(
-            "connection_string: expected Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB"
-        )
-    if "entitypath" not in parts and not hub:
-        raise ConfigError("connection_string: it names no hub: expected `hub`, or EntityPath=HUB in it")
-
-
-def _check_url(sink: SinkConfig, value: str) -> None:
-    try:
-        url = urlsplit(value)
-        _ = url.port
-    except ValueError:
-        raise ConfigError("url: this is no address: what is special in a password is written as %XX") from None
-    if sink.kind in ("webhook", "slack") and (url.scheme not in ("http", "https") or not url.hostname):
-        raise ConfigError("url: expected http://HOST or https://HOST")
-    if sink.kind == "email" and url.scheme not in ("mailto", "mailtos"):
-        raise ConfigError("url: expected mailto://USER:PASSWORD@HOST or mailtos://USER:PASSWORD@HOST")
-    if sink.kind == "webhook" and url.username is not None:
-        raise ConfigError("url: user and password do not belong in the address: give them as `headers`")
 
 
 def _convert(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:

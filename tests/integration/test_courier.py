@@ -29,6 +29,7 @@ from notbefore.events.duration import Duration
 from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
+from notbefore.store.schema import transaction
 from notbefore.store.store import FILE_NAME, Store
 from support.peers import HttpPeer, Say
 
@@ -60,7 +61,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD, event: str = "") -> None:
     now = time.time()
-    with outbox._transaction() as db:
+    with transaction(outbox._db) as db:
         rows = [
             Delivery(i, event or f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids
         ]
@@ -128,7 +129,7 @@ def test_a_sink_that_cannot_be_made_is_tried_again(outbox: Outbox) -> None:
 def hold(outbox: Outbox, delivery_id: str, sink: str = "chat") -> None:
     """It was delivered, and is to be repeated now."""
     put(outbox, delivery_id, sink=sink)
-    with outbox._transaction() as db:
+    with transaction(outbox._db) as db:
         db.execute("UPDATE outbox SET state = 'held' WHERE delivery_id = ?", (delivery_id,))
 
 

@@ -18,6 +18,7 @@ from notbefore.events.delivery import Delivery
 from notbefore.events.figures import Figures
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
+from notbefore.store.schema import transaction
 from notbefore.store.store import FILE_NAME, Store
 from support.agent import eventually
 
@@ -112,7 +113,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
     now = time.time()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
         row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, fades=False, record=b'{"a":1}')
-        with outbox._transaction() as db:
+        with transaction(outbox._db) as db:
             outbox_intake.put(db, [row], now)
         poked: list[int] = []
         hand = Dispatcher(

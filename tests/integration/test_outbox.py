@@ -19,7 +19,7 @@ from notbefore.events.delivery import Delivery, OutboxView, Settled
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.schema import SCHEMA
+from notbefore.store.schema import SCHEMA, transaction
 from notbefore.store.store import FILE_NAME, Store
 
 NUMBERS = itertools.count()
@@ -53,25 +53,25 @@ class Box:
         self.reader = OutboxReader(self.path)
 
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
-        with self.outbox._transaction() as db:
+        with transaction(self.outbox._db) as db:
             outbox_intake.put(db, deliveries, now)
             for one in deliveries:  # the event is listed, as the agent would have it
                 db.execute("INSERT OR REPLACE INTO tracked VALUES (?, '{}')", (one.event_key,))
 
     def ended(self, event_key: str, now: float = 0.0) -> None:
-        with self.outbox._transaction() as db:
+        with transaction(self.outbox._db) as db:
             outbox_intake.event_ended(db, event_key, now)
             db.execute("DELETE FROM tracked WHERE event_key = ?", (event_key,))
 
     def started(self, event_key: str, now: float = 0.0) -> None:
-        with self.outbox._transaction() as db:
+        with transaction(self.outbox._db) as db:
             outbox_intake.event_started(db, event_key, now)
 
     def lease(self, now: float = 1.0, *settled: Settled, until: float | None = None, **room: int) -> list[Delivery]:
         return self.outbox.exchange(settled, room or {"chat": 100, "hub": 100}, now, until or now + 60)
 
     def expire(self, now: float, max_rows: int = 10_000) -> None:
-        with self.outbox._transaction() as db:
+        with transaction(self.outbox._db) as db:
             outbox_intake.expire(db, now, max_rows)
 
     @property
@@ -216,7 +216,7 @@ def test_a_reminder_goes_along_when_not_before_moves_and_its_sink_is_not_told(bo
     box.started("e", now=4)  # it is withdrawn, and stays so
     reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
     box.put(reminder, delivery("f", kind="reminder", due=100.0), now=4)
-    with box.outbox._transaction() as db:
+    with transaction(box.outbox._db) as db:
         outbox_intake.event_moved(db, "e", seconds, b'{"moved":1}', 5)
     found = {one.delivery_id: one for one in box.outbox.rows()}
     moved = found[reminder.delivery_id]
@@ -433,7 +433,7 @@ def test_what_an_older_version_left_in_a_damaged_file_is_brought_over(box: Box, 
             "INSERT INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due, expires, fades,"
             " record) VALUES ('a', 'e', 'chat', 'announced', 'critical', 0, 0, 0, 1e9, 1, '{}')"
         )
-    with box.outbox._transaction() as db:
+    with transaction(box.outbox._db) as db:
         assert outbox_intake.salvage(old, db) == 1
     (row,) = box.outbox.rows()
     assert (row.delivery_id, row.severity, row.severity_given) == ("a", "critical", False)

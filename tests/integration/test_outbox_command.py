@@ -14,6 +14,7 @@ from notbefore.errors import StoreError
 from notbefore.events.delivery import Delivery, Settled
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import DEAD_SECONDS, Outbox
+from notbefore.store.schema import transaction
 from notbefore.store.store import FILE_NAME, Store
 from support.agent import notbefore
 
@@ -50,7 +51,7 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
     """A state directory with dead letters, of which some belong to events that are still listed."""
     Store(directory).close()
     with outbox_in(directory) as outbox:
-        with outbox._transaction() as db:
+        with transaction(outbox._db) as db:
             outbox_intake.put(db, refused, time.time())
             db.executemany("INSERT INTO tracked VALUES (?, '{}')", [(key,) for key in listed])
         now = time.time()
@@ -111,7 +112,7 @@ def test_what_is_sent_again_has_the_time_that_its_sink_gives_it(
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with outbox_in(tmp_path) as outbox:
-        with outbox._transaction() as db:
+        with transaction(outbox._db) as db:
             outbox_intake.put(db, [dead("a")], time.time())
         outbox.exchange([], {"hook": 1}, time.time(), time.time() + 600)
     assert done("retry", "a", "--state-dir", str(tmp_path)).endswith("is running, 1 left: on their way.\n")
@@ -124,7 +125,7 @@ def test_a_sign_of_life_that_was_refused_is_not_kept(tmp_path: Path) -> None:
     with outbox_in(state) as outbox:
         outbox.retry([one.delivery_id for one in outbox.rows()], time.time(), None)
         assert outbox.rows()[1].expires == late
-        with outbox._transaction() as db:
+        with transaction(outbox._db) as db:
             outbox_intake.expire(db, time.time() + 200)
         assert [one.delivery_id[0] for one in outbox.rows()] == ["b"]
 

@@ -7,15 +7,14 @@ its own with a connection of its own (``Outbox``), takes what is due and says wh
 import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from notbefore.events.delivery import FALLBACK, Delivery, Settled, Terms
 from notbefore.events.totals import LATENCY_BOUNDS
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
-from notbefore.store.schema import connect
+from notbefore.store.schema import connect, transaction
 
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 HELD_SECONDS: Final = 400 * 86_400.0
@@ -49,20 +48,9 @@ class Outbox:
         """Let go of the file."""
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-            self._db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # the first error is the one to tell
-                self._db.execute("ROLLBACK")
-            raise
-
     def void_leases(self) -> None:
         """Whoever held a lease is dead: what it had is free."""
-        with self._transaction() as db:
+        with transaction(self._db) as db:
             db.execute("UPDATE outbox SET leased_until = 0 WHERE leased_until > 0")
 
     def exchange(
@@ -81,7 +69,7 @@ class Outbox:
         wanted = {sink: count for sink, count in room.items() if count > 0}
         if not settled and not self._anything_due(wanted, now):
             return []
-        with self._transaction() as db:
+        with transaction(self._db) as db:
             for one in settled:
                 _settle(db, one)
             expire(db, now)
@@ -131,7 +119,7 @@ class Outbox:
 
         ``expire_after``: the sink's; where it is not known, they have a day at least, and what they had.
         """
-        with self._transaction() as db:
+        with transaction(self._db) as db:
             return sum(
                 db.execute(
                     "UPDATE outbox SET due = ?1, attempts = 0,"
@@ -147,7 +135,7 @@ class Outbox:
     def drop(self, ids: Iterable[str], now: float) -> int:
         """Take deliveries out, counted as dropped; returns how many there were."""
         dropped = 0
-        with self._transaction() as db:
+        with transaction(self._db) as db:
             for one in ids:
                 gone = db.execute(
                     "DELETE FROM outbox WHERE delivery_id = ? AND leased_until <= ? RETURNING sink, state", (one, now)

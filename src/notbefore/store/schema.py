@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +34,19 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         db.close()
         raise StoreError(f"{path} is of schema {version}, this version knows {SCHEMA_VERSION}: start `notbefore run`")
     return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All that is done inside, or nothing; waits for another's transaction to end. Raises ``sqlite3.Error``."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # the first error is the one to tell
+            db.execute("ROLLBACK")
+        raise
 
 
 def _hint(path: Path, mode: str) -> str:

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from notbefore.events.record import Vm
 from notbefore.events.totals import Totals
 from notbefore.store import outbox_intake
 from notbefore.store.lock import DirectoryLock
-from notbefore.store.schema import SCHEMA
+from notbefore.store.schema import SCHEMA, transaction
 
 FILE_NAME: Final = "notbefore.db"
 HISTORY_ROWS: Final = 10_000
@@ -144,7 +144,7 @@ class Store:
     def _open(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock.acquire()
-        # autocommit: transactions are begun and ended in _transaction alone
+        # autocommit: transactions are begun and ended in `transaction` alone
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
@@ -197,7 +197,7 @@ class Store:
 
     def _write(self) -> None:
         memory, newest = self._memory, time.time()
-        with self._transaction() as db:
+        with transaction(self._connection()) as db:
             if self._written is None:
                 db.execute("DELETE FROM tracked")
                 db.execute("DELETE FROM departed")
@@ -229,7 +229,7 @@ class Store:
 
     def _write_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         now = time.time()
-        with self._transaction() as db:
+        with transaction(self._connection()) as db:
             outbox_intake.put(db, deliveries, now)
             outbox_intake.expire(db, now)
 
@@ -268,25 +268,13 @@ class Store:
 
     def _write_beat(self) -> None:
         values = {"boot_id": self._memory.boot_id, **_times(self._memory)}
-        with self._transaction() as db:
+        with transaction(self._connection()) as db:
             db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
             raise sqlite3.OperationalError(self.degraded or "the state is closed")
         return self._db
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        db = self._connection()
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            yield db
-            db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # the first error is the one to tell
-                db.execute("ROLLBACK")
-            raise
 
     # ---- trouble
 
