@@ -16,6 +16,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import ssl
 import struct
 import sys
@@ -78,10 +79,11 @@ class Hub:
         self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
         self._next = 0  # partition for events without a key
         if store is not None and store.exists():
-            for line in store.read_bytes().splitlines(keepends=True):
-                if line.endswith(b"\n"):  # a torn last line was never acknowledged
-                    row = json.loads(line)
-                    self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
+            whole = store.read_bytes().rpartition(b"\n")
+            os.truncate(store, len(whole[0] + whole[1]))  # a torn last line was never acknowledged
+            for line in whole[0].splitlines():
+                row = json.loads(line)
+                self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
         self._file = store.open("ab") if store is not None else None
 
     def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
