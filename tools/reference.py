@@ -65,10 +65,10 @@ added, and beyond a bound becomes `other`. What concerns events or deliveries su
 RECORD: Final = """# The record
 
 {note}
-Each change in the life of an event is one flat JSON object: a line on standard output, an entry of `/api/v1/history`,
-the body of a webhook, the `data` of a CloudEvent in an Event Hub. The names are OpenTelemetry's, and ours below
-`azure.scheduled_event.`. What is not known is left out, never guessed. The JSON Schema is
-[record.v1.json](../src/notbefore/events/record.v1.json).
+Each change in the life of an event is one flat JSON object: a line on standard output, an entry of `/api/v1/history`
+(which answers with the newest 4 MiB at most, and says then that it was `cut`), the body of a webhook, the `data` of a
+CloudEvent in an Event Hub. The names are OpenTelemetry's, and ours below `azure.scheduled_event.`. What is not known is
+left out, never guessed. The JSON Schema is [record.v1.json](../src/notbefore/events/record.v1.json).
 
 ```json
 {example}

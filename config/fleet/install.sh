@@ -56,7 +56,9 @@ as_service() {
     if [ -n "${groups%,}" ]; then set -- --groups="${groups%,}" "$@"; else set -- --clear-groups "$@"; fi
     setpriv --reuid=$user --regid=$user "$@"
 }
-if [ "$(id -u)" = 0 ]; then
+if ! as_service test -x "${DESTDIR:-/}" 2>/dev/null; then # no root, no such group here, or a directory of ours alone
+    echo "install.sh: whether the service's user can read its files was not checked" >&2
+else
     { echo "$checked"; "$prefix/bin/notbefore" check-config --files "$checked"; } | while IFS= read -r named; do
         as_service test -r "$named" || fail "$named: the service's user cannot read it: for a secret use *_credential" \
             "instead of *_file, else give it to a group of the service: docs/access.md"

@@ -231,7 +231,11 @@ class Watch:
         """What is listed may be ours, now that we know our name."""
         if self._document is not None and self.last_good is not None:
             moment = Moment(now_utc(), self._vm_name, 0.0, rebooted=False)
-            self._step(diff(self._memory.tracked, self._document, moment), moment)
+            before, step = self._memory.tracked.events, diff(self._memory.tracked, self._document, moment)
+            self._step(step, moment)
+            # what was announced as if it might be ours is not said again
+            lives = step.tracked.events.items()
+            self._store.leave([key for key, life in lives if life.scope == "peer" and before[key].scope != "peer"])
 
     def keep(self) -> bool:
         """Once a second: write the beat down while an event of this VM is started. Returns whether it is."""

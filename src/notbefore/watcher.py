@@ -89,7 +89,9 @@ class Watcher:
         if poll.error is None and not self._asked_who:  # IMDS answers: now it can say that as well
             self._asked_who = True
             self._look.set()
-            self._known.wait(IDENTITY_PATIENCE)
+            self._known.wait(0.0 if self._name else IDENTITY_PATIENCE)
+            if self._stop.is_set():
+                return
         self._watch.handle(poll)
         if poll.error is not None and self._silent:
             self._look.set()

@@ -31,6 +31,7 @@ from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
 from notbefore.store.store import FILE_NAME, Store
+from support.agent import eventually
 from support.peers import HttpPeer, Say
 
 RECORD = b'{"azure.scheduled_event.type":"Freeze"}'
@@ -260,7 +261,7 @@ def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(outbox:
     assert other.sent == ["x"]
     left = outbox.rows("pending")
     assert [row.delivery_id for row in left] == [str(number) for number in range(1, 30)]
-    assert all(row.due >= begun + 60 for row in left if row.attempts)
+    assert all(row.due >= begun + 60 for row in left)  # for the next courier as well
 
 
 def test_a_sink_is_used_again_once_the_pause_is_over(outbox: Outbox) -> None:
@@ -394,6 +395,7 @@ def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbo
     assert [row.state for row in outbox.rows()] == ["pending"]
 
 
+@pytest.mark.alone
 def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,7 +408,7 @@ def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
 
     def finish(_message: Message) -> Receipt:
         writer.send(b"l")
-        over.wait(0.5)  # what is under way may take a moment
+        eventually(lambda: found._leaving)
         return Receipt()
 
     put(outbox, "a", sink="hanging")

@@ -309,7 +309,7 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
     assert "this API is old" in caplog.text
 
 
-@pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"ok", b"success\n", b'{"partialSuccess": {}}'])
+@pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"ok", b"success\n", b'{"partialSuccess": {}, "id": "x"}'])
 def test_what_far_sides_say_that_took_all_of_it_rejects_nothing(body: bytes) -> None:
     assert partial_of("logs", body) == partial_of("metrics", body) == Partial()
 

@@ -112,7 +112,7 @@ def test_what_is_leased_is_not_leased_again_until_the_lease_runs_out(box: Box) -
 def test_a_new_courier_takes_over_at_once(box: Box) -> None:
     box.put(delivery())
     box.lease(1)
-    box.outbox.void_leases()
+    box.outbox.void_leases(1)
     assert len(box.lease(1)) == 1
 
 
@@ -163,6 +163,20 @@ def test_nothing_waits_for_a_clock_that_was_set_back(box: Box, monkeypatch: pyte
     failed = Settled(first.delivery_id, "retry", 1001, due=1010)
     assert ids(box.lease(1002, failed, delivered(second, 1001))) == []  # a pause is a pause
     assert ids(box.lease(1010)) == [first.delivery_id]
+
+
+def test_nor_does_what_was_on_its_way_or_had_failed_before_the_clock_was_set_back(box: Box) -> None:
+    killed, failed = (delivery(name, created=50_000.0, due=50_000.0) for name in ("e", "f"))
+    box.put(killed, failed)
+    assert len(box.lease(50_000)) == 2
+    box.lease(50_001, Settled(failed.delivery_id, "retry", 50_001, due=50_200))
+    box.outbox.void_leases(1_000)
+    assert ids(box.lease(1_000)) == [killed.delivery_id, failed.delivery_id]
+
+
+def test_whose_turn_comes_later_is_not_early_because_of_some_milliseconds(box: Box) -> None:
+    box.put(delivery(created=1_000.4, due=1_020.4))
+    assert box.lease(1_000) == []
 
 
 def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
@@ -498,7 +512,7 @@ class Sums(RuleBasedStateMachine):
 
     @rule()
     def another_courier(self) -> None:
-        self.box.outbox.void_leases()
+        self.box.outbox.void_leases(self.now)
         self.leased = []
 
     @rule(rows=st.integers(1, 5))

@@ -198,8 +198,30 @@ def test_after_a_boot_imds_has_to_say_anew_who_the_vm_is(agents: Agents) -> None
     agents.sees(MINE)
     assert agents.watch.vm is None
     assert agents.last("change", "scope") == ("announced", "unknown")
+    agents.die()
+    agents.boot("second", vm=None)
+    assert agents.watch.vm is None
+    agents.sees(MINE)
     agents.watch.set_vm(Vm(name=PEER), None)
     assert agents.watch.listed().lives[ID.casefold()].scope == "peer"
+
+
+def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(
+    agents: Agents, tmp_path: Path
+) -> None:
+    agents.die()
+    agents.boot("second", vm=None)
+    route = Route(sinks=("chat",), remind_before=Duration("5m"))
+    agents.watch.routing = Routing((route,), {"chat": Terms()})
+    agents.sees(MINE)
+    agents.watch.set_vm(Vm(name=PEER), None)
+    assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
+    agents.clock.go(15 * 60 - 120)
+    later = agents.clock.now().timestamp()
+    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
+        assert [one.kind for one in outbox.exchange([], {"chat": 9}, later, later + 60)] == ["announced"]
+    agents.sees({**MINE, "Description": "other"})
+    assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
 
 def test_only_answers_that_are_no_documents_are_counted_as_such(agents: Agents) -> None:

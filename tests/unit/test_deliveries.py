@@ -75,6 +75,11 @@ def test_there_is_no_reminder_of_what_has_no_time_ahead(looks: tuple[dict[str, A
     assert len(made(change(*looks), Route(sinks=("chat",), remind_before=Duration("5m")))) == 1
 
 
+def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:
+    route = Route(sinks=("chat",), announce_by="all", remind_before=Duration("5m"))
+    assert [one.kind for one in made(change(*LEFT), route)] == ["updated", "reminder"]
+
+
 def test_there_is_no_reminder_where_the_notice_is_shorter() -> None:
     assert len(made(change({}), Route(sinks=("chat",), remind_before=Duration("1h")))) == 1
 

@@ -39,7 +39,7 @@ log = logging.getLogger("notbefore.courier")
 class Outbox(Protocol):
     """What the courier asks of the outbox (``store.outbox.Outbox``); raises ``sqlite3.Error``."""
 
-    def void_leases(self) -> None:
+    def void_leases(self, now: float) -> None:
         """Free what a dead courier held."""
         ...
 
@@ -107,7 +107,7 @@ class Courier:
 
     def run(self) -> int:
         """Work until there has been nothing to do for a while, or until told to stop; returns the exit code."""
-        self._outbox.void_leases()
+        self._outbox.void_leases(time.time())
         if self._stop_at is None:
             self._look_for_homeless()
         while True:
@@ -196,7 +196,8 @@ class Courier:
             retry_after=error.retry_after if error is not None else None,
         )
         then = plan(outcome, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
-        if then.state == "retry" and outcome.retry_after is not None:  # it says so of itself, not of this delivery
+        pause = then.state == "retry" and outcome.retry_after is not None  # it says so of itself, not of this delivery
+        if pause and outcome.retry_after is not None:
             self._paused_until[delivery.sink] = time.monotonic() + min(outcome.retry_after, LONGEST_ASKED)
         elif outcome.accepted:
             self._paused_until.pop(delivery.sink, None)
@@ -207,6 +208,7 @@ class Courier:
             result=then.state,
             time=now.timestamp(),
             due=then.at.timestamp() if then.at is not None else None,
+            pause=pause,
             error=cause,
             thread=receipt.thread if receipt is not None else None,
             repeat=receipt.repeat if receipt is not None else None,

@@ -111,7 +111,7 @@ def _read_json(text: bytes, answer: Message) -> None:
     from google.protobuf import json_format  # noqa: PLC0415 - few far sides answer protobuf with it
 
     try:
-        json_format.Parse(text.decode(), answer)
+        json_format.Parse(text.decode(), answer, ignore_unknown_fields=b"artial" in text)
     except json_format.ParseError as error:
         raise ValueError(str(error)) from None
 

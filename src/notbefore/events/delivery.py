@@ -53,6 +53,7 @@ class Settled(Struct, frozen=True):
     result: Literal["delivered", "retry", "dead"]
     time: float  # Unix seconds
     due: float | None = None  # for ``retry``: when again
+    pause: bool = False  # for ``retry``: the far side asked for it, so nothing else is sent there before ``due``
     error: str = ""
     thread: str | None = None  # what the sink wants to be told with later deliveries of this event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
@@ -134,7 +135,7 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
     not_before = change.event.not_before
-    if ticket.remind_before is None or not_before is None or change.left:
+    if ticket.remind_before is None or not_before is None or ticket.left:
         return None
     if change.kind not in ("announced", "updated"):
         return None

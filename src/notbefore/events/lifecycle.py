@@ -202,7 +202,8 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
     change = _change(life, identity, (kind, reason), incarnation, now)
     if old is None:
         return life, change
-    scope = old.scope if old.scope != life.scope else None
+    # a scope may change as well because IMDS says who we are: Resources did not move then
+    scope = old.scope if old.scope != life.scope and old.event.resources != event.resources else None
     return life, msgspec.structs.replace(change, previous=old.event, previous_scope=scope, told=_told(old))
 
 

@@ -108,6 +108,7 @@ class Ticket(Struct, frozen=True):
     delay: float = 0.0  # seconds to wait, for others to speak first
     remind_before: float | None = None  # seconds
     severity_given: bool = False  # by the route
+    left: bool = False  # the last that is told of it: it no longer hits this VM, and the route tells of no others'
 
 
 def severity_of(change: Change) -> Severity:
@@ -134,9 +135,9 @@ def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tu
         if delay is not None and not (route.quiet_updates and _quiet(change)):
             severity = route.severity or severity_of(change)
             remind = route.remind_before.seconds if route.remind_before else None
-            given = route.severity is not None
+            given, left = route.severity is not None, change.left and route.announce_by != "all"
             for sink in route.sinks:
-                found.setdefault(sink, Ticket(sink, severity, delay, remind, given))
+                found.setdefault(sink, Ticket(sink, severity, delay, remind, given, left))
         if not route.go_on:
             break
     return tuple(found.values())

@@ -52,7 +52,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         return result
 
     def write_soon(self, data: Any) -> int:
-        """Take a part of an answer from a worker, which waits here while too much of it is unread."""
+        """Take a part of an answer from a worker."""
         if not self.total_outbufs_len:
             self.moved = time.monotonic()
         return int(super().write_soon(data))

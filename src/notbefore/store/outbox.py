@@ -30,8 +30,9 @@ _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
     WHERE earlier.sink = outbox.sink AND earlier.event_key = outbox.event_key AND earlier.seq < outbox.seq
       AND earlier.state = 'pending' AND earlier.kind <> 'reminder')"""
 # the clock was set back after the change was seen: nobody waits until it is that time again. A reminder's time is
-# NotBefore's, what was tried has a pause that is to be kept
-_AHEAD: Final = "(created > :now AND attempts = 0 AND state = 'pending' AND kind <> 'reminder')"
+# NotBefore's; what was tried has a pause that is to be kept, and none is longer than an hour
+_AHEAD: Final = """(created > :now + 1 AND (attempts = 0 OR due > :now + 3600) AND state = 'pending'
+    AND kind <> 'reminder')"""
 
 
 class Outbox:
@@ -48,10 +49,10 @@ class Outbox:
         """Let go of the file."""
         self._db.close()
 
-    def void_leases(self) -> None:
-        """Whoever held a lease is dead: what it had is free."""
+    def void_leases(self, now: float) -> None:
+        """Whoever held a lease is dead: what it had is free, and was due."""
         with transaction(self._db) as db:
-            db.execute("UPDATE outbox SET leased_until = 0 WHERE leased_until > 0")
+            db.execute("UPDATE outbox SET leased_until = 0, due = min(due, ?) WHERE leased_until > 0", (now,))
 
     def exchange(
         self,
@@ -210,6 +211,11 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
     sink, event_key, state, created = row
     if one.fallback:
         count(db, sink, FALLBACK)
+    if one.pause:  # what is due now waits as well, whichever courier looks next
+        db.execute(
+            "UPDATE outbox SET due = max(due, ?) WHERE sink = ? AND state <> 'dead' AND kind <> 'reminder'",
+            (one.due, sink),
+        )
     if one.result == "delivered":
         _delivered(db, one, (sink, event_key, state, created))
         return

@@ -106,6 +106,12 @@ class Store:
             if self.degraded is None:
                 self._guarded(lambda: self._write_deliveries(deliveries))
 
+    def leave(self, event_keys: Sequence[str]) -> None:
+        """Nobody is to be reminded of these events, nor told again: they are others'. Never raises."""
+        with self._mutex:
+            if event_keys and self.degraded is None:
+                self._guarded(lambda: self._write_left(event_keys))
+
     def beat(self, alive: datetime, boot_id: str) -> None:
         """Write down that the machine was alive then, and the last good answer: one small commit. Never raises."""
         with self._mutex:
@@ -233,6 +239,11 @@ class Store:
             outbox_intake.put(db, deliveries, now)
             outbox_intake.expire(db, now)
 
+    def _write_left(self, event_keys: Sequence[str]) -> None:
+        with transaction(self._connection()) as db:
+            for key in event_keys:
+                outbox_intake.event_left(db, key, time.time())
+
     @staticmethod
     def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
         db.executemany(
@@ -263,6 +274,8 @@ class Store:
             values["incarnation"] = str(memory.tracked.incarnation)
         if memory.vm is not None:
             values["vm"] = msgspec.json.encode(memory.vm)
+        else:
+            db.execute("DELETE FROM meta WHERE key = 'vm'")  # it is not this VM's any longer
         values |= _times(memory)
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
