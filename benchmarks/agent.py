@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from notbefore.commands.tables import ask
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.poller import Poller
-from notbefore.show import ask
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import State
 

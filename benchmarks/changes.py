@@ -9,13 +9,13 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from notbefore.events.document import Document, Event
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Moment, Tracked, diff
-from notbefore.events.record import json_line, record
-from notbefore.events.samples import View, samples
-from notbefore.events.totals import Totals
-from notbefore.store.store import Memory, Store, Told
+from notbefore.core.document import Document, Event
+from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.record import json_line, record
+from notbefore.metrics.families import View, samples
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Totals
+from notbefore.store.state import Memory, Store, Told
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

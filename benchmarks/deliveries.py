@@ -23,15 +23,15 @@ from typing import Any, Self
 
 import msgspec
 
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import SinkConfig, Webhook
+from notbefore.core.delivery import Delivery
 from notbefore.delivery.orders import WAKE, Orders, seal
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import SinkConfig, Webhook
-from notbefore.events.delivery import Delivery
 from notbefore.simulator.server import Simulator
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.store import FILE_NAME, Store
+from notbefore.store.state import FILE_NAME, Store
 
 PORT = 11_171
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
@@ -176,7 +176,7 @@ def throughput(count: int) -> None:
         sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
         orders = Orders(str(path), sinks, linger=30.0)
         courier = subprocess.Popen(
-            [sys.executable, "-m", "notbefore.courier"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "notbefore.delivery.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         if courier.stdin is None:
             raise RuntimeError("it was asked for a pipe")

@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import EventHub, SinkConfig
+from notbefore.core.delivery import Delivery
 from notbefore.delivery.orders import WAKE, Orders, seal
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import EventHub, SinkConfig
-from notbefore.events.delivery import Delivery
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.store import FILE_NAME, Store
+from notbefore.store.state import FILE_NAME, Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.hub import Hub
@@ -47,7 +47,7 @@ class Lane:
 
     def _start(self) -> None:
         self.courier = subprocess.Popen(
-            [sys.executable, "-m", "notbefore.courier"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "notbefore.delivery.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         self._say(self._orders)
 

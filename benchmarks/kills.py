@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-from notbefore.events.delivery import delivery_id
+from notbefore.core.delivery import delivery_id
 from notbefore.simulator.server import Simulator
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.store import FILE_NAME, read_history
+from notbefore.store.state import FILE_NAME, read_history
 
 FLOWS = 20
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"

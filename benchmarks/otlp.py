@@ -19,18 +19,18 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from notbefore.commands.tables import ask
+from notbefore.config.sinks import Connection
+from notbefore.core.document import parse
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Moment as Look
+from notbefore.core.lifecycle import Tracked, diff
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.settings import Connection
-from notbefore.events.document import parse
-from notbefore.events.duration import Duration
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Moment as Look
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.samples import View, samples
-from notbefore.events.totals import Totals
-from notbefore.show import ask
+from notbefore.metrics.families import View, samples
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Totals
+from notbefore.otlp.exporter import MAX_LINES, Lines, _Far, _Made, _Road
 from notbefore.simulator.server import Simulator
-from notbefore.telemetry import MAX_LINES, Lines, _Far, _Made, _Road
 
 PORT = 11171
 
@@ -106,7 +106,7 @@ def resident(pid: int) -> float:
 
 def made() -> _Made:
     """Ten events pending, as OTLP."""
-    from notbefore.exposition.otlp import metrics_request  # noqa: PLC0415 - as the agent does
+    from notbefore.otlp.metrics import metrics_request  # noqa: PLC0415 - as the agent does
 
     items = ",".join(
         f'{{"EventId":"{number}","EventStatus":"Scheduled","EventType":"Freeze","Resources":["a"]}}'
@@ -140,7 +140,7 @@ def down(url: str, exports: int) -> None:
     logger.addHandler(lines)
 
     def waiting() -> _Made:
-        from notbefore.delivery.otlp import log_record, logs_request  # noqa: PLC0415 - as the agent does
+        from notbefore.otlp.transport import log_record, logs_request  # noqa: PLC0415 - as the agent does
 
         records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines.waiting()]
         return _Made(logs_request([({"service.name": "notbefore"}, records)]), lines.sent)

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, ViewportSize
 
-from notbefore.events.change import Gap
-from notbefore.events.document import Document, Event
-from notbefore.events.lifecycle import Moment, Tracked, diff
-from notbefore.events.record import Vm, json_line, record
-from notbefore.show import ask
+from notbefore.commands.tables import ask
+from notbefore.core.change import Gap
+from notbefore.core.document import Document, Event
+from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.record import Vm, json_line, record
 from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
-from notbefore.store.store import Memory, Store, Told
+from notbefore.store.state import Memory, Store, Told
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.browser import chromium

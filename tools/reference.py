@@ -1,7 +1,7 @@
 """The references in docs/, made from the code: this writes them (``make reference``), a test compares.
 
-Configuration from the structs, with the comment beside each field; metrics from ``events/samples.py``; the record from
-its JSON Schema.
+Configuration from the structs, with the comment beside each field; metrics from ``metrics/families.py``; the record
+from its JSON Schema.
 """
 
 import ast
@@ -20,22 +20,22 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Struct, json
 
-from notbefore.config import Config
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import KINDS, SinkSettings
-from notbefore.events import samples
-from notbefore.events.delivery import OutboxView
-from notbefore.events.document import parse
-from notbefore.events.duration import Duration
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Moment, Tracked, diff
-from notbefore.events.otel import instrument, prometheus_name
-from notbefore.events.record import Vm, json_line, record
-from notbefore.events.samples import Metric, View
-from notbefore.events.totals import Totals
+from notbefore.config.load import Config
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import KINDS, SinkSettings
+from notbefore.core.document import parse
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.record import Vm, json_line, record
+from notbefore.metrics import families
+from notbefore.metrics.families import Metric, View
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Totals
+from notbefore.otlp.names import instrument, prometheus_name
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-RECORD_SCHEMA: Final = Path(samples.__file__).parent / "record.v1.json"
+RECORD_SCHEMA: Final = DOCS.parent / "src/notbefore/core/record.v1.json"
 MAX_LISTED: Final = 20  # label values that are listed one by one
 NOW: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOTE: Final = "<!-- Made by `make reference`: change the code that it is made from. -->\n"
@@ -68,7 +68,7 @@ RECORD: Final = """# The record
 Each change in the life of an event is one flat JSON object: a line on standard output, an entry of `/api/v1/history`
 (which answers with the newest 4 MiB at most, and says then that it was `cut`), the body of a webhook, the `data` of a
 CloudEvent in an Event Hub. The names are OpenTelemetry's, and ours below `azure.scheduled_event.`. What is not known is
-left out, never guessed. The JSON Schema is [record.v1.json](../src/notbefore/events/record.v1.json).
+left out, never guessed. The JSON Schema is [record.v1.json](../src/notbefore/core/record.v1.json).
 
 ```json
 {example}
@@ -230,8 +230,8 @@ def _cell(text: str) -> str:
 
 def metrics() -> str:
     """docs/metrics.md."""
-    found = [value for value in vars(samples).values() if isinstance(value, Metric)]
-    known = {family.metric.name: list(family.samples) for family in samples.samples(_nothing())}
+    found = [value for value in vars(families).values() if isinstance(value, Metric)]
+    known = {family.metric.name: list(family.samples) for family in families.samples(_nothing())}
     parts = [METRICS.format(note=NOTE)]
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
         rows = [_metric_row(metric) for metric in found if metric.name.startswith(start)]
@@ -312,7 +312,7 @@ def opentelemetry() -> str:
     """The page as it is, with the table of names made anew."""
     page = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
     rows = ["| Prometheus | OpenTelemetry | kind | unit |", "|---|---|---|---|"]
-    for metric in samples.METRICS:
+    for metric in families.METRICS:
         found = instrument(metric)
         unit = f"`{found.unit}`" if found.unit else ""
         rows.append(f"| `{prometheus_name(metric)}` | `{found.name}` | {found.kind} | {unit} |")

@@ -2,6 +2,6 @@
 
 import sys
 
-from notbefore.cli import main
+from notbefore.commands.main import main
 
 sys.exit(main())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
-from notbefore.events.record import json_line, rfc3339
+from notbefore.core.record import json_line, rfc3339
 
 _SEVERITIES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
 

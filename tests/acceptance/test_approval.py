@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from notbefore.control import Order, ask
+from notbefore.agent.control_socket import Order, ask
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ID, ME, PEER, body, item

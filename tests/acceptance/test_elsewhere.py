@@ -19,14 +19,14 @@ from support.elsewhere import TAKE_AWAY, python_elsewhere, without_posix
 from support.peers import HttpPeer, Say
 
 CHECK = """
-from notbefore.cli import main
+from notbefore.commands.main import main
 sys.exit(main(sys.argv[1:]))
 """
 RUN = """
 import _thread, threading, time
-from notbefore.cli import main
+from notbefore.commands.main import main
 from notbefore.errors import NotBeforeError
-from notbefore.show import ask
+from notbefore.commands.tables import ask
 
 def end():
     deadline = time.monotonic() + 20

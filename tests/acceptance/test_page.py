@@ -10,8 +10,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from notbefore.exposition.page.pending import counted
 from notbefore.simulator.server import Simulator
+from notbefore.web.page.pending import counted
 from support.agent import RunningAgent, eventually
 from support.azure import ME, PEER, body, item
 from support.browser import Heard, chromium

@@ -19,7 +19,7 @@ COMMAND: Final = """
 import sys
 from pathlib import Path
 
-from notbefore.cli import main
+from notbefore.commands.main import main
 from notbefore.delivery import secret
 
 secret.INSTALLED = Path(sys.argv.pop(1))

@@ -15,22 +15,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import EventHub, SinkConfig, Slack, Webhook
+from notbefore.core.delivery import Delivery, Settled
+from notbefore.core.duration import Duration
 from notbefore.delivery.courier import Courier, Line
 from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import EventHub, SinkConfig, Slack, Webhook
 from notbefore.delivery.sinks import make
 from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
-from notbefore.events.delivery import Delivery, Settled
-from notbefore.events.duration import Duration
 from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.store import FILE_NAME, Store
+from notbefore.store.state import FILE_NAME, Store
 from support.agent import eventually
 from support.peers import HttpPeer, Say
 

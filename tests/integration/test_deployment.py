@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from notbefore.config import default_state_dir, load
+from notbefore.config.load import default_state_dir, load
 from notbefore.delivery.orders import STOP_SECONDS
 
 ROOT = Path(__file__).parents[2]

@@ -15,16 +15,16 @@ from typing import IO, Any, NamedTuple
 import pytest
 import yaml
 
-from notbefore import watcher as watchers
-from notbefore.config import load
-from notbefore.events.figures import Figures
+from notbefore.agent import polling as watchers
+from notbefore.agent.tracker import Watch
+from notbefore.config.load import load
 from notbefore.imds import client, inform
 from notbefore.imds import discovery as module
 from notbefore.imds.discovery import Discovery, Places, Step
 from notbefore.imds.inform import CannotAskError
+from notbefore.metrics.process import Figures
 from notbefore.simulator.server import Simulator
-from notbefore.store.store import Store
-from notbefore.watch import Watch
+from notbefore.store.state import Store
 from support.agent import eventually, free_port, notbefore
 from support.azure import body, item
 from support.raw_server import answer, serving

@@ -12,13 +12,13 @@ import trustme
 from azure.eventhub.exceptions import ConnectError
 from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import EventHub, SinkConfig
+from notbefore.core.duration import Duration
 from notbefore.delivery.message import BatchSink, ConnectableSink, Message, Receipt
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import EventHub, SinkConfig
 from notbefore.delivery.sinks.event_hub import outcome_of
 from notbefore.errors import SendError
-from notbefore.events.duration import Duration
 from notbefore.simulator.server import Simulator
 from support.azure import ID, ME
 from support.hub import KEY, Hub, Stored

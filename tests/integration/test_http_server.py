@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from notbefore.errors import ListenError
-from notbefore.exposition import channel as channels
-from notbefore.exposition import server as module
-from notbefore.exposition.access import Access
-from notbefore.exposition.http import Condition, Verdict, make_app
-from notbefore.exposition.server import HttpServer
+from notbefore.web import channel as channels
+from notbefore.web import server as module
+from notbefore.web.access import Access
+from notbefore.web.app import Condition, Verdict, make_app
+from notbefore.web.server import HttpServer
 from support.agent import eventually, free_port
 from support.shown import NOTHING_PENDING
 
@@ -328,7 +328,7 @@ def cpu_seconds(pid: int) -> float:
 
 FEW_FILES = """
 import resource, sys
-from notbefore.exposition.server import HttpServer
+from notbefore.web.server import HttpServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 server = HttpServer("127.0.0.1:0", lambda _, start: (start("200 OK", []), [b"served"])[1])
 held = []

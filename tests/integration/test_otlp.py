@@ -14,21 +14,21 @@ import pytest
 import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Connection, Links, Otlp, OtlpLogs
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Tracked, diff
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.otlp import MAX_ANSWER, Partial, Sender, log_record, logs_request, partial_of
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import Connection, Links, Otlp, OtlpLogs
 from notbefore.delivery.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.events.duration import Duration
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.samples import View, samples
-from notbefore.events.totals import Totals
-from notbefore.exposition.otlp import metrics_request
-from notbefore.exposition.prometheus import Exposition
-from notbefore.telemetry import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry, _Far, _Made, _Road
+from notbefore.metrics.families import View, samples
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Totals
+from notbefore.otlp.exporter import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry, _Far, _Made, _Road
+from notbefore.otlp.metrics import metrics_request
+from notbefore.otlp.transport import MAX_ANSWER, Partial, Sender, log_record, logs_request, partial_of
+from notbefore.web.prometheus import Exposition
 from peers.otlp import (
     Collector,
     GrpcReceiver,
@@ -476,7 +476,7 @@ def test_lines_that_were_refused_are_said_with_the_next_one(lines: Lines) -> Non
 def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     figures, logger = Figures(), logging.getLogger("notbefore.test")
     for pause in ("FIRST", "RETRY"):
-        monkeypatch.setattr(f"notbefore.telemetry.{pause}", 0.1)
+        monkeypatch.setattr(f"notbefore.otlp.exporter.{pause}", 0.1)
     with Receiver() as receiver:
         receiver.default = Say(400)
         telemetry = Telemetry(lambda: Moment([], None, "1.0"), figures)

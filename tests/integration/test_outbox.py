@@ -14,13 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from notbefore.core.delivery import Delivery, Settled
 from notbefore.errors import StoreError
-from notbefore.events.delivery import Delivery, OutboxView, Settled
+from notbefore.metrics.outbox import OutboxView
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.schema import SCHEMA, transaction
-from notbefore.store.store import FILE_NAME, Store
+from notbefore.store.state import FILE_NAME, Store
 
 NUMBERS = itertools.count()
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from notbefore.core.delivery import Delivery, Settled
 from notbefore.errors import StoreError
-from notbefore.events.delivery import Delivery, Settled
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import DEAD_SECONDS, Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.store import FILE_NAME, Store
+from notbefore.store.state import FILE_NAME, Store
 from support.agent import notbefore
 
 NOBODY = 65534

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.samples import Family, View, samples
-from notbefore.events.totals import Totals
-from notbefore.exposition.prometheus import Exposition
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.metrics.families import Family, View, samples
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Totals
+from notbefore.web.prometheus import Exposition
 from support.azure import PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from notbefore.events.delivery import OutboxView
-from notbefore.events.figures import Figures
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import Figures
 from support.azure import at, item
 from support.fast_motion import FleetVm, Items, scraped
 

@@ -20,13 +20,13 @@ import msgspec
 import pytest
 import trustme
 
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
+from notbefore.core.duration import Duration
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Receipt
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
 from notbefore.errors import ConfigError, SendError
-from notbefore.events.duration import Duration
 from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER
 from support.messages import STARTED, VM, message, sink_of

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToJson
 
-from notbefore.delivery.message import Sink
-from notbefore.delivery.redact import Redactor
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import (
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import (
     Alertmanager,
     Apprise,
     Command,
@@ -28,9 +26,11 @@ from notbefore.delivery.settings import (
     Webhook,
     WindowsEventLog,
 )
+from notbefore.core.duration import Duration
+from notbefore.delivery.message import Sink
+from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import REGISTRY, windows_event_log
 from notbefore.errors import SendError
-from notbefore.events.duration import Duration
 from peers.otlp import decoded
 from support.azure import ID
 from support.hub import Hub

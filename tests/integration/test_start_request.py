@@ -11,19 +11,19 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from notbefore.approver import LOOK_AGAIN, Approver
+from notbefore.agent.approver import LOOK_AGAIN, Approver
+from notbefore.agent.start_request import StartRequest, Switches
+from notbefore.agent.tracker import Watch, now_utc
+from notbefore.core.approval import Attempt, Policy, Rule, Who, judge
+from notbefore.core.change import Change
+from notbefore.core.record import Vm
+from notbefore.core.routing import RANK_DELAY
 from notbefore.errors import ImdsError
-from notbefore.events.approval import Attempt, Policy, Rule, Who, judge
-from notbefore.events.change import Change
-from notbefore.events.figures import Figures
-from notbefore.events.record import Vm
-from notbefore.events.routing import RANK_DELAY
 from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.poller import Poll
+from notbefore.metrics.process import Figures
 from notbefore.simulator.server import Simulator
-from notbefore.start_request import StartRequest, Switches
-from notbefore.store.store import Store
-from notbefore.watch import Watch, now_utc
+from notbefore.store.state import Store
 from support.azure import ID, ME, PEER, body, item
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
@@ -125,7 +125,7 @@ def test_the_list_flaps(world: World) -> None:
 def test_after_each_change_the_second_waits_for_the_leader_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.policy = Policy(enabled=True, dry_run=False, rules=(Rule(for_all_resources="leader"),))
     clock = [now_utc()]
-    monkeypatch.setattr("notbefore.watch.now_utc", lambda: clock[0])
+    monkeypatch.setattr("notbefore.agent.tracker.now_utc", lambda: clock[0])
     approver = Approver(world.watch, world.switches())
     for number in range(3):
         world.sees(listed(Resources=[PEER, ME], DurationInSeconds=number))

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from notbefore.core.change import Change
+from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import Vm, json_line, record
 from notbefore.errors import StoreError
-from notbefore.events.change import Change
-from notbefore.events.delivery import Delivery, Routing, Terms, deliveries
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.record import Vm, json_line, record
-from notbefore.store import store as module
+from notbefore.store import state as module
 from notbefore.store.outbox import Outbox
-from notbefore.store.store import FILE_NAME, Memory, Store, Told, read_history
+from notbefore.store.state import FILE_NAME, Memory, Store, Told, read_history
 from support.azure import ME, at, document, item, now
 
 FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
@@ -238,11 +238,11 @@ CHILD = """
 import sys
 from pathlib import Path
 from datetime import UTC, datetime, timedelta
-from notbefore.events.document import Document, Event
-from notbefore.events.lifecycle import Moment, diff
-from notbefore.events.delivery import Routing, Terms, deliveries
-from notbefore.events.routing import Route
-from notbefore.store.store import Store, Told
+from notbefore.core.document import Document, Event
+from notbefore.core.lifecycle import Moment, diff
+from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.routing import Route
+from notbefore.store.state import Store, Told
 routing = Routing((Route(sinks=("hub",), announce_by="all"),), {"hub": Terms(1e10, False)})
 store = Store(Path(sys.argv[1]))
 memory = store.load()

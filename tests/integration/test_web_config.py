@@ -24,14 +24,14 @@ import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
 
-from notbefore.config import load_web_config
+from notbefore.config.load import load_web_config
 from notbefore.errors import ConfigError
-from notbefore.exposition import access as accesses
-from notbefore.exposition import channel as channels
-from notbefore.exposition.access import Access
-from notbefore.exposition.http import Condition, Verdict, make_app
-from notbefore.exposition.server import HttpServer
-from notbefore.exposition.web_config import WebConfig
+from notbefore.web import access as accesses
+from notbefore.web import channel as channels
+from notbefore.web.access import Access
+from notbefore.web.app import Condition, Verdict, make_app
+from notbefore.web.server import HttpServer
+from notbefore.web.web_config import WebConfig
 from support.agent import eventually
 from support.shown import NOTHING_PENDING
 

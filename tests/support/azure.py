@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from notbefore.events.document import Document, Event, parse
-from notbefore.events.lifecycle import Moment
+from notbefore.core.document import Document, Event, parse
+from notbefore.core.lifecycle import Moment
 
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ME = "WestNO_0"

@@ -6,13 +6,13 @@ promtool's time begins at 0, which is ``T0`` here: timestamps among the samples 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from notbefore.events.change import Gap
-from notbefore.events.delivery import OutboxView
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Moment, Tracked, diff
-from notbefore.events.samples import View, samples
-from notbefore.events.totals import Totals
-from notbefore.exposition.prometheus import convert
+from notbefore.core.change import Gap
+from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.metrics.families import View, samples
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Totals
+from notbefore.web.prometheus import convert
 from support.azure import T0, at, document
 
 BEAT = 5  # seconds between the looks of an agent

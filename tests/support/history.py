@@ -17,15 +17,15 @@ from typing import Any, Self
 
 import msgspec
 
-from notbefore.events.change import Gap
-from notbefore.events.delivery import OutboxView
-from notbefore.events.document import parse
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Moment, Tracked, diff
-from notbefore.events.samples import Family, View, samples
-from notbefore.events.totals import LATENCY_BOUNDS, Histogram, Totals
-from notbefore.exposition.prometheus import Exposition
+from notbefore.core.change import Gap
+from notbefore.core.document import parse
+from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.metrics.families import Family, View, samples
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram, Totals
 from notbefore.simulator.scenarios import Play
+from notbefore.web.prometheus import Exposition
 
 SINKS = ("oncall", "hub")
 

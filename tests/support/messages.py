@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
+from notbefore.config.sinks import Links, SinkConfig
+from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import Vm, json_line, record
+from notbefore.core.routing import Route
 from notbefore.delivery.message import Message, Sink
-from notbefore.delivery.settings import Links, SinkConfig
 from notbefore.delivery.sinks import make
-from notbefore.events.delivery import Routing, Terms, deliveries
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.record import Vm, json_line, record
-from notbefore.events.routing import Route
 from support.azure import ME, document, item, now
 
 VM = Vm(

@@ -1,6 +1,6 @@
 """What an agent with nothing listed answers: for the servers of tests that have no agent behind them."""
 
-from notbefore.events.pending import PendingView
-from notbefore.events.record import json_line
+from notbefore.core.listing import PendingView
+from notbefore.core.record import json_line
 
 NOTHING_PENDING = json_line(PendingView(incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=()))

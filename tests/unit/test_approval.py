@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.config import load
-from notbefore.errors import ConfigError
-from notbefore.events.approval import (
+from notbefore.config.load import load
+from notbefore.core.approval import (
     OPERATOR,
     Attempt,
     Guard,
@@ -21,13 +20,14 @@ from notbefore.events.approval import (
     content_of,
     judge,
 )
-from notbefore.events.change import ApprovalKind, Reason
-from notbefore.events.duration import Duration
-from notbefore.events.figures import Figures
-from notbefore.events.lifecycle import Life, Tracked, diff, scope_of
-from notbefore.events.routing import RANK_DELAY, Route, Span, tickets
-from notbefore.events.samples import View, samples
-from notbefore.events.totals import MAX_SERIES, Totals
+from notbefore.core.change import ApprovalKind, Reason
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Life, Tracked, diff, scope_of
+from notbefore.core.routing import RANK_DELAY, Route, Span, tickets
+from notbefore.errors import ConfigError
+from notbefore.metrics.families import View, samples
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import MAX_SERIES, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
 SAMPLE = Policy(rules=(Rule(Who(event_source=("User",))), Rule(Who(event_type=("Freeze",), duration=Span(0, 8)))))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.config import Config, default_state_dir, dump, load
+from notbefore.config.load import Config, default_state_dir, dump, load
+from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
-from notbefore.events.duration import Duration
 
 NONE: dict[str, str | None] = {}
 

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.events.change import Approval, Change
-from notbefore.events.delivery import Delivery, Routing, Terms, deliveries
-from notbefore.events.duration import Duration
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.routing import Route
+from notbefore.core.change import Approval, Change
+from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.routing import Route
 from support.azure import ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from notbefore.core import document as module
+from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
 from notbefore.errors import DOCUMENT_REASONS, DocumentError
-from notbefore.events import document as module
-from notbefore.events.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
 from support.azure import ID, body, document, event, item
 
 CAPTURED = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)

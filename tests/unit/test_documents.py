@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import yaml
 
-from notbefore.cli import _parser
-from notbefore.config import Config, load
-from notbefore.delivery.settings import KINDS
-from notbefore.events import samples
-from notbefore.events.samples import Metric
+from notbefore.commands.main import _parser
+from notbefore.config.load import Config, load
+from notbefore.config.sinks import KINDS
+from notbefore.metrics import families
+from notbefore.metrics.families import Metric
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -178,7 +178,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_every_metric_that_is_named_exists() -> None:
-    known = {value.name for value in vars(samples).values() if isinstance(value, Metric)}
+    known = {value.name for value in vars(families).values() if isinstance(value, Metric)}
     for path in DOCUMENTS:
         for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", path.read_text(encoding="utf-8")):
             family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)

@@ -9,12 +9,12 @@ import pytest
 import notbefore
 
 SOURCE = Path(next(iter(notbefore.__path__)))
-EDGES = ("imds", "store", "delivery", "exposition", "simulator", "fleet")
+EDGES = ("imds", "simulator", "fleet")
 IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
-LATE = ("delivery.otlp", "exposition.otlp")  # modules that are imported where they are configured, and may import much
+LATE = ("otlp.transport", "otlp.metrics")  # modules that are imported where they are configured, and may import much
 HEAVY = (  # only inside functions: nobody pays for them unasked
     "apprise", "azure", "bcrypt", "google", "grpc", "opentelemetry", "yaml",
     *(f"notbefore.{module}" for module in LATE),
@@ -44,7 +44,7 @@ def within(name: str, package: str) -> bool:
 
 
 def faults(module: str, source: str) -> list[str]:
-    """What is wrong with the imports of a module (``events.lifecycle``), in words."""
+    """What is wrong with the imports of a module (``core.lifecycle``), in words."""
     tree = ast.parse(source)
     room = module.split(".", maxsplit=1)[0]
     # a sink's module is imported on first use, in the courier alone
@@ -52,17 +52,14 @@ def faults(module: str, source: str) -> list[str]:
     light = () if late else (*HEAVY, *LATE_ONLY)
     found = [f"{name} at the top" for name in at_top(tree) for heavy in light if within(name, heavy)]
     for name in imported(tree):
-        if room == "events":
+        if room == "core":
             allowed = name.split(".")[0] in sys.stdlib_module_names and name.split(".")[0] not in IMPURE
             if not (
-                allowed
-                or within(name, "msgspec")
-                or within(name, "notbefore.errors")
-                or within(name, "notbefore.events")
+                allowed or within(name, "msgspec") or within(name, "notbefore.errors") or within(name, "notbefore.core")
             ):
                 found.append(f"the core imports {name}")
         elif room in EDGES and within(name, "notbefore"):
-            inner = (f"notbefore.{room}", "notbefore.events", "notbefore.errors")
+            inner = (f"notbefore.{room}", "notbefore.core", "notbefore.errors")
             if not any(within(name, package) for package in inner):
                 found.append(f"the edge {room} imports {name}")
     return found
@@ -82,13 +79,13 @@ def test_imports_point_inward(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "fault"),
     [
-        ("events.x", "import socket", "the core imports socket"),
-        ("events.x", "def f():\n    import time", "the core imports time"),
-        ("events.x", "from notbefore.store.store import Store", "the core imports notbefore.store.store"),
-        ("events.x", "import yaml as y", "the core imports yaml"),
+        ("core.x", "import socket", "the core imports socket"),
+        ("core.x", "def f():\n    import time", "the core imports time"),
+        ("core.x", "from notbefore.store.state import Store", "the core imports notbefore.store.state"),
+        ("core.x", "import yaml as y", "the core imports yaml"),
         ("imds.x", "from notbefore.store import store", "the edge imds imports notbefore.store"),
-        ("store.x", "import notbefore.agent", "the edge store imports notbefore.agent"),
-        ("agent", "from notbefore.exposition.otlp import metrics_request", "notbefore.exposition.otlp at the top"),
+        ("simulator.x", "import notbefore.agent.agent", "the edge simulator imports notbefore.agent.agent"),
+        ("agent", "from notbefore.otlp.metrics import metrics_request", "notbefore.otlp.metrics at the top"),
         ("agent", "import apprise.plugins", "apprise.plugins at the top"),
         ("agent", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
     ],
@@ -100,8 +97,8 @@ def test_the_check_finds_what_it_is_for(module: str, source: str, fault: str) ->
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("events.x", "import hashlib\nfrom notbefore.events.change import Change"),
-        ("imds.x", "import socket\nfrom notbefore.events.record import Vm"),
+        ("core.x", "import hashlib\nfrom notbefore.core.change import Change"),
+        ("imds.x", "import socket\nfrom notbefore.core.record import Vm"),
         ("agent", "def f():\n    import yaml"),
     ],
 )

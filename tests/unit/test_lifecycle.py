@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.events.change import Change, Gap
-from notbefore.events.document import parse
-from notbefore.events.lifecycle import (
+from notbefore.core.change import Change, Gap
+from notbefore.core.document import parse
+from notbefore.core.lifecycle import (
     MAX_DEPARTED,
     MAX_STEPS,
     OUTCOMES,

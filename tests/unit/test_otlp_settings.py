@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from notbefore.config import Config, dump, load, warnings
-from notbefore.delivery.otlp import Sender
-from notbefore.delivery.settings import Connection, Otlp, OtlpLogs
+from notbefore.config.load import Config, dump, load, warnings
+from notbefore.config.sinks import Connection, Otlp, OtlpLogs
 from notbefore.errors import ConfigError
+from notbefore.otlp.transport import Sender
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_variables_alone_turn_it_on_unless_they_turn_it_off(place: Path) -> 
 
 
 # files that are there
-CA, CERT, KEY = (str(Path(__file__).with_name(name)) for name in ("test_otel.py", "test_config.py", "test_record.py"))
+CA, CERT, KEY = (str(Path(__file__).with_name(name)) for name in ("test_stdout.py", "test_config.py", "test_record.py"))
 ALL = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4318",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",

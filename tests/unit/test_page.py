@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.events.change import Gap
-from notbefore.events.delivery import OutboxView
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.pending import PendingApproval, PendingEvent, PendingView
-from notbefore.events.record import Vm, json_line, record
-from notbefore.exposition import page
-from notbefore.exposition.http import Condition, Verdict
-from notbefore.exposition.page.html import tag
-from notbefore.exposition.page.look import MAX_ENDED, Look
-from notbefore.exposition.page.pending import counted
-from notbefore.exposition.page.render import render
-from notbefore.exposition.page.timeline import TICKS, Scale, words
+from notbefore.core.change import Gap
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
+from notbefore.core.record import Vm, json_line, record
+from notbefore.metrics.outbox import OutboxView
+from notbefore.web import page
+from notbefore.web.app import Condition, Verdict
+from notbefore.web.page.html import tag
+from notbefore.web.page.model import MAX_ENDED, Look
+from notbefore.web.page.pending import counted
+from notbefore.web.page.render import render
+from notbefore.web.page.timeline import TICKS, Scale, words
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -265,7 +265,7 @@ def test_the_scale_ends_at_ticks_beyond_all_that_is_drawn() -> None:
 
 
 def test_an_agent_that_nobody_looks_at_does_without_it() -> None:
-    look = "import sys, notbefore.agent; print([name for name in sys.modules if 'exposition.page' in name])"
+    look = "import sys, notbefore.agent.agent; print([name for name in sys.modules if 'web.page' in name])"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.events.change import Change, Gap
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.record import Vm, cloud_event, json_line, record, sentence
+from notbefore.core.change import Change, Gap
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import Vm, cloud_event, json_line, record, sentence
 from support.azure import ID, ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.record import DATA_SCHEMA, Vm, cloud_event, heartbeat, json_line, record
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import DATA_SCHEMA, Vm, cloud_event, heartbeat, json_line, record
 from support.azure import ME, PEER, T0, document, item, now
 from support.messages import VM
 
-SCHEMA = json.loads(files("notbefore.events").joinpath("record.v1.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(files("notbefore.core").joinpath("record.v1.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA, format_checker=jsonschema.FormatChecker())
 
 listed = st.fixed_dictionaries(

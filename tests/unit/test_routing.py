@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.events.change import Change
-from notbefore.events.duration import Duration
-from notbefore.events.lifecycle import Tracked, diff
-from notbefore.events.routing import RANK_DELAY, Match, Route, Span, Ticket, severity_of, tickets
+from notbefore.core.change import Change
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.routing import RANK_DELAY, Match, Route, Span, Ticket, severity_of, tickets
 from support.azure import ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}

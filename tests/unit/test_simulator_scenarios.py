@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.events.document import parse
+from notbefore.core.document import parse
 from notbefore.simulator.handler import EVENT_VERSIONS
 from notbefore.simulator.scenarios import PREVIEW, SCENARIOS, Play, as_of, http_date
 from support.azure import ID, body

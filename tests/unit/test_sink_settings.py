@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from notbefore.config import Config, dump, load, plain_secrets, warnings
+from notbefore.config.load import Config, dump, load, plain_secrets, warnings
+from notbefore.config.secret import Secret
+from notbefore.core.duration import Duration
+from notbefore.core.routing import Match, Span
 from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.secret import Secret
 from notbefore.errors import ConfigError
-from notbefore.events.duration import Duration
-from notbefore.events.routing import Match, Span
 
 FULL = """
 sinks:
@@ -280,7 +280,7 @@ def test_a_secret_s_file_that_holds_none_is_refused(tmp_path: Path, content: byt
 def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notbefore.delivery.secret.INSTALLED", tmp_path)
+    monkeypatch.setattr("notbefore.config.secret.INSTALLED", tmp_path)
     with pytest.raises(ConfigError, match=r"LoadCredential.*No such file.*sudo"):
         Secret("x", "credential").reveal({})
     (tmp_path / "x").write_text("installed", encoding="utf-8")

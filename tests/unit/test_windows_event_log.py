@@ -8,8 +8,9 @@ from types import ModuleType, SimpleNamespace
 import msgspec
 import pytest
 
+from notbefore.config.sinks import Links, SinkConfig, WindowsEventLog
+from notbefore.core.change import APPROVAL_KINDS, STEPS
 from notbefore.delivery.render import Text, built_in
-from notbefore.delivery.settings import Links, SinkConfig, WindowsEventLog
 from notbefore.delivery.sinks import check_installed
 from notbefore.delivery.sinks.windows_event_log import (
     ERROR,
@@ -21,7 +22,6 @@ from notbefore.delivery.sinks.windows_event_log import (
     entry,
 )
 from notbefore.errors import ConfigError, SendError
-from notbefore.events.change import APPROVAL_KINDS, STEPS
 from support.azure import T0
 from support.messages import STARTED, message
 

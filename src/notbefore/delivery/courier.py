@@ -1,6 +1,6 @@
 """``Courier``: takes what is due from the outbox, has it sent, and writes down what came of it.
 
-It is a process of its own (``notbefore.courier``): what its sinks import costs the agent nothing, and what hangs in
+It is a process of its own (``notbefore.delivery``): what its sinks import costs the agent nothing, and what hangs in
 them can be killed. Its main thread alone touches the outbox; each sink has one thread. A sink that never answers is
 given up after its deadline; its thread is replaced, and the process leaves at the next quiet moment, to be rid of it.
 """
@@ -19,13 +19,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from notbefore.config.sinks import SinkConfig
+from notbefore.core.delivery import Delivery, Settled
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
 from notbefore.delivery.retry import LONGEST_ASKED, Outcome, plan
-from notbefore.delivery.settings import SinkConfig
 from notbefore.delivery.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
-from notbefore.events.delivery import Delivery, Settled
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
 LEASE_SECONDS: Final = 60.0  # beyond the sink's own deadline

@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.routing import Severity
 from notbefore.errors import SendError
-from notbefore.events.delivery import Delivery, MessageKind
-from notbefore.events.routing import Severity
 
 _PREFIX = "azure.scheduled_event."
 

@@ -6,10 +6,10 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from notbefore.delivery.secret import Secret
-from notbefore.delivery.settings import Links, SinkConfig
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Links, SinkConfig
+from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
-from notbefore.events.duration import Duration
 
 DONE: Final = 0
 HUNG: Final = 10  # exit codes of a courier

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from notbefore.delivery.secret import HIDDEN
+from notbefore.config.secret import HIDDEN
 
 SHORTEST_WHOLE: Final = 3  # characters; a shorter "secret" would blacken the log and protect nothing
 SHORTEST_PART: Final = 6  # characters of a part of an address that is taken for secret by itself

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.delivery import Delivery
 from notbefore.delivery.message import BatchSink, Message, Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
-from notbefore.events.delivery import Delivery
 
 log = logging.getLogger("notbefore.delivery")
 

@@ -12,11 +12,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from notbefore.core.document import parse
 from notbefore.errors import ConfigError, DocumentError, ImdsError
-from notbefore.events.document import parse
 from notbefore.imds.client import ImdsClient, may_be_elsewhere
 from notbefore.imds.inform import CannotAskError, inform
-from notbefore.imds.lease import MAX_LEASE, from_dhclient, from_network_manager, from_networkd, from_packet
+from notbefore.imds.leases import MAX_LEASE, from_dhclient, from_network_manager, from_networkd, from_packet
 
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # as Microsoft's sample hands it on
 REGISTRY_KEY: Final = r"Software\ScheduledEvents"  # as above, on Windows

@@ -5,8 +5,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
-from notbefore.events.record import Vm
 from notbefore.imds.client import ImdsClient
 
 PATH: Final = "/metadata/instance?api-version=2021-02-01"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from notbefore.imds.lease import COOKIE, MESSAGE_TYPE, OPTION, from_packet, options
+from notbefore.imds.leases import COOKIE, MESSAGE_TYPE, OPTION, from_packet, options
 
 TRIES: Final = 2
 PATIENCE: Final = 1.0  # seconds for an answer to each

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.events.delivery import FALLBACK, Delivery, Settled, Terms
-from notbefore.events.totals import LATENCY_BOUNDS
+from notbefore.core.delivery import FALLBACK, Delivery, Settled, Terms
+from notbefore.metrics.totals import LATENCY_BOUNDS
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
 from notbefore.store.schema import connect, transaction
 

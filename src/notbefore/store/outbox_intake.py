@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from notbefore.events.change import APPROVAL_KINDS
-from notbefore.events.delivery import Delivery
-from notbefore.events.routing import SEVERITIES
+from notbefore.core.change import APPROVAL_KINDS
+from notbefore.core.delivery import Delivery
+from notbefore.core.routing import SEVERITIES
 
 MAX_ROWS: Final = 10_000
 THREAD_SECONDS: Final = 30 * 86_400.0  # how long the first message of an event is remembered

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from notbefore.errors import StoreError
-from notbefore.events.delivery import OutboxView
-from notbefore.events.totals import LATENCY_BOUNDS, Histogram
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram
 from notbefore.store.outbox import next_due
 from notbefore.store.schema import connect
 

@@ -8,7 +8,7 @@ CREATE TABLE meta (
 
 CREATE TABLE tracked (
     event_key TEXT PRIMARY KEY,   -- EventId, folded
-    body      BLOB NOT NULL       -- events.lifecycle.Life as JSON
+    body      BLOB NOT NULL       -- core.lifecycle.Life as JSON
 ) WITHOUT ROWID;
 
 CREATE TABLE departed (
@@ -21,7 +21,7 @@ CREATE TABLE history (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     change_id TEXT NOT NULL,
     time      REAL NOT NULL,      -- Unix seconds at which the change was seen
-    record    BLOB NOT NULL       -- events.record as JSON
+    record    BLOB NOT NULL       -- core.record as JSON
 );
 CREATE INDEX history_time ON history (time);
 
@@ -44,7 +44,7 @@ CREATE TABLE outbox (
     delivery_id  TEXT NOT NULL UNIQUE,  -- one change to one sink, whoever sees it and however often it is tried
     event_key    TEXT NOT NULL,         -- the order is kept within an event and a sink
     sink         TEXT NOT NULL,
-    kind         TEXT NOT NULL,         -- events.delivery.MessageKind
+    kind         TEXT NOT NULL,         -- core.delivery.MessageKind
     severity     TEXT NOT NULL,
     urgency      INTEGER NOT NULL,      -- 0 is the most severe
     state        TEXT NOT NULL DEFAULT 'pending',  -- pending, dead, held
@@ -64,14 +64,14 @@ CREATE INDEX outbox_expires ON outbox (expires);
 
 CREATE TABLE delivery_counts (
     sink   TEXT NOT NULL,
-    result TEXT NOT NULL,               -- events.delivery.RESULTS
+    result TEXT NOT NULL,               -- core.delivery.RESULTS
     count  INTEGER NOT NULL,
     PRIMARY KEY (sink, result)
 ) WITHOUT ROWID;
 
 CREATE TABLE delivery_latency (
     sink   TEXT NOT NULL,
-    bucket INTEGER NOT NULL,            -- the index of events.totals.LATENCY_BOUNDS
+    bucket INTEGER NOT NULL,            -- the index of metrics.totals.LATENCY_BOUNDS
     count  INTEGER NOT NULL,
     sum    REAL NOT NULL,               -- seconds
     PRIMARY KEY (sink, bucket)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from notbefore.config.sinks import Links, SinkConfig
 from notbefore.delivery.message import Sink
-from notbefore.delivery.settings import Links, SinkConfig
 from notbefore.errors import ConfigError
 
 

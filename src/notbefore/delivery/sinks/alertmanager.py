@@ -9,13 +9,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from notbefore.config.sinks import Alertmanager, Links
+from notbefore.core.record import json_line
+from notbefore.core.routing import CRITICAL_TYPES, LONG_FREEZE, SEVERITIES
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
-from notbefore.delivery.settings import Alertmanager, Links
 from notbefore.errors import SendError
-from notbefore.events.record import json_line
-from notbefore.events.routing import CRITICAL_TYPES, LONG_FREEZE, SEVERITIES
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # within resolve_timeout

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from notbefore.config.sinks import Apprise, Links
 from notbefore.delivery.http import MAX_CAUSE
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.retry import outcome_of_status
-from notbefore.delivery.settings import Apprise, Links
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Final
 
+from notbefore.config.sinks import Command, Links
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.settings import Command, Links
 from notbefore.errors import SendError
 
 EX_TEMPFAIL: Final = 75

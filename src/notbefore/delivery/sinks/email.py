@@ -15,9 +15,9 @@ from email.utils import format_datetime, formataddr, parseaddr
 from html import escape
 from typing import Any, Final
 
+from notbefore.config.sinks import Email, Links
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
-from notbefore.delivery.settings import Email, Links
 from notbefore.errors import ConfigError, SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: it is nobody's, RFC 2606

@@ -23,11 +23,11 @@ from azure.eventhub.exceptions import (
     OperationTimeoutError,
 )
 
+from notbefore.config.sinks import EventHub, Links
+from notbefore.core.record import cloud_event, cut, json_line
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.retry import outcome_of_status
-from notbefore.delivery.settings import EventHub, Links
 from notbefore.errors import SendError
-from notbefore.events.record import cloud_event, cut, json_line
 
 CLOSE_SECONDS: Final = 3.0
 BUSY_SECONDS: Final = 4.0  # what Azure asks for when it says server-busy and gives no time

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
+from notbefore.config.sinks import Connection, Links, OtlpLogs
+from notbefore.core.record import RESOURCE_ATTRIBUTES
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.otlp import ContentError, Partial, Sender, log_record, logs_request
-from notbefore.delivery.settings import Connection, Links, OtlpLogs
 from notbefore.errors import SendError
-from notbefore.events.record import RESOURCE_ATTRIBUTES
+from notbefore.otlp.transport import ContentError, Partial, Sender, log_record, logs_request
 
 OWN_FIELDS: Final = ("time", "body")  # of a record; they are fields of an OTLP record, not attributes
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
+from notbefore.config.sinks import Links, Slack
+from notbefore.core.record import json_line
 from notbefore.delivery.http import Answer, Http
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Fact, Renderer, Text, countdown
-from notbefore.delivery.settings import Links, Slack
 from notbefore.errors import SendError
-from notbefore.events.record import json_line
 
 MAX_HEADER: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000

@@ -7,10 +7,10 @@ import hashlib
 import hmac
 import time
 
+from notbefore.config.sinks import Links, Webhook
+from notbefore.core.record import cloud_event, json_line
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.settings import Links, Webhook
-from notbefore.events.record import cloud_event, json_line
 
 
 class Sink:

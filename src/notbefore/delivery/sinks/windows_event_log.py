@@ -9,11 +9,11 @@ import logging
 import re
 from typing import Any, Final
 
+from notbefore.config.sinks import Links, WindowsEventLog
+from notbefore.core.record import cut, json_line
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
-from notbefore.delivery.settings import Links, WindowsEventLog
 from notbefore.errors import SendError
-from notbefore.events.record import cut, json_line
 
 EVENT_IDS: Final = {
     "announced": 1,

@@ -1,0 +1,1 @@
+"""The always-on process: polls, keeps the state, serves what is known."""

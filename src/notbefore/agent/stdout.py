@@ -1,0 +1,50 @@
+"""``Teller``: records to standard output, in a thread of its own: a reader who stops reading stops nobody else."""
+
+import logging
+import queue
+import sys
+import threading
+from contextlib import suppress
+from typing import BinaryIO, Final
+
+WAITING: Final = 10_000  # lines; what does not fit is left out here, and stands in the history all the same
+
+log = logging.getLogger("notbefore.agent.stdout")
+
+
+class Teller:
+    """Call it with a line; it never waits and never raises."""
+
+    def __init__(self, out: BinaryIO | None = None) -> None:
+        self._out = out or sys.stdout.buffer
+        self._lines: queue.Queue[bytes | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._write, name="tell", daemon=True)
+        self._full = False
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self, patience: float) -> None:
+        """Write what waits, for at most so many seconds."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(None)
+        if self._thread.is_alive():
+            self._thread.join(patience)
+
+    def __call__(self, line: bytes) -> None:
+        """Have the line written, soon."""
+        try:
+            self._lines.put_nowait(line)
+            self._full = False
+        except queue.Full:
+            if not self._full:
+                log.warning("nobody reads standard output: records are left out there, and kept in the history")
+            self._full = True
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            # a reader that is gone is no reason to stop watching
+            with suppress(OSError, ValueError):
+                self._out.write(line)
+                self._out.flush()

@@ -1,0 +1,73 @@
+"""``notbefore approve EVENT_ID``: let Azure start an event now. Shows what that means and for whom, and asks."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from notbefore.agent.control_socket import Order, ask
+from notbefore.config.load import load
+from notbefore.core.duration import span
+from notbefore.delivery.render import MEANINGS, one_line
+from notbefore.errors import NotBeforeError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of the command."""
+    parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--config", type=Path, help="the agent's configuration, for its state.dir")
+    parser.add_argument("--state-dir", help="where the agent keeps its state, and its socket")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do it; returns the exit code."""
+    directory = Path(load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False).state.dir)
+    shown = ask(directory, Order(options.event_id))
+    if shown.event is None:
+        raise NotBeforeError(shown.words)
+    sys.stdout.write(describe(shown.event))
+    if shown.words:  # there is nothing to decide any more
+        sys.stdout.write(shown.words + "\n")
+        return 0
+    if not options.yes and not _confirmed():
+        sys.stdout.write("Nothing was sent.\n")
+        return 1
+    reply = ask(directory, Order(options.event_id, shown.content))
+    sys.stdout.write(reply.words + "\n")
+    return 0 if reply.done else 1
+
+
+def describe(event: dict[str, Any]) -> str:
+    """What is about to be approved, for whoever is asked."""
+    names = [one_line(name) for name in event["resources"]]
+    when = f", NotBefore in {span(event['seconds_to_not_before'])}" if event["seconds_to_not_before"] else ""
+    lines = [
+        f"{one_line(event['event_type'])} {one_line(event['event_id'])}, {one_line(event['event_status'])}{when}",
+        one_line(event["description"] or ""),
+        MEANINGS.get(event["event_type"], ""),
+        f"Expected interruption: {span(event['expected_duration_seconds'])}",
+        f"Approving lets Azure start it at once, for {_all_of(names, event['scope'])}.",
+    ]
+    return "\n".join(filter(None, lines)) + "\n"
+
+
+def _all_of(names: list[str], scope: str) -> str:
+    if not names:
+        return "VMs that Azure does not name"
+    if len(names) == 1:
+        return f"{_ONE.get(scope, 'perhaps this')} VM: {names[0]}"
+    return f"all {len(names)} VMs: {', '.join(names)}{_SEVERAL.get(scope, ', perhaps this one')}"
+
+
+_ONE: Final = {"self": "this", "peer": "ANOTHER"}  # by the scope; unknown: nobody has said yet who this VM is
+_SEVERAL: Final = {"self": "", "peer": ", and this VM is none of them"}
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        raise NotBeforeError("nobody can be asked here (standard input is no terminal): --yes approves without asking")
+    sys.stdout.write("Type yes to approve: ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().casefold() == "yes"

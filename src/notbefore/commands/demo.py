@@ -1,0 +1,240 @@
+"""``notbefore demo``: a simulator and a real agent, events in fast time, and what the agent makes of them.
+
+Everything shown was read from the agent: its records from its standard output, the figures beside them from /metrics.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any, Final
+
+from notbefore.commands.tables import ask, read_changes, show_history
+from notbefore.errors import NotBeforeError
+from notbefore.simulator.server import Simulator
+
+VMS: Final = ("WestNO_0", "WestNO_1")
+USUAL_PORT: Final = 10169
+START_PATIENCE: Final = 20.0  # seconds for the agent to answer
+END_AFTER: Final = 80.0  # seconds; the script below needs 40
+TICK: Final = 2.0  # seconds between two lines of the countdown
+FREEZE: Final = 1.5  # seconds for which the agent is really stopped, as a freeze of its VM would
+_NAME: Final = "azure.scheduled_event."
+
+Order = tuple[float, str, Callable[[Simulator], object]]
+SCRIPT: Final[tuple[Order, ...]] = (  # seconds after the start, what is said, what is done
+    (0.0, "a live migration of this VM", lambda sim: sim.start("live-migration", speed=90)),
+    (3.0, "a restart that is taken back", lambda sim: sim.start("user-reboot", speed=90, cancel=True)),
+    (19.0, "a neighbour's host fails", lambda sim: sim.start("hardware-failure", speed=75, resources=VMS[1:])),
+    (22.0, "Azure wants this Spot VM back", lambda sim: sim.start("spot-preemption", speed=6)),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of the command."""
+    parser.add_argument("--keep", action="store_true", help="go on until Ctrl-C, so that you can look around")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play; returns 0 if all came that was to come. Raises ``NotBeforeError`` when the agent does not start."""
+    with tempfile.TemporaryDirectory(prefix="notbefore-demo-") as state, Simulator(VMS) as simulator:
+        listen = f"127.0.0.1:{_free_port()}"
+        agent = _start_agent(simulator.endpoint, state, listen)
+        try:
+            show = _Show(agent, f"http://{listen}")
+            show.introduce(simulator.endpoint)
+            show.play(simulator)
+            complete = show.conclude()
+            if options.keep:
+                show.stay(simulator)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            _stop_agent(agent)
+    return 0 if complete else 1
+
+
+def _free_port() -> int:
+    for port in (USUAL_PORT, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            free: int = probe.getsockname()[1]
+            return free
+    raise NotBeforeError("no free port on 127.0.0.1")
+
+
+def _start_agent(imds: str, state: str, listen: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "notbefore", "run", "--imds", imds, "--state-dir", state, "--listen", listen]
+    # five beats a second, since the scenarios run up to ninety times as fast as life
+    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)  # noqa: S603 - our own command
+
+
+def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, AttributeError):
+        agent.send_signal(signal.SIGCONT)  # it may be stopped, playing frozen
+    agent.terminate()
+    try:
+        agent.wait(5)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
+
+
+class _Show:
+    """What happens, as it happens."""
+
+    def __init__(self, agent: subprocess.Popen[bytes], url: str) -> None:
+        self._agent = agent
+        self._url = url
+        self._records: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._begun = time.monotonic()
+        self._frozen = False
+        self._kinds: list[str] = []
+        if agent.stdout is not None:
+            threading.Thread(target=self._read, args=(agent.stdout,), daemon=True).start()
+
+    def _read(self, stdout: IO[bytes]) -> None:
+        for line in stdout:
+            self._records.put(json.loads(line))
+
+    def introduce(self, imds: str) -> None:
+        """Wait for the agent, and say where to look."""
+        deadline = time.monotonic() + START_PATIENCE
+        while True:
+            try:
+                ask(self._url, "/readyz")
+                break
+            except NotBeforeError:
+                if time.monotonic() > deadline or self._agent.poll() is not None:
+                    raise NotBeforeError("the agent did not start; what it said stands above") from None
+                time.sleep(0.05)
+        self._begun = time.monotonic()
+        _say(f"notbefore watches a simulated IMDS at {imds}; this VM is {VMS[0]}, its neighbour {VMS[1]}.")
+        _say(f"Look around meanwhile: {self._url}/ in a browser, or `notbefore events --url {self._url}`")
+        _say("Events run up to 90 times as fast as in life. Below each change: the agent's metric just then.\n")
+
+    def play(self, simulator: Simulator) -> None:
+        """Carry the script out and show what comes of it, until everything is over."""
+        orders = list(SCRIPT)
+        ticked = 0.0
+        while orders or not simulator.idle() or not self._records.empty():
+            elapsed = time.monotonic() - self._begun
+            if elapsed > END_AFTER or self._agent.poll() is not None:
+                break
+            if orders and elapsed >= orders[0][0]:
+                _, text, order = orders.pop(0)
+                _say(f"{elapsed:5.1f}s  -- {text}")
+                order(simulator)
+            with suppress(queue.Empty):
+                self._show(self._records.get(timeout=0.1))
+                ticked = time.monotonic()
+            if time.monotonic() - ticked >= TICK:
+                ticked = time.monotonic()
+                self._count_down()
+        self._drain()
+
+    def _drain(self) -> None:
+        """The agent sees the end a beat later than the simulator."""
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline and self._pending():
+            time.sleep(0.1)
+        with suppress(queue.Empty):
+            while True:
+                self._show(self._records.get(timeout=0.5))
+
+    def _pending(self) -> bool:
+        with suppress(NotBeforeError):
+            return bool(ask(self._url, "/api/v1/events")["events"])
+        return False
+
+    def _show(self, record: dict[str, Any]) -> None:
+        get = {key.removeprefix(_NAME): value for key, value in record.items()}.get
+        kind, event_type = str(get("change")), str(get("type"))
+        self._kinds.append(kind)
+        labels = f'{{change="{kind}",event_source="{get("source")}",event_type="{event_type}",scope="{get("scope")}"}}'
+        _say(f"{time.monotonic() - self._begun:5.1f}s  {kind:<10} {record['body']}{_measured(get)}")
+        _say(_indented(_read_metrics(self._url, "azure_scheduled_event_changes_total" + labels)))
+        if kind == "started" and get("scope") == "self" and event_type == "Freeze" and not self._frozen:
+            self._freeze()
+
+    def _freeze(self) -> None:
+        """Stop the agent for real, as the freeze of its VM would: it is to feel that."""
+        if not hasattr(signal, "SIGSTOP"):
+            return
+        self._frozen = True
+        _say(f"        (the agent is stopped for {FREEZE} s, as a freeze of its VM would)")
+        time.sleep(0.3)
+        self._agent.send_signal(signal.SIGSTOP)
+        time.sleep(FREEZE)
+        self._agent.send_signal(signal.SIGCONT)
+
+    def _count_down(self) -> None:
+        figures = _read_metrics(self._url, "azure_scheduled_event_seconds_to_not_before{")
+        if figures:
+            _say(f"{time.monotonic() - self._begun:5.1f}s  counting down\n{_indented(figures)}")
+
+    def conclude(self) -> bool:
+        """The history as a table; returns whether everything came that was to come."""
+        _say("\nnotbefore history:")
+        show_history(read_changes(self._url, None, None, 100), sys.stdout, as_json=False)
+        complete = {"announced", "started", "finished", "canceled"} <= set(self._kinds)
+        _say(
+            "\nThat was all." if complete else "\nNot everything came that was to come: see above what the agent said."
+        )
+        return complete
+
+    def stay(self, simulator: Simulator) -> None:
+        """Go on playing until Ctrl-C."""
+        _say(f"Still there: {self._url}/metrics and {simulator.endpoint}. Ctrl-C ends it.")
+        while self._agent.poll() is None:
+            if simulator.idle():
+                simulator.start("live-migration", speed=30)
+            with suppress(queue.Empty):
+                self._show(self._records.get(timeout=1))
+
+
+def _indented(lines: str) -> str:
+    return "\n".join(f"{'':19}{line}" for line in lines.splitlines())
+
+
+def _measured(get: Callable[[str], Any]) -> str:
+    """What was measured on the way, where there is something."""
+    names = (
+        ("notice_seconds", "notice"),
+        ("started_seconds", "started for"),
+        ("interruption_seconds", "felt"),
+    )
+    if get("outcome") is None:
+        return ""
+    parts = [f"{text} {get(name):.1f} s" for name, text in names if get(name) is not None]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _read_metrics(url: str, start: str) -> str:
+    """The lines of /metrics that begin so; nothing if the agent does not answer."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    return "\n".join(line for line in lines if line.startswith(start))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

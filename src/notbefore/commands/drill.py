@@ -1,0 +1,243 @@
+"""``notbefore drill``: an exercise through the real routes and sinks, to know before the night that they are reached.
+
+It needs no agent, and leaves the state of one that runs alone: its outbox is made for it and thrown away after it.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, TextIO
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.commands.tables import table
+from notbefore.config.load import Config, load
+from notbefore.core.change import Change
+from notbefore.core.delivery import Delivery, Routing, Settled, deliveries
+from notbefore.core.document import SCHEDULED, STARTED, Document, Event
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.record import Vm, json_line, record
+from notbefore.core.routing import Route
+from notbefore.delivery.courier import Courier, known_secrets
+from notbefore.delivery.message import Message, Sink
+from notbefore.delivery.orders import Orders
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.sinks import make
+from notbefore.errors import ConfigError, ImdsError
+from notbefore.imds.client import ImdsClient
+from notbefore.imds.identity import fetch_vm
+from notbefore.logs import set_up
+from notbefore.store.outbox import Outbox
+from notbefore.store.state import FILE_NAME, Memory, Store, Told
+
+SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interruption
+    "freeze": ("Freeze", 900, 9),
+    "reboot": ("Reboot", 900, None),
+    "redeploy": ("Redeploy", 600, None),
+    "preempt": ("Preempt", 30, None),
+    "terminate": ("Terminate", 300, None),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of the command."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
+    parser.add_argument("--sink", help="this sink alone, whatever the routes say")
+    parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="what to pretend (default reboot)")
+    parser.add_argument("--wait", default="30s", help="how long failed attempts are repeated (default 30s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Send it; returns 0 if everyone was reached."""
+    config = load(options.config, os.environ, {})
+    routing = _routing(config, options.sink)
+    try:
+        patience = Duration(options.wait).seconds
+    except ValueError as error:
+        raise ConfigError(f"--wait: {error}") from None
+    redact = Redactor(known_secrets(config.sinks))
+    set_up("text", "critical", redact)  # what goes wrong stands in the table
+    vm = _vm(config)
+    with tempfile.TemporaryDirectory() as directory:
+        exercise = Exercise(config, routing, vm, Path(directory), redact)
+        try:
+            for change in changes(options.scenario, vm.name, datetime.now(UTC)):
+                exercise.send(change, patience)
+        finally:
+            exercise.close()
+        return show(exercise.results, config, sys.stdout)
+
+
+def _routing(config: Config, sink: str | None) -> Routing:
+    if not config.sinks:
+        raise ConfigError("there is no sink in this configuration: nobody would be told")
+    # every step of an exercise is told, also when it is over already
+    terms = {name: msgspec.structs.replace(one, expire_on_end=False) for name, one in config.routing.sinks.items()}
+    if sink is None:
+        return Routing(config.routes, terms)
+    if sink not in config.sinks:
+        raise ConfigError(f"--sink: there is no sink {sink!r} (known: {', '.join(config.sinks)})")
+    return Routing((Route(sinks=(sink,), announce_by="all"),), terms)
+
+
+def _vm(config: Config) -> Vm:
+    client = ImdsClient(config.imds.endpoint)
+    try:
+        known = fetch_vm(client)
+    except ImdsError:
+        known = Vm()
+    finally:
+        client.close()
+    return msgspec.structs.replace(known, name=config.vm.name or known.name or socket.gethostname())
+
+
+def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
+    """The life of an event that does not exist: announced, started, finished."""
+    event_type, notice, duration = SCENARIOS[scenario]
+    event = Event(
+        event_id=f"EXERCISE-{uuid.uuid4()}",
+        event_type=event_type,
+        event_status=SCHEDULED,
+        resources=(vm,),
+        not_before=(now + timedelta(seconds=notice)).replace(microsecond=0),
+        description="Exercise: somebody runs `notbefore drill`.",
+        event_source="User",
+        duration=duration,
+    )
+    started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
+    tracked, found = Tracked(), list[Change]()
+    for number, listed in enumerate(((event,), (started,), ())):
+        step = diff(tracked, Document(number, listed), Moment(now + timedelta(seconds=number), vm))
+        tracked = step.tracked
+        found += step.changes
+    return found
+
+
+class Result(Struct, frozen=True):
+    """One attempt at one delivery; ``took`` in seconds."""
+
+    delivery: Delivery
+    settled: Settled
+    took: float
+
+
+class Listening:
+    """The outbox, with an ear on what comes of the deliveries."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.results: list[Result] = []
+        self._outbox = outbox
+        self._leased: dict[str, tuple[Delivery, float]] = {}
+        self.void_leases = outbox.void_leases
+        self.sinks_with_work = outbox.sinks_with_work
+
+    def exchange(
+        self,
+        settled: Sequence[Settled],
+        room: Mapping[str, int],
+        now: float,
+        until: float,
+        whole: Collection[str] = (),
+    ) -> list[Delivery]:
+        """As the outbox does it."""
+        for one in settled:
+            delivery, since = self._leased[one.delivery_id]
+            self.results.append(Result(delivery, one, one.time - since))
+        leased = self._outbox.exchange(settled, room, now, until, whole)
+        self._leased |= {one.delivery_id: (one, time.time()) for one in leased}
+        return leased
+
+
+class Exercise:
+    """An outbox of its own, and a courier in this process."""
+
+    def __init__(self, config: Config, routing: Routing, vm: Vm, directory: Path, redact: Redactor) -> None:
+        self._routing = routing
+        self._vm = vm
+        self._redact = redact
+        self._store = Store(directory)
+        self._outbox = Outbox(directory / FILE_NAME)
+        self._ear = Listening(self._outbox)
+        # a linger of nothing: it leaves once nothing is due
+        self._orders = Orders(str(directory / FILE_NAME), config.sinks, config.links, hidden=config.hidden, linger=0.0)
+
+    def send(self, change: Change, patience: float) -> None:
+        """Have one change delivered; what fails is tried again for so many seconds."""
+        line = json_line(record(change, self._vm) | {"azure.scheduled_event.exercise": True})
+        self._store.commit(Memory(), [Told(change, line, deliveries(change, line, self._routing, self._vm.name))])
+        deadline = time.monotonic() + patience
+        while (due := self._outbox.next_due()) is not None:
+            wait = due - time.time()
+            if time.monotonic() + wait > deadline:
+                return
+            time.sleep(max(0.0, wait))
+            with closing(Courier(self._ear, self._orders, self._make, self._redact)) as courier:
+                courier.run()
+
+    def _make(self, name: str) -> Sink:
+        return make(name, self._orders.sinks[name], self._orders.links)
+
+    @property
+    def results(self) -> list[Result]:
+        """What came of each attempt, in order."""
+        return self._ear.results
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with closing(self._outbox):
+            self._store.close()
+
+
+def _fallback(result: Result, config: Config) -> str:
+    """Why the user's words were not sent, where they were not."""
+    if not result.settled.fallback:
+        return ""
+    settings = config.sinks[result.delivery.sink].settings
+    why = Renderer(settings.title, settings.body).trouble(Message.of(result.delivery))
+    return f"the template failed ({why}): the built-in text was sent"
+
+
+def show(results: list[Result], config: Config, out: TextIO) -> int:
+    """What happened at each sink; returns the exit code."""
+    if not results:
+        out.write("No route leads anywhere for this: nobody was told.\n")
+        return 1
+    last: dict[tuple[str, str], tuple[Result, int]] = {}
+    for result in results:
+        key = (result.delivery.sink, result.delivery.kind)
+        last[key] = (result, last.get(key, (result, 0))[1] + 1)
+    words = {"delivered": "delivered", "retry": "failed", "dead": "refused"}
+    rows = [
+        (
+            sink,
+            config.sinks[sink].kind,
+            kind,
+            words[result.settled.result],
+            f"{result.took:.2f}s",
+            str(attempts),
+            result.settled.error or _fallback(result, config),
+        )
+        for (sink, kind), (result, attempts) in sorted(last.items(), key=lambda item: item[0][0])
+    ]
+    table(("SINK", "KIND", "CHANGE", "RESULT", "TOOK", "ATTEMPTS", "WHY"), rows, out)
+    missed = sorted({row[0] for row in rows if row[3] != "delivered"})
+    reached = sorted({row[0] for row in rows} - set(missed))
+    silent = sorted(config.sinks.keys() - {row[0] for row in rows})
+    if reached:
+        out.write(f"\nReached: {', '.join(reached)}.\n")
+    if missed:
+        out.write(f"\nNOT reached: {', '.join(missed)}.\n")
+    if silent:
+        out.write(f"\nNo route leads this to: {', '.join(silent)}.\n")
+    return 1 if missed else 0

@@ -1,0 +1,160 @@
+"""``notbefore outbox``: look at what waits to be delivered, send dead letters again, take something out."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from notbefore.commands.tables import table
+from notbefore.config.load import Config, load
+from notbefore.core.delivery import STATES, Delivery
+from notbefore.core.duration import span
+from notbefore.core.record import json_line, rfc3339
+from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.store.outbox import Outbox
+from notbefore.store.state import FILE_NAME
+
+ACTIONS: Final = {
+    "list": "what waits, and why",
+    "show": "the whole of a delivery",
+    "retry": "send again what was refused",
+    "drop": "take something out",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of the command."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name != "list":
+            action.add_argument("ids", nargs="*", metavar="ID", help="deliveries, by the beginning of their ids")
+        if name in ("retry", "drop"):
+            action.add_argument("--all", action="store_true", help="every dead letter (of --sink)")
+        if name != "show":
+            action.add_argument("--sink", help="only those to this sink")
+        if name == "list":
+            action.add_argument("--state", choices=STATES, help="only those in this state")
+        if name in ("list", "show"):
+            action.add_argument("--json", action="store_true", help="JSON, one object a line")
+        action.add_argument("--config", type=Path, help="the agent's configuration, for its state.dir and its sinks")
+        action.add_argument("--state-dir", help="where the agent keeps its state")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do it; returns the exit code."""
+    config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
+    with closing(Outbox(Path(config.state.dir) / FILE_NAME)) as outbox:
+        sink = getattr(options, "sink", None)
+        if sink is not None and sink not in config.sinks and not outbox.rows(sink=sink, limit=1):
+            raise ConfigError(f"--sink: nothing is kept for a sink {sink!r}, and --config names none")
+        if options.action == "list":
+            _list(outbox.rows(options.state, sink), as_json=options.json)
+            return 0
+        chosen = _chosen(outbox, options)
+        if options.action == "show":
+            _show(chosen, as_json=options.json)
+        elif options.action == "retry":
+            _retry(outbox, chosen, config)
+        else:
+            _drop(outbox, chosen)
+    return 0
+
+
+def _retry(outbox: Outbox, chosen: list[Delivery], config: Config) -> None:
+    terms, now = config.routing.sinks, time.time()
+    done = 0
+    for one in chosen:
+        known = terms[one.sink].expire_after if one.sink in terms else None
+        done += outbox.retry([one.delivery_id], now, known)
+    sys.stdout.write(f"{done} will be sent again now, if `notbefore run` is running{_left(chosen, done)}.\n")
+
+
+def _drop(outbox: Outbox, chosen: list[Delivery]) -> None:
+    done = outbox.drop([one.delivery_id for one in chosen], time.time())
+    sys.stdout.write(f"{done} dropped{_left(chosen, done)}\n")
+
+
+def _left(chosen: list[Delivery], done: int) -> str:
+    left = len(chosen) - done
+    return f", {left} left: on their way" if left else ""
+
+
+def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
+    if getattr(options, "all", False):
+        dead = outbox.rows("dead", options.sink)
+        return dead if options.action == "drop" else _timely(dead, outbox.listed())
+    if not options.ids:
+        every = "" if options.action == "show" else ", or --all"
+        raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`){every}")
+    found: list[Delivery] = []
+    for prefix in options.ids:
+        matching = outbox.find(prefix)
+        if len(matching) != 1:
+            raise NotBeforeError(f"{prefix}: {'no delivery begins' if not matching else 'several deliveries begin'} so")
+        found += matching
+    return found
+
+
+def _timely(dead: list[Delivery], listed: set[str]) -> list[Delivery]:
+    """Without what would announce an event that is over: it could wake somebody, and nothing would take it back."""
+    found = [one for one in dead if one.event_key in listed or not one.fades]
+    if len(found) < len(dead):
+        sys.stdout.write(
+            f"{len(dead) - len(found)} left out: their events are over (by its ID one is sent all the same)\n"
+        )
+    return found
+
+
+def _list(rows: Iterable[Delivery], *, as_json: bool) -> None:
+    now = time.time()
+    if as_json:
+        for one in rows:
+            sys.stdout.write(json_line(_fields(one)).decode() + "\n")
+        return
+    shown = [
+        (
+            one.delivery_id[:8],
+            one.state,
+            one.sink,
+            one.kind,
+            one.severity,
+            span(now - one.created),
+            _due(one, now),
+            str(one.attempts),
+            one.event_key,
+            one.error[:80],
+        )
+        for one in rows
+    ]
+    if not shown:
+        sys.stdout.write("The outbox is empty.\n")
+    head = ("ID", "STATE", "SINK", "CHANGE", "SEVERITY", "AGE", "DUE", "ATTEMPTS", "EVENT", "WHY")
+    table(head, shown, sys.stdout)
+
+
+def _due(one: Delivery, now: float) -> str:
+    if one.state == "dead":
+        return "-"
+    return "now" if one.due <= now else f"in {span(one.due - now)}"
+
+
+def _fields(one: Delivery) -> dict[str, Any]:
+    times = {name: rfc3339(datetime.fromtimestamp(getattr(one, name), UTC)) for name in ("created", "due", "expires")}
+    return msgspec.structs.asdict(one) | times | {"record": msgspec.Raw(one.record)}
+
+
+def _show(rows: Iterable[Delivery], *, as_json: bool) -> None:
+    if as_json:
+        _list(rows, as_json=True)
+        return
+    for one in rows:
+        values = _fields(one) | {"record": msgspec.json.decode(one.record)}
+        sys.stdout.write(msgspec.json.format(json_line(values)).decode() + "\n")

@@ -1,0 +1,1 @@
+"""YAML, environment and command line, to frozen structs."""

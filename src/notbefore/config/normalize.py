@@ -1,0 +1,78 @@
+"""What may be written in several ways -> the one form that the structs take."""
+
+from pathlib import Path
+from typing import Any
+
+from notbefore.config.secret import SOURCES
+from notbefore.config.sinks import KINDS
+
+
+def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The values in the one form that the structs take: secrets as mappings, matchers as lists, files absolute."""
+    values = dict(values)
+    if isinstance(values.get("sinks"), dict):
+        values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
+    if isinstance(values.get("otlp"), dict):
+        values["otlp"] = _prepared_keys((), values["otlp"], base)
+        if isinstance(values["otlp"].get("logs"), dict):
+            values["otlp"]["logs"] = _prepared_keys((), values["otlp"]["logs"], base)
+    if isinstance(values.get("routes"), list):
+        values["routes"] = [_prepared_route(route) for route in values["routes"]]
+    approval = values.get("approval")
+    if isinstance(approval, dict) and isinstance(approval.get("rules"), list):
+        values["approval"] = {**approval, "rules": [_prepared_route(rule) for rule in approval["rules"]]}
+    if isinstance(values.get("server"), dict):
+        values["server"] = _prepared_server(values["server"], base)
+    return values
+
+
+def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
+    server = dict(server)
+    if isinstance(server.get("web_config_file"), str):
+        server["web_config_file"] = str(base / server["web_config_file"])
+    if isinstance(server.get("allowed_hosts"), str):  # of the environment
+        server["allowed_hosts"] = [name.strip() for name in server["allowed_hosts"].split(",")]
+    return server
+
+
+def _prepared_sink(sink: Any, base: Path) -> Any:
+    if not isinstance(sink, dict):
+        return sink
+    return {kind: _prepared_settings(kind, settings, base) for kind, settings in sink.items()}
+
+
+def _prepared_settings(kind: str, settings: Any, base: Path) -> Any:
+    if not isinstance(settings, dict) or kind not in KINDS:
+        return settings
+    return _prepared_keys(KINDS[kind].SECRETS, settings, base)
+
+
+def _prepared_keys(secrets: tuple[str, ...], settings: dict[str, Any], base: Path) -> dict[str, Any]:
+    prepared: dict[str, Any] = {}
+    for key, value in settings.items():
+        name, _, source = str(key).rpartition("_")
+        if name in secrets and source in SOURCES:
+            prepared[name] = _found_at(base, {source: value})
+        elif str(key).endswith("_file") and isinstance(value, str):
+            prepared[key] = str(base / value)
+        elif key == "headers" and isinstance(value, dict):
+            prepared[key] = {header: _found_at(base, secret) for header, secret in value.items()}
+        else:
+            prepared[key] = value if key not in secrets else _found_at(base, value)
+    return prepared
+
+
+def _found_at(base: Path, secret: Any) -> Any:
+    if isinstance(secret, dict) and isinstance(secret.get("file"), str):
+        return {**secret, "file": str(base / secret["file"])}
+    return secret
+
+
+def _prepared_route(route: Any) -> Any:
+    if not isinstance(route, dict) or not isinstance(route.get("match"), dict):
+        return route
+    lists = ("change", "event_type", "event_status", "event_source", "scope")
+    match = {
+        key: [value] if key in lists and not isinstance(value, list) else value for key, value in route["match"].items()
+    }
+    return {**route, "match": match}

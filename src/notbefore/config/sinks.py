@@ -1,0 +1,377 @@
+"""What a user may set of each kind of sink. Secrets are wrapped; every key has a default but the address."""
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from notbefore.config.secret import Secret
+from notbefore.core.delivery import Terms
+from notbefore.core.duration import Duration
+
+Headers = dict[str, Secret]
+OtlpProtocol = Literal["http/protobuf", "grpc"]
+OtlpCompression = Literal["gzip", "none"]
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
+_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
+_HOST: Final = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
+_ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
+
+
+class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all kinds have in common."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
+    APPROVALS: ClassVar[bool] = True  # it is told of approvals as well
+    WORDS: ClassVar[bool] = True  # people read it; else it is sent the record, and no template is taken
+    BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
+
+    timeout: Duration = Duration("10s")  # for one attempt
+    expire_after: Duration = Duration("24h")  # what is older is not sent any more, and counted as expired
+    expire_on_end: bool = True  # what was announced is not told once it is over
+    title: str | None = None  # a template (Jinja2) instead of the built-in text; not where the record is sent
+    body: str | None = None  # as `title`
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("timeout: expected 100ms to 5m")
+        if self.expire_after.seconds < 1:
+            raise ValueError("expire_after: expected 1s or more")
+        if not self.WORDS and (self.title is not None or self.body is not None):
+            raise ValueError("title and body are not for a sink that is sent the record: leave them out")
+
+    @property
+    def terms(self) -> Terms:
+        """How long its deliveries are worth sending."""
+        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS)
+
+
+def _http(url: str, what: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{what}: expected http://HOST or https://HOST")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"{what}: user and password do not belong in the address")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    return url
+
+
+def _check_headers(headers: Headers) -> None:
+    seen: dict[str, str] = {}
+    for name in headers:
+        if not _HEADER.fullmatch(name):
+            raise ValueError(f"headers: {name!r} is no name of a header")
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ValueError(f"headers: {other!r} and {name!r} are one header: give it once")
+
+
+class Slack(SinkSettings, frozen=True, kw_only=True):
+    """An incoming webhook (``url``), or a bot's ``token`` and the ``channel`` it writes to."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url", "token")
+
+    url: Secret | None = None  # an incoming webhook's address
+    token: Secret | None = None  # a bot's: xoxb-...
+    channel: str | None = None  # its id, beside `token`
+    api: str = "https://slack.com/api"  # where a bot writes to
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.url is None) == (self.token is None):
+            raise ValueError("expected either `url` (an incoming webhook) or `token` (a bot's)")
+        if self.token is not None and not self.channel:
+            raise ValueError("expected `channel` beside `token`")
+        _http(self.api, "api")
+
+
+class Email(SinkSettings, frozen=True, kw_only=True):
+    """A ``mailto://`` or ``mailtos://`` address of a mail server, as apprise writes them."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url",)
+
+    url: Secret
+    to: tuple[str, ...] = ()  # instead of the recipients in the address
+    sender: str | None = field(default=None, name="from")  # instead of the sender in the address
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for address in (*self.to, *((self.sender,) if self.sender else ())):
+            if not _ADDRESS.fullmatch(address):
+                raise ValueError(f"expected a mail address such as ops@example.org, got {address!r}")
+
+
+class Apprise(SinkSettings, frozen=True, kw_only=True):
+    """Any service that apprise knows, by its address."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url",)
+
+    url: Secret
+
+
+class Webhook(SinkSettings, frozen=True, kw_only=True):
+    """POST of the record."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("url", "secret")
+    WORDS: ClassVar[bool] = False
+
+    url: Secret
+    secret: Secret | None = None  # the key of the signature
+    headers: Headers = {}  # name: text, or {file: ...}, {env: ...}
+    format: Literal["json", "cloudevents"] = "json"  # the bare record, or in the envelope of CloudEvents
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+    cert_file: str | None = None  # the client's certificate
+    key_file: str | None = None  # the key of `cert_file`, where it does not hold it
+    allow_private: bool = False  # loopback, link-local and private addresses
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key_file and not self.cert_file:
+            raise ValueError("expected `cert_file` beside `key_file`")
+        _check_headers(self.headers)
+
+
+class Alertmanager(SinkSettings, frozen=True, kw_only=True):
+    """Every member of a cluster; one that accepts is enough."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("password", "token")
+    APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
+
+    urls: tuple[str, ...]  # of every member of the cluster
+    username: str | None = None  # of basic authentication, beside `password`
+    password: Secret | None = None  # beside `username`
+    token: Secret | None = None  # bearer
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+    resolve_timeout: Duration = Duration("5m")  # Alertmanager's own; alerts are sent again in a third of it
+    generator_url: str = ""  # where an alert says that it comes from
+    labels: dict[str, str] = {}  # beside our own, the same on every VM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.urls:
+            raise ValueError("urls: expected at least one address of an Alertmanager")
+        for url in self.urls:
+            _http(url, "urls")
+        for name in self.labels:
+            if not _LABEL.fullmatch(name):
+                raise ValueError(f"labels: {name!r} is no name of a label")
+        if not 1 <= self.resolve_timeout.seconds <= 86_400:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("resolve_timeout: expected 1s to 1d")
+        if (self.username is None) != (self.password is None) or (self.token and self.username):
+            raise ValueError("expected `username` and `password`, or `token`, or none of them")
+
+
+class EventHub(SinkSettings, frozen=True, kw_only=True):
+    """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("connection_string",)
+    WORDS: ClassVar[bool] = False
+    BATCH: ClassVar[int] = 200
+
+    connection_string: Secret | None = None  # with a key, instead of an identity
+    namespace: str | None = None  # such as fleet.servicebus.windows.net
+    hub: str | None = None  # the name of the hub
+    auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
+    client_id: str | None = None  # of a user-assigned identity
+    authority: str | None = None  # of another cloud: login.microsoftonline.us, beside `auth: default`
+    audience: str | None = None  # of another cloud: https://eventhubs.azure.us
+    transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
+    proxy_host: str | None = None  # for websockets
+    proxy_port: int = 8080  # beside `proxy_host`
+    endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+    format: Literal["structured", "binary"] = "structured"  # the envelope: around, or in the properties
+    heartbeat: Duration | None = None  # 5m and up: who is watched, so that a silent VM is told from a quiet one
+    timeout: Duration = Duration("15s")
+    expire_after: Duration = Duration("7d")  # a stream is to be whole
+    expire_on_end: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.connection_string is None) == (self.namespace is None):
+            raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
+        if self.namespace is not None and not self.hub:
+            raise ValueError("expected `hub` beside `namespace`")
+        if self.namespace is not None and not _HOST.fullmatch(self.namespace):
+            raise ValueError("namespace: expected its name alone, such as fleet.servicebus.windows.net")
+        if self.authority is not None and self.auth == "managed_identity":
+            raise ValueError("authority: expected beside `auth: default`; the VM's own identity has no use for it")
+        if self.heartbeat is not None and self.heartbeat.seconds < 300:  # noqa: PLR2004 - five minutes
+            raise ValueError("heartbeat: expected 5m or more")
+        if self.proxy_host is not None and (self.transport != "websockets" or "/" in self.proxy_host):
+            raise ValueError("proxy_host: expected a name or an address, beside `transport: websockets`")
+
+
+class Command(SinkSettings, frozen=True, kw_only=True):
+    """An executable of the user's, with its arguments; no shell."""
+
+    WORDS: ClassVar[bool] = False
+
+    command: tuple[str, ...]  # the absolute path of an executable, and its arguments
+    timeout: Duration = Duration("60s")  # it is ended then, with all that it started
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.command or not Path(self.command[0]).is_absolute():
+            raise ValueError("command: expected a list that begins with the absolute path of an executable")
+
+
+class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where OTLP goes and how; the fields stand in ``Otlp`` and ``OtlpLogs`` as well, under the same names."""
+
+    endpoint: str | None = None  # of all signals: /v1/metrics and /v1/logs are added
+    metrics_endpoint: str | None = None  # of one signal, taken as it stands
+    logs_endpoint: str | None = None
+    protocol: OtlpProtocol = "http/protobuf"
+    headers: Headers = {}
+    compression: OtlpCompression = "gzip"
+    timeout: Duration = Duration("10s")
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    resource: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, settings: Struct) -> "Connection":
+        """What a struct with these fields says of them."""
+        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__ if hasattr(settings, name)})
+
+    def __post_init__(self) -> None:
+        for name in ("endpoint", "metrics_endpoint", "logs_endpoint"):
+            url = getattr(self, name)
+            if url is not None:
+                _http(url, name)
+        _check_headers(self.headers)
+        binary = [name for name in self.headers if name.lower().endswith("-bin")]
+        if binary and self.protocol == "grpc":  # gRPC would take its value for base64
+            raise ValueError(f"headers: {binary[0]!r}: over gRPC no header that ends in -bin can be sent")
+        if self.key_file and not self.cert_file:
+            raise ValueError("expected `cert_file` beside `key_file`")
+        if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("timeout: expected 100ms to 5m")
+
+
+class Otlp(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section ``otlp``: metrics, and the agent's own log if that is wanted. The records are a sink's."""
+
+    endpoint: str | None = None
+    metrics_endpoint: str | None = None
+    logs_endpoint: str | None = None
+    protocol: OtlpProtocol = "http/protobuf"
+    headers: Headers = {}
+    compression: OtlpCompression = "gzip"
+    timeout: Duration = Duration("10s")  # for one export
+    ca_file: str | None = None
+    cert_file: str | None = None  # the client's certificate
+    key_file: str | None = None
+    resource: dict[str, str] = {}  # attributes beside what IMDS says
+    interval: Duration = Duration("60s")
+    metrics: bool = True
+    agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it goes along
+    logs: Connection | None = None  # of `agent_log`, where it goes another way than the metrics
+
+    def __post_init__(self) -> None:
+        Connection.of(self)
+        if not 1 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("interval: expected 1s to 1h")
+
+
+class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
+    """Each change as an OTLP log record. Without an endpoint of its own it takes that of the section ``otlp``."""
+
+    WORDS: ClassVar[bool] = False
+    BATCH: ClassVar[int] = 100
+
+    endpoint: str | None = None
+    logs_endpoint: str | None = None
+    protocol: OtlpProtocol = "http/protobuf"
+    headers: Headers = {}
+    compression: OtlpCompression = "gzip"
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    resource: dict[str, str] = {}
+    expire_after: Duration = Duration("7d")  # a log is to be whole
+    expire_on_end: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Connection.of(self)
+
+
+class Links(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a message leads: an address, or none."""
+
+    dashboard: str | None = None
+    runbook: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dashboard", "runbook"):
+            url = getattr(self, name)
+            if url is not None:
+                _http(url, name)
+
+
+class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):
+    """Windows' event log, from where Azure Monitor takes it."""
+
+    source: str = "notbefore"  # an administrator registers it once
+    log: str = "Application"  # the log in which it is registered
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("source", self.source), ("log", self.log)):
+            if not _SOURCE.fullmatch(value):
+                raise ValueError(f"{name}: expected letters, digits, spaces, dots, - and _")
+
+
+class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of ``sinks``: exactly one kind with its settings."""
+
+    slack: Slack | None = None
+    email: Email | None = None
+    apprise: Apprise | None = None
+    webhook: Webhook | None = None
+    alertmanager: Alertmanager | None = None
+    command: Command | None = None
+    event_hub: EventHub | None = None
+    otlp_logs: OtlpLogs | None = None
+    windows_event_log: WindowsEventLog | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(self.__struct_fields__)}, got {len(given)}")
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind."""
+        return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
+
+    @property
+    def settings(self) -> SinkSettings:
+        """The settings of the kind."""
+        settings: SinkSettings = getattr(self, self.kind)
+        return settings
+
+    @property
+    def secrets(self) -> dict[str, Secret]:
+        """Every secret in it, by the name of its key."""
+        found: dict[str, Secret] = {}
+        for name in self.settings.__struct_fields__:
+            value: Any = getattr(self.settings, name)
+            if isinstance(value, Secret):
+                found[name] = value
+            elif isinstance(value, dict):
+                found |= {f"{name}.{key}": item for key, item in value.items() if isinstance(item, Secret)}
+        return found
+
+
+KINDS: Final = {item: get_args(annotation)[0] for item, annotation in SinkConfig.__annotations__.items()}

@@ -1,0 +1,109 @@
+"""A YAML file -> values, and values -> structs: every mistake named with file, line and dotted path."""
+
+import re
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+import msgspec
+
+from notbefore.config.secret import Secret
+from notbefore.core.duration import Duration
+from notbefore.errors import ConfigError
+
+MAX_FILE: Final = 1024 * 1024  # bytes
+Part = TypeVar("Part")
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """A YAML file's values, and the place (``file:line``) of each dotted path in it; raises ``ConfigError``."""
+    import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE + 1)
+        if len(text) > MAX_FILE:
+            raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
+        node = yaml.compose(text, Loader=loader)
+        values = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders above are safe ones
+        places = {"": str(path)}
+        _note_places(node, path, "", places)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    # the last four are what a tag such as `!!bool` on a text that is none ends in
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}, places
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {type(values).__name__}")
+    return values, places
+
+
+def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> None:
+    for key, value in node.value if node is not None and node.id == "mapping" else ():
+        place = f"{file}:{key.start_mark.line + 1}"
+        if key.tag != "tag:yaml.org,2002:str":
+            raise ConfigError(f"{place}: expected text as the name of a section or key, got {key.value!r}")
+        dotted = f"{above}.{key.value}".lstrip(".")
+        if dotted in places:  # the last would count, without a word
+            raise ConfigError(
+                f"{place}: {dotted} stands here for the second time, after {places[dotted]}: join the two"
+            )
+        places[dotted] = place
+        _note_places(value, file, dotted, places)
+        for number, item in enumerate(value.value if value.id == "sequence" else ()):
+            places[f"{dotted}[{number}]"] = f"{file}:{item.start_mark.line + 1}"
+            _note_places(item, file, f"{dotted}[{number}]", places)
+
+
+def convert(values: Any, kind: type[Part], places: dict[str, str], *, strict: bool, above: str = "") -> Part:
+    """Values as the struct that they are to be; raises ``ConfigError``, which names the key and its place.
+
+    ``places`` says where each dotted path was given; "" is for the configuration as a whole. ``above`` is the path of
+    the values themselves.
+    """
+    try:
+        return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `")
+        below = where.rstrip("`").removeprefix("$").lstrip(".")
+        unknown = re.search(r"unknown field `(\w+)`", message)
+        key = ".".join(filter(None, (above, below, unknown[1] if unknown else "")))
+        if message.startswith("Invalid enum value"):
+            message += f", expected one of {', '.join(map(str, _choices(below, kind)))}"
+        named = ".".join(filter(None, (key, message.partition(":")[0])))  # a struct names the key that it refuses
+        place = places[named] if named in places else _nearest(places, key)
+        raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
+
+
+def _nearest(places: dict[str, str], dotted: str) -> str:
+    """The place of a key, or of what it stands in."""
+    while dotted and dotted not in places:
+        dotted = dotted[: max(dotted.rfind("."), dotted.rfind("["), 0)]
+    return places.get(dotted, "the configuration")
+
+
+def _choices(dotted: str, root: type) -> tuple[Any, ...]:
+    """The values that a ``Literal`` of the configuration allows."""
+    kind: Any = root
+    for key in re.sub(r"\[\d+\]", "", dotted).split("."):
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+            continue
+        kind = next(item.type for item in msgspec.structs.fields(kind) if item.encode_name == key)
+        if get_origin(kind) is not dict:  # what is in a list, or may be left out
+            kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
+        if get_origin(kind) is tuple:
+            kind = get_args(kind)[0]
+    # `Literal[...] | None`: the values of the one, without the other
+    return tuple(value for item in get_args(kind) if item is not NoneType for value in get_args(item) or (item,))
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Duration:
+        return Duration(value)
+    if kind is Secret:
+        return Secret.read(value)
+    raise NotImplementedError(kind)  # a type of ours that nobody taught this function: a bug

@@ -1,0 +1,246 @@
+"""Whether an event is to be approved, by which rule, and when: ``judge(policy, life, vm)``. Pure.
+
+Approving lets Azure start an event at once, for all VMs in its ``Resources``. So the first rule that matches decides
+alone, no rule means no, and what is not known (who this VM is, how long it will take) never counts as a match.
+"""
+
+import hashlib
+import re
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change_id
+from notbefore.core.document import SCHEDULED
+from notbefore.core.duration import Duration
+from notbefore.core.lifecycle import Life
+from notbefore.core.routing import RANK_DELAY, EventMatch
+
+OPERATOR: Final = "operator"  # stands for the rule where somebody approves by hand
+BY_RULE: Final = "rule"
+MAX_SETTLED: Final = 100  # steps of one event
+LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
+LONGEST_COMMAND: Final = 3600.0  # seconds
+
+
+class Who(EventMatch, frozen=True, forbid_unknown_fields=True):
+    """The events that a rule is for; those of other VMs alone only where ``scope`` says so."""
+
+    scope: tuple[Literal["self", "peer"], ...] = ("self",)
+
+
+class Guard(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command that says whether the machine is ready: drained, failed over, checkpointed."""
+
+    command: tuple[str, ...]
+    timeout: Duration = Duration("60s")
+
+    def __post_init__(self) -> None:
+        if not self.command or not self.command[0]:
+            raise ValueError("command: expected a program and its arguments, such as [/usr/local/bin/drained]")
+        if not 0.1 <= self.timeout.seconds <= LONGEST_COMMAND:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("timeout: expected 100ms to 1h")
+
+
+class Rule(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of ``approval.rules``."""
+
+    match: Who = Who()
+    action: Literal["approve", "leave"] = "approve"
+    name: str = ""  # in metrics and records; without one its place in the list: `rules[0]`
+    approve_after: Duration = Duration("0s")  # from the first sight of the event
+    approve_when: Guard | None = None  # it exits with 0: ready. Runs once an event
+    for_all_resources: Literal["leader", "each"] | None = None  # needed where the event is not this VM's alone
+
+    def __post_init__(self) -> None:
+        if self.action == "leave" and (self.approve_after.seconds or self.approve_when or self.for_all_resources):
+            raise ValueError("action: leave has no use for approve_after, approve_when and for_all_resources")
+        if self.approve_after.seconds > LONGEST_WAIT:
+            raise ValueError("approve_after: expected at most 30d")
+        if self.name == OPERATOR:
+            raise ValueError(f"name: {OPERATOR!r} stands for what is approved by hand")
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True):
+    """The section ``approval`` of the configuration."""
+
+    enabled: bool = False  # needs `notbefore run --allow-approval` as well
+    dry_run: bool = True  # say what would be approved, and send nothing
+    rules: tuple[Rule, ...] = ()  # the first that matches decides; without one an event is left alone
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.named_rules]
+        if len(set(names)) < len(names):
+            raise ValueError("rules: two have the same name")
+
+    @property
+    def named_rules(self) -> list[tuple[str, Rule]]:
+        """The rules, each with what it is called in metrics and records."""
+        return [(rule.name or f"rules[{number}]", rule) for number, rule in enumerate(self.rules)]
+
+    @property
+    def approving(self) -> tuple[str, ...]:
+        """The names of the rules that may approve."""
+        return tuple(name for name, rule in self.named_rules if rule.action == "approve")
+
+
+class Decision(Struct, frozen=True):
+    """What the rules say of one event."""
+
+    action: Literal["approve", "leave"]
+    why: str  # in words
+    rule: str = ""  # the first that matched
+    step: str = ""  # what is decided once: this content of the event, under this rule as it is written
+    at: datetime | None = None  # for ``approve``: not before
+    guard: Guard | None = None
+    skipped: Reason | None = None  # for ``leave``: the rule would approve, and this stands against it
+
+
+def content_of(life: Life) -> str:
+    """What stands for an event as it is: all that Azure can change.
+
+    A list that flaps brings the same event again: its NotBefore tells. Without one it is another that comes back.
+    """
+    return f"{life.event.digest()} {(life.event.not_before or life.first_seen).isoformat()}"
+
+
+def judge(
+    policy: Policy, life: Life, vm: str | None, *, flawed: bool = False, since: datetime | None = None
+) -> Decision:
+    """What the rules say of an event as it is known, on the VM named ``vm``; no switch and no clock is looked at.
+
+    ``flawed``: a part of the event could not be read. What is not understood is not approved. ``since``: when the event
+    was first seen as it is, which the turn of a VM is counted from; its first sight, where nobody says.
+    """
+    if life.event.event_status != SCHEDULED:
+        return Decision("leave", f"it is {life.event.event_status}: only what is Scheduled can be approved")
+    if flawed:
+        return Decision("leave", "a part of it could not be read")
+    for name, rule in policy.named_rules:
+        if _matches(rule, life):
+            if rule.action == "leave":
+                return Decision("leave", "the rule says so", name)
+            decision = _approve(rule, life, vm, since or life.first_seen)
+            return msgspec.structs.replace(decision, rule=name, step=_step(name, rule, life))
+    return Decision("leave", "no rule matches")
+
+
+def _matches(rule: Rule, life: Life) -> bool:
+    if life.scope not in rule.match.scope or not rule.match.holds(life.event, life.notice):
+        return False
+    # an approval stands for all of the resources; that one of them is to be left alone is enough to leave it alone
+    pattern = rule.match.resource if rule.action == "approve" else None
+    return pattern is None or all(re.fullmatch(pattern, name) for name in life.event.resources)
+
+
+def _step(name: str, rule: Rule, life: Life) -> str:
+    written = msgspec.json.encode(rule, enc_hook=str)
+    return f"{content_of(life)} {name} {hashlib.sha256(written).hexdigest()[:16]}"
+
+
+def _approve(rule: Rule, life: Life, vm: str | None, since: datetime) -> Decision:
+    names = list(dict.fromkeys(resource.casefold() for resource in life.event.resources))
+    rank = 0
+    if len(names) > 1:
+        if rule.for_all_resources is None:
+            why = f"it stands for {len(names)} VMs, and the rule does not say for_all_resources"
+            return Decision("leave", why, skipped="several_resources")
+        if rule.for_all_resources == "leader":
+            if vm is None or vm.casefold() not in names:
+                return Decision("leave", "one of its resources speaks for all of them")
+            rank = names.index(vm.casefold())
+    turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
+    at = life.first_seen + timedelta(seconds=rule.approve_after.seconds)
+    if rank:  # whoever comes before decides on each new content at once
+        at = max(at, since) + timedelta(seconds=rank * turn)
+    if life.not_before is not None and at >= life.not_before:
+        return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
+    return Decision("approve", "the rule says so", at=at, guard=rule.approve_when)
+
+
+class Ran(Struct, frozen=True):
+    """What became of a command that says whether the machine is ready."""
+
+    state: Literal["running", "ready", "failed"]
+    said: str = ""
+
+
+class Attempt(Struct, frozen=True):
+    """How far the approval of one event has come; kept in the store, so that nothing is done twice."""
+
+    life: Life  # as it was decided on
+    rule: str
+    step: str = ""  # of the decision; empty where somebody decided by hand
+    state: Literal["checking", "sending", "done"] = "checking"
+    by: str = BY_RULE
+    requests: int = 0  # start requests, counted before they are sent
+    outcome: str = ""  # how it ended, in words
+    settled: tuple[str, ...] = ()  # the steps that are over
+    approved: str = ""  # the content that was approved
+    approved_by: str = ""  # and by whom, when, in words
+    commands: dict[str, Ran] = {}  # each runs once an event, whichever rule asks
+    told: int = 0  # records made of it
+
+    def settles(self, life: Life, step: str) -> bool:
+        """All is done that is to be done for this step."""
+        return step in self.settled or self.approved == content_of(life)
+
+    def next(self, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> "Attempt":
+        """A decision anew; a machine that was ready before the event was gone need not be when it comes back."""
+        return Attempt(
+            life,
+            rule,
+            step,
+            by=by,
+            settled=self.settled[-MAX_SETTLED:],
+            approved=self.approved,
+            approved_by=self.approved_by,
+            commands=self.commands if life.first_seen == self.life.first_seen else {},
+            told=self.told,
+        )
+
+    def accepted(self, life: Life, now: datetime) -> "Attempt":
+        """With it written down that IMDS took the start request."""
+        who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
+        how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+        return msgspec.structs.replace(self, approved=content_of(life), approved_by=how)
+
+    def ran(self, guard: Guard) -> Ran | None:
+        """What became of a command for this event; ``None`` before it was run."""
+        return self.commands.get("\n".join(guard.command))
+
+    def having_run(self, guard: Guard, ran: Ran) -> "Attempt":
+        """With that written down."""
+        return msgspec.structs.replace(self, commands={**self.commands, "\n".join(guard.command): ran})
+
+    def ended(self, outcome: str) -> "Attempt":
+        """It is over, and was told."""
+        settled = (*self.settled, self.step) if self.step else self.settled
+        return msgspec.structs.replace(self, state="done", outcome=outcome, settled=settled, told=self.told + 1)
+
+    def change(self, kind: ApprovalKind, reason: Reason, detail: str, where: "Where") -> Change:
+        """The record of it. Unlike a step of the event it is this VM's own, and so is its id."""
+        life = self.life
+        return Change(
+            id=change_id(life.event.key, kind, f"{where.vm} {life.first_seen.isoformat()}", self.told),
+            kind=kind,
+            reason=reason,
+            time=where.now,
+            event=life.event,
+            scope=life.scope,
+            incarnation=where.incarnation,
+            first_seen=life.first_seen,
+            not_before=life.not_before,
+            notice_seconds=life.notice,
+            approval=Approval(self.rule, self.by, detail, self.requests),
+        )
+
+
+class Where(Struct, frozen=True):
+    """When and by whom something was done."""
+
+    now: datetime
+    vm: str | None
+    incarnation: int

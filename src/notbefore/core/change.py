@@ -1,0 +1,140 @@
+"""``Change``: one step in the life of an event, a frozen fact that metrics, records and deliveries are made from."""
+
+import hashlib
+from datetime import datetime
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+
+from notbefore.core.document import Event
+
+Step = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
+STEPS: tuple[Step, ...] = get_args(Step)
+
+ApprovalKind = Literal["approved", "approval_failed", "approval_skipped"]
+APPROVAL_KINDS: tuple[ApprovalKind, ...] = get_args(ApprovalKind)
+
+Kind = Literal[Step, ApprovalKind]
+"""A step in the event's life, as Azure's document shows it; or what this VM did, or did not do, about it."""
+
+Scope = Literal["self", "peer", "unknown"]
+
+Outcome = Literal["canceled", "finished", "unknown"]
+
+Reason = Literal[
+    "first_seen_scheduled",
+    "first_seen_started",  # no notice: a hardware failure, or the agent came late (``notice_seconds`` tells)
+    "first_seen_other_status",  # a status that is not known to us
+    "came_back",  # the EventId had been gone
+    "content_changed",  # NotBefore, resources, description, source or duration moved
+    "status_started",
+    "status_went_back",  # Started -> Scheduled, which the documents do not know
+    "status_other",
+    "gone_before_start",
+    "gone_after_start",
+    "gone_from_other_status",
+    "not_watched",  # gone, and the agent had not been looking long enough to know how
+    "not_readable",  # gone, and what was listed of it before could not be read
+    "machine_rebooted",  # gone, and this machine was booted since the last look
+    # of approvals; see core.approval
+    "accepted",  # IMDS answered 200
+    "refused",  # IMDS answered 400: it will not take this request
+    "no_answer",  # IMDS gave no usable answer in the time that was left
+    "dry_run",  # nothing is sent: it would have been approved
+    "several_resources",  # it stands for other VMs as well, and the rule does not say `for_all_resources`
+    "not_ready",  # the command of `approve_when` did not exit with 0
+    "interrupted",  # the agent ended while the command ran, and it runs once
+    "changed",  # the event is not any more what was to be approved
+    "no_longer_scheduled",  # it began, or was gone, before it was approved
+    "too_late",  # NotBefore came first
+    "state_not_written",  # what is not on disk is not sent
+    "switched_off",  # the configuration was changed meanwhile
+]
+
+
+class Gap(Struct, frozen=True):
+    """The longest time between two beats beyond what a beat should take, in seconds, on both clocks.
+
+    While a VM is frozen its monotonic clock may stand still and its wall clock be put right afterwards, or both run on.
+    Neither alone is right on every host.
+    """
+
+    wall: float
+    monotonic: float
+
+    @property
+    def seconds(self) -> float:
+        """The interruption as the VM felt it: what the clock that noticed more of it says."""
+        return max(self.wall, self.monotonic)
+
+    def widened(self, other: "Gap") -> "Gap":
+        """The longer of both, on each clock."""
+        return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
+
+
+QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody being told
+
+
+def quiet(before: Event, after: Event, told: datetime | None) -> bool:
+    """Nothing but NotBefore is another, and that by less than a minute from the one that was told."""
+    if told is None or after.not_before is None:
+        return False
+    moved = abs((after.not_before - told).total_seconds())
+    return moved < QUIET_MOVE and _without_time(before) == _without_time(after)
+
+
+def _without_time(event: Event) -> tuple[object, ...]:
+    resources = tuple(sorted(name.casefold() for name in event.resources))
+    return (event.event_type, event.event_status, resources, event.description, event.event_source, event.duration)
+
+
+class Change(Struct, frozen=True):
+    """One step in an event's life. Times are UTC; durations are seconds and ``None`` where they were not observed."""
+
+    id: str  # the same on every VM that sees the same step; see ``change_id``
+    kind: Kind
+    reason: Reason
+    time: datetime  # when this agent saw it
+    event: Event  # as last listed
+    scope: Scope  # does it hit this VM?
+    incarnation: int  # of the document that showed the change
+    first_seen: datetime
+    previous: Event | None = None  # as listed before, for ``updated`` and ``started``
+    previous_scope: Scope | None = None  # where it was another: Resources moved
+    told: datetime | None = None  # NotBefore as last told: before the quiet moves (``quiet``) up to this step
+    outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
+    not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
+    notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
+    scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
+    started_seconds: float | None = None  # from the start to the end
+    interruption: Gap | None = None  # as this VM felt it; for events of ``self`` that were started
+    approval: "Approval | None" = None  # for the kinds of approval
+
+    @property
+    def left(self) -> bool:
+        """It was to hit this VM, or might have, and no longer is."""
+        return self.scope == "peer" and self.previous_scope is not None
+
+    @property
+    def moved(self) -> float:
+        """Seconds by which NotBefore is later than it was before this step; 0 where one of the two is not known."""
+        before, after = self.previous.not_before if self.previous else None, self.event.not_before
+        return (after - before).total_seconds() if before and after else 0.0
+
+
+class Approval(Struct, frozen=True):
+    """Who approved, or would have, and what was said to it."""
+
+    rule: str  # its name in the configuration; ``operator`` for ``notbefore approve``
+    by: str  # the name of the VM's user where somebody did it by hand, ``rule`` otherwise
+    detail: str = ""  # what the command or IMDS said, or why not; in words
+    requests: int = 0  # start requests sent for it
+
+
+def change_id(event_key: str, kind: Kind, digest: str, nth: int) -> str:
+    """32 hex digits: the same for the same step on every VM, after every restart.
+
+    A step is told from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often
+    the same step happened before (``nth``: an EventId that comes back, a NotBefore that moves to and fro).
+    """
+    return hashlib.sha256("\n".join((event_key, kind, digest, str(nth))).encode()).hexdigest()[:32]

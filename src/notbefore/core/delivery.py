@@ -1,0 +1,147 @@
+"""``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
+
+import hashlib
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from notbefore.core.change import Change, Kind
+from notbefore.core.routing import Route, Severity, Ticket, tickets
+
+MessageKind = Kind | Literal["reminder", "heartbeat"]
+FADING: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
+REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
+
+RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed", "dropped")
+"""What is counted of deliveries, by sink.
+
+``accepted``: taken into the outbox. ``failed``: an attempt that will be made again. ``dead``: refused for good, and
+kept. ``overflowed``: pushed out of a full outbox. ``dropped``: taken out by an operator. At any time
+accepted = delivered + expired + overflowed + dropped + the rows that are pending or dead.
+"""
+
+
+FALLBACK: Final = "fallback"  # counted as well: messages whose template failed
+STATES: Final = ("pending", "dead", "held")
+
+
+class Delivery(Struct, frozen=True):
+    """One change that is to go to one sink. Times are Unix seconds."""
+
+    delivery_id: str  # the same on every VM for the same step of the same event; the far side may deduplicate on it
+    event_key: str  # the order is kept within an event and a sink
+    sink: str
+    kind: MessageKind
+    severity: Severity
+    created: float  # when the change was seen
+    due: float  # not to be sent before
+    expires: float  # not to be sent after
+    fades: bool  # it expires when the event ends
+    record: bytes  # the change as JSON
+    severity_given: bool = False  # by the route, not by type and notice
+    attempts: int = 0  # made so far
+    state: str = "pending"  # dead: refused for good; held: delivered, and to be repeated while the event lasts
+    error: str = ""  # why the last attempt failed
+    thread: str | None = None  # what the sink said of the first message of this event
+
+
+class Settled(Struct, frozen=True):
+    """What came of one attempt at a delivery."""
+
+    delivery_id: str
+    result: Literal["delivered", "retry", "dead"]
+    time: float  # Unix seconds
+    due: float | None = None  # for ``retry``: when again
+    pause: bool = False  # for ``retry``: the far side asked for it, so nothing else is sent there before ``due``
+    error: str = ""
+    thread: str | None = None  # what the sink wants to be told with later deliveries of this event
+    repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
+    fallback: bool = False  # the user's template failed, and the built-in text was sent
+
+
+class Terms(Struct, frozen=True):
+    """How long a sink's deliveries are worth sending."""
+
+    expire_after: float = 86_400.0  # seconds
+    expire_on_end: bool = True
+    approvals: bool = True  # it is told of approvals as well
+
+
+class Routing(Struct, frozen=True):
+    """The routes, and the sinks that they may name."""
+
+    routes: tuple[Route, ...] = ()
+    sinks: dict[str, Terms] = {}
+
+
+def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
+    """32 hex digits, the same for the same step of an event and the same sink, whoever sees it."""
+    return hashlib.sha256("\n".join(filter(None, (change_id, sink, kind))).encode()).hexdigest()[:32]
+
+
+def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) -> tuple[Delivery, ...]:
+    """What is to be sent of a change; ``record`` is it as JSON, ``vm`` the name of this VM."""
+    found: list[Delivery] = []
+    for ticket in tickets(change, routing.routes, vm, tuple(routing.sinks)):
+        terms = routing.sinks.get(ticket.sink, Terms())
+        if change.approval is not None and not terms.approvals:
+            continue
+        created = change.time.timestamp()
+        message = Delivery(
+            delivery_id=delivery_id(change.id, ticket.sink),
+            event_key=change.event.key,
+            sink=ticket.sink,
+            kind=change.kind,
+            severity=ticket.severity,
+            created=created,
+            due=created + ticket.delay,
+            expires=created + ticket.delay + terms.expire_after,
+            fades=terms.expire_on_end and change.kind in FADING,
+            record=record,
+            severity_given=ticket.severity_given,
+        )
+        found.append(message)
+        reminder = _reminder(change, record, ticket)
+        if reminder is not None:
+            found.append(reminder)
+    return tuple(found)
+
+
+def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
+    """A sign of life of this VM, worth nothing once the next one is due."""
+    return Delivery(
+        delivery_id=delivery_id(f"{vm} {now}", sink, "heartbeat"),
+        event_key=f"heartbeat {vm}".casefold(),
+        sink=sink,
+        kind="heartbeat",
+        severity="info",
+        created=now,
+        due=now,
+        expires=now + interval,
+        fades=False,
+        record=record,
+    )
+
+
+def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
+    not_before = change.event.not_before
+    if ticket.remind_before is None or not_before is None or ticket.left:
+        return None
+    if change.kind not in ("announced", "updated"):
+        return None
+    due = not_before.timestamp() - ticket.remind_before
+    if due <= change.time.timestamp():  # the notice is shorter than that: the change itself says it
+        return None
+    return Delivery(
+        delivery_id=delivery_id(change.id, ticket.sink, "reminder"),
+        event_key=change.event.key,
+        sink=ticket.sink,
+        kind="reminder",
+        severity=ticket.severity,
+        created=due,  # what its delay is measured from
+        due=due,
+        expires=not_before.timestamp() + REMINDER_GRACE,
+        fades=True,
+        record=record,
+        severity_given=ticket.severity_given,
+    )

@@ -1,0 +1,70 @@
+"""What ``/api/v1/events`` answers, and the page and the commands read: the events that are listed now. Pure."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from notbefore.core.lifecycle import Life
+from notbefore.core.record import Vm
+
+
+class PendingApproval(Struct, frozen=True):
+    """What would become of an event by the rules of approval, and why."""
+
+    action: str  # approve, leave
+    rule: str  # the first that matches; empty without one
+    reason: str
+    at: datetime | None  # not before
+    mode: str  # on, dry_run, off
+    off: str  # which key is missing, in words
+    state: str  # how far it is: checking, sending, or how it ended; empty where nothing was begun
+
+
+class PendingEvent(Struct, frozen=True):
+    """One listed event in ``/api/v1/events``; durations in seconds."""
+
+    event_id: str
+    event_type: str
+    event_status: str
+    event_source: str | None
+    scope: str
+    resources: tuple[str, ...]
+    description: str | None
+    not_before: datetime | None
+    seconds_to_not_before: float | None
+    expected_duration_seconds: int | None
+    first_seen: datetime
+    notice_seconds: float | None
+    started: datetime | None
+    approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
+
+    @classmethod
+    def of(cls, life: Life, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
+        """The event as it stands at ``now``."""
+        event = life.event
+        return cls(
+            event_id=event.event_id,
+            event_type=event.event_type,
+            event_status=event.event_status,
+            event_source=event.event_source,
+            scope=life.scope,
+            resources=event.resources,
+            description=event.description,
+            not_before=life.not_before,
+            seconds_to_not_before=life.seconds_to(now),
+            expected_duration_seconds=event.duration,
+            first_seen=life.first_seen,
+            notice_seconds=life.notice,
+            started=life.started,
+            approval=approval,
+        )
+
+
+class PendingView(Struct, frozen=True):
+    """The body of ``/api/v1/events``."""
+
+    incarnation: int | None
+    last_successful_poll: datetime | None
+    vm: Vm | None
+    unreadable: int  # listed events that are not among these: they cannot be read
+    events: tuple[PendingEvent, ...]

@@ -1,0 +1,180 @@
+"""Which sinks a change goes to, how grave it is, and who of the VMs that see it speaks. Pure, in Alertmanager's manner.
+
+Routes are tried in order; the first that matches wins unless it says ``continue``. Without any route, the changes of
+events that hit this VM go to every sink.
+"""
+
+import re
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+
+from notbefore.core.change import Change, Kind, Scope, quiet
+from notbefore.core.document import Event
+from notbefore.core.duration import Duration
+
+Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
+AnnounceBy = Literal["affected", "leader", "all"]
+
+CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
+LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
+RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
+
+
+class Span(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of expected interruption, both ends included; one that Azure does not know is only in ``unknown``."""
+
+    min: int | None = None  # seconds
+    max: int | None = None  # seconds
+    unknown: bool = False  # also one that Azure does not know
+
+    def __post_init__(self) -> None:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"duration: expected min to be no more than max, got {self.min} and {self.max}")
+
+    def holds(self, duration: int | None) -> bool:
+        """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
+        if duration is None:
+            return self.unknown
+        if self.min is None and self.max is None:
+            return not self.unknown
+        return (self.min is None or duration >= self.min) and (self.max is None or duration <= self.max)
+
+
+class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked of an event; what is left empty does not matter."""
+
+    event_type: tuple[str, ...] = ()
+    event_source: tuple[str, ...] = ()
+    scope: tuple[Scope, ...] = ()
+    duration: Span | None = None
+    notice_below: Duration | None = None  # an event whose notice is not known does not match
+    resource: str | None = None  # a regular expression for the whole of a name in Resources
+
+    def __post_init__(self) -> None:
+        if self.resource is not None:
+            try:
+                re.compile(self.resource)
+            except re.error as error:
+                raise ValueError(f"resource: expected a regular expression, got {self.resource!r} ({error})") from None
+
+    def holds(self, event: Event, notice: float | None) -> bool:
+        """Every matcher that is set agrees; ``scope`` is for whoever asks, who knows what an unknown one means."""
+        return (
+            _one_of(event.event_type, self.event_type)
+            and _one_of(event.event_source or "", self.event_source)
+            and (self.duration is None or self.duration.holds(event.duration))
+            and (self.notice_below is None or (notice is not None and notice < self.notice_below.seconds))
+            and (self.resource is None or any(re.fullmatch(self.resource, name) for name in event.resources))
+        )
+
+
+class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
+    """What a route asks of a change."""
+
+    change: tuple[Kind, ...] = ()
+    event_status: tuple[str, ...] = ()
+
+    def accepts(self, change: Change) -> bool:
+        """Every matcher that is set agrees; who was told that an event hits this VM is told that it no longer does."""
+        event = change.previous if change.left and change.previous is not None else change.event
+        return (
+            _one_of(change.kind, self.change)
+            and _one_of(change.event.event_status, self.event_status)
+            and (_in_scope(change.scope, self.scope) or (change.left and "self" in self.scope))
+            and self.holds(event, change.notice_seconds)
+        )
+
+
+class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
+    """One entry of ``routes``."""
+
+    match: Match = Match()
+    sinks: tuple[str, ...] = ()  # where it goes; without any, nobody is told
+    go_on: bool = False  # try the routes after this one as well
+    announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
+    severity: Severity | None = None  # instead of the one by type and notice
+    quiet_updates: bool = True  # a NotBefore less than a minute from the one that was told is not told
+    remind_before: Duration | None = None  # so long before NotBefore it is said again, once
+
+
+class Ticket(Struct, frozen=True):
+    """One change is to go to one sink."""
+
+    sink: str
+    severity: Severity
+    delay: float = 0.0  # seconds to wait, for others to speak first
+    remind_before: float | None = None  # seconds
+    severity_given: bool = False  # by the route
+    left: bool = False  # the last that is told of it: it no longer hits this VM, and the route tells of no others'
+
+
+def severity_of(change: Change) -> Severity:
+    """Critical: it takes the machine down, or began without notice. Warning: a Freeze that is long, or may be."""
+    return "critical" if change.notice_seconds == 0 else severity_of_event(change.event)
+
+
+def severity_of_event(event: Event) -> Severity:
+    """The severity by what is the same on every VM that sees the event."""
+    if event.event_type in CRITICAL_TYPES:
+        return "critical"
+    if event.duration is None or event.duration >= LONG_FREEZE:
+        return "warning"
+    return "info"
+
+
+def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[Ticket, ...]:
+    """The deliveries that a change causes on the VM named ``vm``; at most one for each sink, the first route's."""
+    found: dict[str, Ticket] = {}
+    for route in routes or (Route(Match(scope=("self",)), sinks),):
+        if not route.match.accepts(change):
+            continue
+        delay = _turn(change, route.announce_by, vm)
+        if delay is not None and not (route.quiet_updates and _quiet(change)):
+            severity = route.severity or severity_of(change)
+            remind = route.remind_before.seconds if route.remind_before else None
+            given, left = route.severity is not None, change.left and route.announce_by != "all"
+            for sink in route.sinks:
+                found.setdefault(sink, Ticket(sink, severity, delay, remind, given, left))
+        if not route.go_on:
+            break
+    return tuple(found.values())
+
+
+def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
+    return not wanted or value.casefold() in (word.casefold() for word in wanted)
+
+
+def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
+    # an event that may be ours wakes whoever wants to be woken for ours: rather once too often
+    return not wanted or scope in wanted or (scope == "unknown" and "self" in wanted)
+
+
+def _quiet(change: Change) -> bool:
+    before = change.previous
+    return change.kind == "updated" and before is not None and quiet(before, change.event, change.told)
+
+
+def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
+    """Seconds until this VM speaks, ``None`` if it does not.
+
+    ``affected``: each VM of Resources for itself, and once more when it is no longer among them. ``leader``: the first
+    of Resources at once; where it may be gone, because the event has begun, the next ones after a delay by their rank,
+    so that somebody speaks.
+    """
+    names = [name.casefold() for name in change.event.resources]
+    if change.approval is not None:  # only the VM that did it knows of it
+        return 0.0
+    if announce_by == "all" or vm is None or not names:
+        return 0.0
+    if announce_by == "affected":
+        return None if change.scope == "peer" and not change.left else 0.0
+    if vm.casefold() not in names:
+        return None
+    rank = names.index(vm.casefold())
+    leader_may_be_gone = change.kind not in ("announced", "updated", "canceled")
+    if rank == 0:
+        return 0.0
+    return rank * RANK_DELAY if leader_may_be_gone else None

@@ -1,0 +1,97 @@
+"""The courier's process: ``python -m notbefore.delivery``, started by the agent with its orders on standard input.
+
+Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave to a
+successor, ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second, the sign of life.
+"""
+
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from notbefore.delivery.courier import Courier, Line, known_secrets
+from notbefore.delivery.message import Sink
+from notbefore.delivery.orders import LOST_STATE, unseal
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.sinks import make
+from notbefore.errors import StoreError
+from notbefore.logs import set_up
+from notbefore.store.lock import CourierLock
+from notbefore.store.outbox import Outbox
+
+PREDECESSOR_PATIENCE: Final = 15.0  # seconds until a courier that does not leave is killed
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)  # not more: what follows is for later
+        if not byte:
+            break
+        line += byte
+    return bytes(line)
+
+
+def _control() -> socket.socket:
+    """What the agent says after the orders. A thread hands it on: standard input cannot be waited for everywhere."""
+    reader, writer = socket.socketpair()
+    control = os.dup(0)
+    # what a library or a program finds as its standard input is looked at when it starts: on Windows, where one that is
+    # being read is waited for, it would hang with this thread
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+    def hand_on() -> None:
+        with closing(writer), suppress(OSError):
+            while said := os.read(control, 4096):
+                writer.sendall(said)
+
+    threading.Thread(target=hand_on, name="control", daemon=True).start()
+    return reader
+
+
+def main() -> int:
+    """Be a courier until there is nothing to do."""
+    orders = unseal(_read_line(0))
+    redact = Redactor(known_secrets(orders.sinks))
+    set_up(orders.log_format, orders.log_level, redact)
+    path = Path(orders.state_file)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
+        os.set_blocking(1, False)
+
+    def beat() -> None:
+        with suppress(OSError):  # the agent is gone, or does not look just now
+            os.write(1, b".")
+
+    def sink(name: str) -> Sink:
+        config = orders.sinks[name]
+        for secret in known_secrets({name: config}):  # a file may hold another one by now
+            redact.add(secret)
+        return make(name, config, orders.links)
+
+    with CourierLock(path.parent) as lock:
+        lock.acquire(PREDECESSOR_PATIENCE, beat)
+        with closing(Outbox(path)) as outbox:
+            courier = Courier(outbox, orders, sink, redact, Line(_control(), beat))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: courier.stop())
+            return courier.run()
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except (StoreError, sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+        sys.stderr.write(f"notbefore courier: {error}\n")
+        code = LOST_STATE
+    except Exception as error:  # noqa: BLE001 - a bug; its text may hold what must not be told
+        sys.stderr.write(f"notbefore courier: {type(error).__name__}: this should not have happened\n")
+        code = LOST_STATE
+    sys.stderr.flush()
+    os._exit(code)  # threads that hang in a sink are not waited for

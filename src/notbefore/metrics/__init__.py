@@ -1,0 +1,1 @@
+"""What is measured: the one place where a metric is defined."""

@@ -1,0 +1,419 @@
+"""The one place where a metric is defined: name, type, help, labels, and how its samples come from what is known now.
+
+``samples(view)`` is computed at each scrape and each export; nothing is set beforehand, so nothing can be stale.
+Names follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import product
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from notbefore.core.delivery import FALLBACK, RESULTS, STATES
+from notbefore.core.document import STARTED
+from notbefore.core.lifecycle import Life, Tracked
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import (
+    APPROVAL_RESULTS,
+    INTERRUPTION_BOUNDS,
+    KNOWN_CHANGES,
+    LATENCY_BOUNDS,
+    MAX_SERIES,
+    NOTICE_BOUNDS,
+    OTHER,
+    SOURCES,
+    STATUSES,
+    TYPES,
+    UNKNOWN,
+    Histogram,
+    Labels,
+    Totals,
+)
+
+MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the info metric
+
+
+class Metric(Struct, frozen=True):
+    """The definition of one family. ``name`` of a counter stands without ``_total``."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram", "unknown"]
+    help: str
+    labels: Labels = ()
+
+
+class Family(Struct, frozen=True):
+    """A metric with its samples of one moment: label values -> value."""
+
+    metric: Metric
+    samples: dict[Labels, float | Histogram]
+    since: datetime | None = None  # when counting began, for counters and histograms
+
+
+class View(Struct, frozen=True):
+    """All that samples are computed from."""
+
+    tracked: Tracked
+    totals: Totals
+    figures: Figures
+    now: datetime
+    outbox: OutboxView = OutboxView()
+    sinks: tuple[str, ...] = ()  # those that are configured: their series are always there
+    rules: tuple[str, ...] = ()  # of approval, those that may approve: likewise
+
+
+_NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
+_BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
+_KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
+
+PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Scheduled events listed by Azure now.", _BY_STATE)
+INFO: Final = Metric(
+    "azure_scheduled_event_info",
+    "gauge",
+    f"A listed event; always 1. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
+    ("event_id", *_BY_STATE, "description"),
+)
+NOT_BEFORE: Final = Metric(
+    "azure_scheduled_event_not_before_timestamp_seconds",
+    "gauge",
+    "Unix time before which the event does not start; the last one known once it is started.",
+    ("event_id",),
+)
+SECONDS_TO_NOT_BEFORE: Final = Metric(
+    "azure_scheduled_event_seconds_to_not_before",
+    "gauge",
+    "Seconds from this scrape to NotBefore; negative once it has passed, absent once the event is started.",
+    ("event_id",),
+)
+STARTED_AT: Final = Metric(
+    "azure_scheduled_event_started_timestamp_seconds",
+    "gauge",
+    "Unix time at which the event was first seen started.",
+    ("event_id",),
+)
+EXPECTED: Final = Metric(
+    "azure_scheduled_event_expected_duration_seconds",
+    "gauge",
+    "Interruption that Azure expects (DurationInSeconds); absent when unknown.",
+    ("event_id",),
+)
+GIVEN_NOTICE: Final = Metric(
+    "azure_scheduled_event_given_notice_seconds",
+    "gauge",
+    "Notice of this event: its last known NotBefore less its first sight; 0 where it began without notice,"
+    " absent where its beginning was not seen.",
+    ("event_id",),
+)
+RESOURCES: Final = Metric("azure_scheduled_event_resources", "gauge", "VMs that the event affects.", ("event_id",))
+NEXT: Final = Metric(
+    "azure_scheduled_events_next_not_before_timestamp_seconds",
+    "gauge",
+    "Earliest NotBefore of the events that are not started, as a Unix time; absent when there is none.",
+    ("scope",),
+)
+INCARNATION: Final = Metric(
+    "azure_scheduled_events_document_incarnation",
+    "gauge",
+    "DocumentIncarnation of the last document; it may jump, and go back.",
+)
+CHANGES: Final = Metric(
+    "azure_scheduled_event_changes",
+    "counter",
+    "Changes seen in the life of events. `ended`: gone, and nobody saw how.",
+    ("change", "event_type", "event_source", "scope"),
+)
+NOTICE: Final = Metric(
+    "azure_scheduled_event_notice_seconds",
+    "histogram",
+    "Notice at the first sight of an event: NotBefore less that time; 0 where it began without notice.",
+    ("event_type",),
+)
+SCHEDULED_TIME: Final = Metric(
+    "azure_scheduled_event_scheduled_seconds",
+    "histogram",
+    "Time from the first sight of an event to its start.",
+    ("event_type",),
+)
+STARTED_TIME: Final = Metric(
+    "azure_scheduled_event_started_seconds", "histogram", "Time from the start of an event to its end.", ("event_type",)
+)
+INTERRUPTION: Final = Metric(
+    "azure_scheduled_event_interruption_seconds",
+    "histogram",
+    "Interruption of this VM as it felt it: the longest time without a beat while an event of its own was started.",
+    ("event_type",),
+)
+APPROVALS: Final = Metric(
+    "azure_scheduled_event_approvals",
+    "counter",
+    "What became of events that a rule would approve, or that were approved by hand (rule `operator`).",
+    ("rule", "result"),
+)
+POLLS: Final = Metric(
+    "notbefore_polls", "counter", "Polls of IMDS by result; all but changed and unchanged are errors.", ("result",)
+)
+POLL_DURATION: Final = Metric(
+    "notbefore_poll_duration_seconds", "histogram", "Time to the end of an answer of IMDS, errors included."
+)
+LAST_POLL: Final = Metric(
+    "notbefore_last_successful_poll_timestamp_seconds",
+    "gauge",
+    "Unix time of the last good answer of IMDS; absent before the first.",
+)
+BEAT_LAG: Final = Metric(
+    "notbefore_beat_lag_seconds",
+    "gauge",
+    "How late the last beat was, or how long the next one is overdue at this scrape.",
+)
+REJECTED: Final = Metric(
+    "notbefore_documents_rejected", "counter", "Answers of IMDS that are no document, by reason.", ("reason",)
+)
+FLAWS: Final = Metric(
+    "notbefore_event_flaws",
+    "counter",
+    "Events in a document, or fields of them, that could not be read, by reason.",
+    ("reason",),
+)
+FOLDED: Final = Metric(
+    "notbefore_series_folded", "counter", "Labels replaced by `other` to bound the series, by family.", ("family",)
+)
+UNLISTED: Final = Metric(
+    "notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}, which have no series."
+)
+DEGRADED: Final = Metric(
+    "notbefore_store_degraded", "gauge", "1 while the state cannot be written and is kept in memory alone."
+)
+DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
+RELOADS: Final = Metric(
+    "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
+)
+LAST_RELOAD: Final = Metric(
+    "notbefore_config_last_reload_successful",
+    "gauge",
+    "0 while the last reload of the configuration is one that failed.",
+)
+CONFIG_LOADED: Final = Metric(
+    "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
+)
+BUILD: Final = Metric(
+    "notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version")
+)
+DELIVERIES: Final = Metric(
+    "notbefore_deliveries",
+    "counter",
+    "Deliveries by what became of them. At any time accepted = delivered + expired + overflowed + dropped"
+    " + the rows that are pending or dead; failed counts attempts that are made again.",
+    ("sink", "result"),
+)
+LATENCY: Final = Metric(
+    "notbefore_delivery_latency_seconds",
+    "histogram",
+    "Time from the sight of a change to its acceptance by the far side.",
+    ("sink",),
+)
+OUTBOX_ROWS: Final = Metric(
+    "notbefore_outbox_rows",
+    "gauge",
+    "Deliveries in the outbox: pending; dead, refused for good; held, delivered and repeated while the event lasts.",
+    ("sink", "state"),
+)
+OLDEST_PENDING: Final = Metric(
+    "notbefore_outbox_oldest_pending_seconds",
+    "gauge",
+    "Age of the oldest pending delivery; 0 without one.",
+    ("sink",),
+)
+TEMPLATE_ERRORS: Final = Metric(
+    "notbefore_template_errors",
+    "counter",
+    "Messages sent with the built-in text, for their template failed.",
+    ("sink",),
+)
+COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while a courier runs.")
+COURIER_STARTS: Final = Metric(
+    "notbefore_courier_starts", "counter", "Couriers that were started, by why.", ("reason",)
+)
+OTLP_EXPORTS: Final = Metric(
+    "notbefore_otlp_exports",
+    "counter",
+    "Exports over OTLP by result; `rejected`: taken in part. Absent unless OTLP is configured.",
+    ("signal", "result"),
+)
+VM_LABELS: Final = (
+    "name",
+    "vm_id",
+    "subscription_id",
+    "resource_group",
+    "location",
+    "zone",
+    "scale_set",
+    "fault_domain",
+    "update_domain",
+)
+VM: Final = Metric(
+    "notbefore_vm_info", "gauge", "Who this VM is, as IMDS says; always 1, absent until known.", VM_LABELS
+)
+
+
+def samples(view: View) -> Iterator[Family]:
+    """Every family with its samples at ``view.now``; a family without a sample is left out."""
+    kept, own = view.totals.since, view.figures.since  # what the state keeps, and what each start begins anew
+    for families, since in (
+        (_listed(view), None),
+        ((*_counted(view.totals), _approvals(view)), kept),
+        (_outbox(view), kept),
+        (_agent(view.figures), own),
+    ):
+        for family in families:
+            if family.samples:
+                yield Family(family.metric, family.samples, since)
+
+
+def _listed(view: View) -> Iterator[Family]:
+    lives = sorted(view.tracked.events.values(), key=_urgency)
+    yield Family(PENDING, _pending(lives))
+    shown = lives[:MAX_SERIES]
+    for metric, read in _PER_EVENT:
+        values = {(life.event.event_id,): read(life, view.now) for life in shown}
+        yield Family(metric, {labels: value for labels, value in values.items() if value is not None})
+    yield Family(INFO, {_info_labels(life): 1.0 for life in shown})
+    yield Family(NEXT, _next(lives))
+    incarnation = view.tracked.incarnation
+    yield Family(INCARNATION, {(): float(incarnation)} if incarnation is not None else {})
+    yield Family(UNLISTED, {(): float(len(lives) - len(shown))})
+
+
+def _urgency(life: Life) -> float:
+    """Sort key: what is started first, then by NotBefore; without one last."""
+    if life.event.event_status == STARTED:
+        return 0.0
+    return life.not_before.timestamp() if life.not_before else float("inf")
+
+
+def _state(life: Life) -> Labels:
+    event = life.event
+    return (event.event_type, event.event_status, event.event_source or UNKNOWN, life.scope)
+
+
+def _pending(lives: Iterable[Life]) -> dict[Labels, float | Histogram]:
+    counts: dict[Labels, float] = dict.fromkeys(_KNOWN_STATES, 0.0)
+    for life in lives:
+        labels = _state(life)
+        if labels not in counts and len(counts) >= MAX_SERIES - len(("self", "peer", "unknown")):
+            labels = (OTHER, OTHER, OTHER, life.scope)
+        counts[labels] = counts.get(labels, 0.0) + 1.0
+    return dict(counts)
+
+
+def _info_labels(life: Life) -> Labels:
+    return (life.event.event_id, *_state(life), (life.event.description or "")[:MAX_DESCRIPTION_LABEL])
+
+
+def _next(lives: Iterable[Life]) -> dict[Labels, float | Histogram]:
+    earliest: dict[Labels, float | Histogram] = {}
+    for life in lives:  # in the order of NotBefore: the first of a scope is its earliest
+        if life.event.event_status != STARTED and life.not_before is not None:
+            earliest.setdefault((life.scope,), life.not_before.timestamp())
+    return earliest
+
+
+def _not_before(life: Life, _now: datetime) -> float | None:
+    return life.not_before.timestamp() if life.not_before else None
+
+
+def _started_at(life: Life, _now: datetime) -> float | None:
+    return life.started.timestamp() if life.started else None
+
+
+def _expected(life: Life, _now: datetime) -> float | None:
+    return float(life.event.duration) if life.event.duration is not None else None
+
+
+def _given_notice(life: Life, _now: datetime) -> float | None:
+    return life.notice
+
+
+def _resources(life: Life, _now: datetime) -> float | None:
+    return float(len(life.event.resources))
+
+
+_PER_EVENT: Final = (
+    (NOT_BEFORE, _not_before),
+    (SECONDS_TO_NOT_BEFORE, Life.seconds_to),
+    (STARTED_AT, _started_at),
+    (EXPECTED, _expected),
+    (GIVEN_NOTICE, _given_notice),
+    (RESOURCES, _resources),
+)
+
+
+def _counted(totals: Totals) -> Iterator[Family]:
+    yield Family(
+        CHANGES, {**dict.fromkeys(sorted(KNOWN_CHANGES), 0.0), **{k: float(v) for k, v in totals.changes.items()}}
+    )
+    for metric, by_type in (
+        (NOTICE, {**_known(NOTICE_BOUNDS), **totals.notice}),
+        (SCHEDULED_TIME, totals.scheduled),
+        (STARTED_TIME, totals.started),
+        (INTERRUPTION, {**_known(INTERRUPTION_BOUNDS), **totals.interruption}),
+    ):
+        yield Family(metric, {(event_type,): histogram for event_type, histogram in by_type.items()})
+    yield Family(FOLDED, _by_one(totals.folded))
+
+
+def _approvals(view: View) -> Family:
+    zeros: dict[Labels, float | Histogram] = dict.fromkeys(product(view.rules, APPROVAL_RESULTS), 0.0)
+    return Family(APPROVALS, zeros | {labels: float(count) for labels, count in view.totals.approvals.items()})
+
+
+def _known(bounds: tuple[float, ...]) -> dict[str, Histogram]:
+    """The known types without observations: a VM has few events, and increase() does not see the first otherwise."""
+    return {event_type: Histogram.empty(bounds) for event_type in TYPES}
+
+
+def _outbox(view: View) -> Iterator[Family]:
+    outbox = view.outbox
+    sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
+    yield Family(DELIVERIES, {labels: float(outbox.counts.get(labels, 0)) for labels in product(sinks, RESULTS)})
+    yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
+    yield Family(OUTBOX_ROWS, {labels: float(outbox.rows.get(labels, 0)) for labels in product(sinks, STATES)})
+    now = view.now.timestamp()
+    oldest: dict[Labels, float | Histogram] = {
+        (sink,): max(0.0, now - outbox.oldest[sink]) if sink in outbox.oldest else 0.0 for sink in sinks
+    }
+    yield Family(OLDEST_PENDING, oldest)
+    yield Family(TEMPLATE_ERRORS, {(sink,): float(outbox.counts.get((sink, FALLBACK), 0)) for sink in sinks})
+
+
+def _by_one(counts: dict[str, int]) -> dict[Labels, float | Histogram]:
+    return {(label,): float(count) for label, count in counts.items()}
+
+
+def _agent(figures: Figures) -> Iterator[Family]:
+    yield Family(POLLS, _by_one(figures.polls))
+    yield Family(POLL_DURATION, {(): figures.poll_duration})
+    yield Family(LAST_POLL, _once(figures.last_successful_poll))
+    yield Family(BEAT_LAG, _once(figures.beat_lag))
+    yield Family(REJECTED, _by_one(figures.documents_rejected))
+    yield Family(FLAWS, _by_one(figures.flaws))
+    yield Family(DEGRADED, _once(float(figures.store_degraded)))
+    yield Family(DAMAGED, _once(float(figures.store_damaged)))
+    yield Family(COURIER_RUNNING, _once(float(figures.courier_running)))
+    yield Family(COURIER_STARTS, _by_one(figures.courier_starts))
+    yield Family(OTLP_EXPORTS, {labels: float(count) for labels, count in figures.otlp_exports.items()})
+    yield Family(RELOADS, _by_one(figures.config_reloads))
+    yield Family(LAST_RELOAD, _once(float(not figures.config_refused)))
+    yield Family(CONFIG_LOADED, _once(figures.config_loaded))
+    yield Family(BUILD, {(figures.version, figures.python, figures.api_version): 1.0})
+    vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
+    yield Family(VM, {vm: 1.0} if figures.vm else {})
+
+
+def _once(value: float | None) -> dict[Labels, float | Histogram]:
+    return {} if value is None else {(): value}
+
+
+METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

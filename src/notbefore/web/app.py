@@ -1,0 +1,214 @@
+"""The agent's HTTP interface as a WSGI application: ``/``, ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
+
+It shows what a ``View`` gives it and knows nothing of where that comes from. Nothing can be changed through it.
+"""
+
+import gzip
+import logging
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.metrics.outbox import OutboxView
+
+MAX_LIMIT: Final = 10_000
+MAX_FIELDS: Final = 10  # of a query
+DEFAULT_LIMIT: Final = 100
+GZIP_FROM: Final = 1024  # bytes; below it there is nothing to save
+
+JSON: Final = "application/json; charset=utf-8"
+HTML: Final = "text/html; charset=utf-8"
+ALWAYS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+# what the page is made of comes from here, nothing stands inline, and nothing can be sent anywhere
+PAGE_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+PAGE_CHANGES: Final = 300  # the newest of the history, which the page reads
+_NO_WEIGHT: Final = re.compile(r"\s*[qQ]\s*=\s*0(\.0*)?\s*")
+ANONYMOUS: Final = "notbefore.anonymous"  # in the environ of a request without the password that others need
+
+log = logging.getLogger("notbefore.http")
+
+Environ = dict[str, Any]
+StartResponse = Callable[[str, list[tuple[str, str]]], object]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class Verdict(Struct, frozen=True):
+    """Yes or no, and why."""
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+
+
+class Condition(Struct, frozen=True):
+    """How the agent itself fares: what the page says beside the events."""
+
+    version: str = ""
+    endpoint: str = ""  # of IMDS
+    trouble: str | None = None  # why the last answer of IMDS was no good
+    state_file: str = ""
+    degraded: str | None = None  # why the state is not written
+    damaged_files: int = 0
+    courier_running: bool = False
+    sinks: dict[str, str] = {}  # those that are configured, with their kinds
+    outbox: OutboxView = OutboxView()
+
+
+class View(Protocol):
+    """What can be looked at. Called from several threads; must not wait for anything outside."""
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The body and the content type that the ``Accept`` header asks for."""
+
+    def health(self) -> Verdict:
+        """Is the agent alive?"""
+
+    def ready(self) -> Verdict:
+        """Does it see what Azure says?"""
+
+    def pending(self) -> bytes:
+        """What is listed now, as JSON."""
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """The last changes, as JSON."""
+
+    def condition(self) -> Condition:
+        """How the agent itself fares."""
+
+
+class Response(Struct, frozen=True):
+    """An answer before it is put on the wire."""
+
+    body: bytes
+    content_type: str = JSON
+    status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class _BadRequestError(Exception):
+    """The query is wrong; the text says what was expected."""
+
+
+def make_app(view: View) -> App:
+    """The application over ``view``."""
+    routes: dict[str, Callable[[Environ], Response]] = {
+        "/": lambda environ: _page(view, environ),
+        "/metrics": lambda environ: _metrics(view, environ),
+        "/healthz": lambda environ: _verdict(view.health(), "unhealthy", environ),
+        "/readyz": lambda environ: _verdict(view.ready(), "not ready", environ),
+        "/api/v1/events": lambda _: Response(view.pending()),
+        "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+        **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
+    }
+
+    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        response = _respond(routes, environ)
+        headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
+        headers += (ALWAYS | dict(response.headers)).items()
+        start_response(f"{response.status.value} {response.status.phrase}", headers)
+        return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
+
+    return app
+
+
+def _respond(routes: dict[str, Callable[[Environ], Response]], environ: Environ) -> Response:
+    route = routes.get(environ.get("PATH_INFO", ""))
+    if route is None:
+        return _error(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(routes)}")
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        return _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", ("Allow", "GET, HEAD"))
+    try:
+        return route(environ)
+    except _BadRequestError as error:
+        return _error(HTTPStatus.BAD_REQUEST, str(error))
+    except Exception:  # a broken page must not take the others with it
+        log.exception("%s failed", environ["PATH_INFO"])
+        return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "this failed; the agent's log says why")
+
+
+def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+    return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
+
+
+def _metrics(view: View, environ: Environ) -> Response:
+    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
+    return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"))
+
+
+def _packed(environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str]) -> Response:
+    """Compressed for those who take it, where it is worth it."""
+    if _takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")) and len(body) >= GZIP_FROM:
+        return Response(gzip.compress(body, 1), content_type, headers=(("Content-Encoding", "gzip"), *headers))
+    return Response(body, content_type, headers=headers)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    for coding in accepted.split(","):
+        name, _, weight = coding.partition(";")
+        if name.strip().lower() == "gzip":
+            return _NO_WEIGHT.fullmatch(weight) is None
+    return False
+
+
+def _page(view: View, environ: Environ) -> Response:
+    from notbefore.web.page.model import Look  # noqa: PLC0415 - an agent that nobody looks at does without
+    from notbefore.web.page.render import render  # noqa: PLC0415 - as above
+
+    now = datetime.now(UTC)
+    look = Look.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.condition())
+    headers = (
+        ("Content-Security-Policy", PAGE_POLICY),
+        ("Referrer-Policy", "no-referrer"),
+        ("Vary", "Accept-Encoding"),
+    )
+    return _packed(environ, render(look), HTML, *headers)
+
+
+def _page_file(name: str, _environ: Environ) -> Response:
+    return Response(Path(__file__).with_name("page").joinpath(name).read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
+
+
+def _verdict(verdict: Verdict, otherwise: str, environ: Environ) -> Response:
+    reasons = () if environ.get(ANONYMOUS) else verdict.reasons  # they may name files and addresses
+    body = {"status": "ok" if verdict.ok else otherwise, "reasons": reasons}
+    status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    return Response(msgspec.json.encode(body), status=status)
+
+
+def _history_query(environ: Environ) -> tuple[datetime | None, int]:
+    try:
+        query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise _BadRequestError(f"expected at most {MAX_FIELDS} fields: limit, since") from None
+    limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
+        raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
+    return _since(query.get("since", [""])[-1]), int(limit)
+
+
+def _since(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        if text.replace(".", "", 1).isdigit():
+            return datetime.fromtimestamp(float(text), UTC)
+        # a plus that was not encoded arrives as a blank
+        time = datetime.fromisoformat(text.replace(" ", "+"))
+    except (ValueError, OverflowError, OSError):
+        raise _BadRequestError(f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,153 @@
+"""What systemd is told: the installed command with a NOTIFY_SOCKET that is the test's own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notbefore.agent.systemd import Notifier
+from notbefore.simulator.server import Simulator
+from support.agent import PATIENCE, RunningAgent, eventually
+from support.azure import body
+
+WATCHDOG = 2.0  # seconds
+
+# an agent whose polling thread hangs at its third poll, and which notices after a second instead of twenty
+HANGING = """
+import sys, threading
+import notbefore.agent.agent, notbefore.imds.poller
+from notbefore.commands.main import main
+from notbefore.agent.tracker import Watch
+
+notbefore.agent.agent.TIMEOUT = notbefore.imds.poller.TIMEOUT = 0.5
+handle, polls = Watch.handle, []
+
+def hang(self, poll):
+    handle(self, poll)
+    polls.append(poll)
+    if len(polls) == 3:
+        threading.Event().wait()
+
+Watch.handle = hang
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Manager:
+    """Systemd's end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.settimeout(0.1)
+        self.told: list[str] = []
+
+    def environment(self, watchdog: float = WATCHDOG) -> dict[str, str]:
+        return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": str(int(watchdog * 1_000_000))}
+
+    def listen(self) -> list[str]:
+        """All assignments up to now."""
+        try:
+            while True:
+                self.told += self._socket.recv(4096).decode().splitlines()
+        except TimeoutError:
+            return self.told
+
+    def hears(self, line: str, times: int = 1) -> bool:
+        return self.listen().count(line) >= times
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
+    address = str(tmp_path / "notify") if request.param == "path" else f"@notbefore-test-{os.getpid()}-{tmp_path.name}"
+    manager = Manager(address)
+    yield manager
+    manager.close()
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator() as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+def test_systemd_is_told_ready_alive_reloading_and_stopping(
+    manager: Manager, imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in manager.environment().items():
+        monkeypatch.setenv(name, value)
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        eventually(lambda: manager.hears("READY=1"))
+        assert agent.json("/healthz")["status"] == "ok", "ready means that it serves"
+        eventually(lambda: manager.hears("WATCHDOG=1", 2))
+        eventually(lambda: manager.hears("STATUS=0 events listed"))
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: manager.hears("READY=1", 2))
+        told = manager.told
+        reloading = told.index("RELOADING=1")
+        assert told[reloading + 1].startswith("MONOTONIC_USEC=")
+        assert "READY=1" in told[reloading:]
+        agent.stop()
+        assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
+
+
+def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
+    manager = Manager(str(tmp_path / "notify"))
+    command = [sys.executable, "-c", HANGING, "run", "--imds", imds.endpoint, "--state-dir", str(tmp_path)]
+    environment = {**os.environ, **manager.environment(0.4), "NOTBEFORE_IMDS__INTERVAL": "200ms"}
+    agent = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: manager.hears("WATCHDOG=1"))
+
+        def starved() -> bool:
+            before = manager.listen().count("WATCHDOG=1")
+            time.sleep(0.8)  # two whole intervals of the watchdog: the silence itself
+            return manager.listen().count("WATCHDOG=1") == before
+
+        eventually(starved)
+        assert any(line.startswith("STATUS=") and "old" in line for line in manager.told), manager.told
+        assert agent.poll() is None, "it lives on: ending it is systemd's part"
+    finally:
+        agent.terminate()
+        agent.wait(PATIENCE)
+        manager.close()
+
+
+def test_without_systemd_nobody_is_told_anything(tmp_path: Path) -> None:
+    notifier = Notifier({})
+    notifier.ready()
+    notifier.beat("well", alive=True)
+    assert notifier.patience == float("inf")
+    gone = Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"})
+    gone.ready()
+    assert gone.patience == float("inf")
+
+
+def test_a_watchdog_for_another_process_is_not_fed() -> None:
+    assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).patience == float("inf")
+    assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience <= 1
+
+
+def test_an_address_of_a_kind_that_is_not_known_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready()
+    assert "expected a path or an abstract name" in caplog.text
+
+
+def test_a_status_is_one_line(tmp_path: Path) -> None:
+    manager = Manager(str(tmp_path / "notify"))
+    Notifier(manager.environment()).beat("a\nREADY=1", alive=True)
+    assert manager.listen() == ["STATUS=a READY=1"]
+    manager.close()

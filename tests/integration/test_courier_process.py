@@ -1,0 +1,170 @@
+"""The agent's hand on its courier, where couriers cannot be started or die."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from notbefore.agent.courier import Dispatcher, environment
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Command, SinkConfig, Slack
+from notbefore.core.delivery import Delivery
+from notbefore.delivery.orders import MAX_ORDERS, Orders
+from notbefore.errors import ConfigError
+from notbefore.metrics.process import Figures
+from notbefore.store import outbox_intake
+from notbefore.store.outbox import Outbox
+from notbefore.store.schema import transaction
+from notbefore.store.state import FILE_NAME, Store
+from support.agent import eventually
+
+
+@pytest.fixture(params=["posix_spawn", "popen"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to start a courier: the light one, and the one for systems without it."""
+    if request.param == "popen":
+        monkeypatch.delattr(os, "posix_spawn")
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return Figures()
+
+
+def dispatcher(path: Path, figures: Figures, due: float | None = 0.0) -> Dispatcher:
+    return Dispatcher(Orders(str(path)), figures, lambda: due, lambda: None)
+
+
+def test_a_courier_that_cannot_be_started_is_tried_again_later(
+    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    for _ in range(5):
+        hand.tick()
+    assert 0 < hand.patience <= 60
+    assert "cannot be started" in caplog.text
+    assert not figures.courier_running
+    assert sum(figures.courier_starts.values()) == 0
+
+
+def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path, figures: Figures) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database")
+    hand = dispatcher(tmp_path / FILE_NAME, figures)
+
+    def two_died() -> bool:
+        hand.tick()
+        return figures.courier_starts["crashed"] >= 2
+
+    eventually(two_died)
+    assert figures.courier_starts["due"] == 1
+    hand.stop(lambda _seconds: False)
+    assert not figures.courier_running
+
+
+def test_couriers_may_die_as_often_as_they_like(tmp_path: Path, figures: Figures) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, figures, due=None)
+    for _ in range(2_000):
+        hand._pause()
+    assert hand._not_before
+
+
+def test_nothing_due_starts_nothing(tmp_path: Path, figures: Figures) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, figures, due=None)
+    hand.tick()
+    hand.stop(lambda _seconds: False)
+    assert (hand.patience, hand.descriptors) == (60, [])
+
+
+def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path, figures: Figures) -> None:
+    Store(tmp_path).close()
+    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand.tick()
+    assert figures.courier_running
+    hand.stop(lambda _seconds: True)
+    assert not figures.courier_running
+
+
+def test_orders_that_cannot_be_told_are_refused_before_anything_starts(tmp_path: Path, figures: Figures) -> None:
+    sinks = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_ORDERS))}
+    with pytest.raises(ConfigError):
+        Dispatcher(Orders(str(tmp_path), sinks), figures, lambda: None, lambda: None)
+
+
+def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path, figures: Figures) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, figures)
+
+    def died() -> bool:
+        hand.tick()
+        return figures.courier_starts["crashed"] >= 1
+
+    eventually(died)
+    hand.stop(lambda _seconds: True)
+
+
+def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path, figures: Figures) -> None:
+    got = tmp_path / "got"
+    sinks = {"hook": SinkConfig(command=Command(command=("/bin/sh", "-c", f"cat >> {got}")))}
+    Store(tmp_path).close()
+    now = time.time()
+    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
+        row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, fades=False, record=b'{"a":1}')
+        with transaction(outbox._db) as db:
+            outbox_intake.put(db, [row], now)
+        poked: list[int] = []
+        hand = Dispatcher(
+            Orders(str(tmp_path / FILE_NAME), sinks),
+            figures,
+            lambda: now if outbox.rows() else None,
+            lambda: poked.append(1),
+        )
+
+        def delivered() -> bool:
+            hand.tick()
+            return got.exists() and not outbox.rows()
+
+        eventually(delivered)
+        assert hand.descriptors
+        hand.reconfigure(Orders(str(tmp_path / FILE_NAME)))
+
+        def left() -> bool:
+            hand.tick()
+            return not figures.courier_running
+
+        eventually(left)
+    assert got.read_bytes() == b'{"a":1}\n'
+    assert figures.courier_starts == {**Figures().courier_starts, "due": 1}
+
+
+def test_a_courier_that_shows_no_life_is_ended(
+    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store(tmp_path).close()
+    monkeypatch.setattr("notbefore.agent.courier.MISSED_BEATS", 2)
+    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand.tick()
+    child = hand._child
+    assert child
+    os.kill(child.pid, signal.SIGSTOP)
+
+    def ended() -> bool:
+        hand.tick()
+        return hand._child is not child
+
+    eventually(ended)
+    hand.stop(lambda _seconds: True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "NOTBEFORE_X__Y", "TOKEN")
+    for name in (*names, "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "x")
+    found = environment(Orders("s", hidden=("TOKEN",)))
+    assert not {*names} & found.keys()
+    assert found["HTTPS_PROXY"] == "x"

@@ -1,0 +1,46 @@
+"""The names for OpenTelemetry: by rule, and back again by the rules of others."""
+
+import pytest
+
+from notbefore.metrics.families import METRICS, Metric
+from notbefore.otlp.names import UNITS, Instrument, instrument, prometheus_name
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        (
+            Metric("azure_scheduled_event_changes", "counter", ""),
+            Instrument("azure.scheduled_event.changes", "{change}", "sum"),
+        ),
+        (
+            Metric("azure_scheduled_events_pending", "gauge", ""),
+            Instrument("azure.scheduled_events.pending", "{event}", "gauge"),
+        ),
+        (
+            Metric("notbefore_poll_duration_seconds", "histogram", ""),
+            Instrument("notbefore.poll.duration", "s", "histogram"),
+        ),
+        (
+            Metric("azure_scheduled_event_seconds_to_not_before", "gauge", ""),
+            Instrument("azure.scheduled_event.seconds_to_not_before", "s", "gauge"),
+        ),
+        (Metric("notbefore_store_degraded", "gauge", ""), Instrument("notbefore.store.degraded", "", "gauge")),
+        (Metric("up", "gauge", ""), Instrument("up", "", "gauge")),
+    ],
+)
+def test_names_have_dots_and_units_their_place(metric: Metric, expected: Instrument) -> None:
+    assert instrument(metric) == expected
+
+
+def test_every_metric_has_a_name_of_its_own() -> None:
+    assert len({instrument(metric).name for metric in METRICS}) == len(METRICS) > 30
+
+
+def test_every_counter_says_what_it_counts() -> None:
+    assert [m.name for m in METRICS if m.kind == "counter" and m.name not in UNITS] == []
+
+
+def test_a_counter_is_a_total_in_prometheus_alone() -> None:
+    assert prometheus_name(Metric("notbefore_polls", "counter", "")) == "notbefore_polls_total"
+    assert prometheus_name(Metric("notbefore_store_degraded", "gauge", "")) == "notbefore_store_degraded"

@@ -1,0 +1,108 @@
+"""What people read: spans, tables, log lines."""
+
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from notbefore.commands.approve import describe
+from notbefore.commands.tables import show_events, show_history
+from notbefore.core.duration import span
+from notbefore.logs import JsonFormatter, set_up
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0, "0.0s"),
+        (7.24, "7.2s"),
+        (59.4, "59.4s"),
+        (845, "14m05s"),
+        (11_400, "3h10m"),
+        (532_800, "6d04h"),
+        (-90, "-1m30s"),
+        (-3, "-3.0s"),
+    ],
+)
+def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_nothing_is_said_in_words() -> None:
+    out = io.StringIO()
+    show_events({"events": []}, out, as_json=False)
+    show_history([], out, as_json=False)
+    assert out.getvalue() == "Nothing is scheduled.\nNo change has been seen.\n"
+
+
+def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
+    event = dict.fromkeys(("event_status", "scope", "event_id", "event_source"), "x")
+    event |= dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds"))  # type: ignore[arg-type]  # unknown
+    out = io.StringIO()
+    show_events({"events": [event | {"event_type": "a\x1b[2Jb\n", "resources": ["r"]}]}, out, as_json=False)
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().count("\n") == 2
+
+
+def log_record(**fields: object) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"name": "notbefore", "levelno": logging.WARNING, "msg": "a %s", "args": ("b\nc",), **fields}
+    )
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    line = JsonFormatter().format(log_record())
+    assert "\n" not in line
+    told = json.loads(line)
+    assert (told["severity"], told["body"], told["logger"]) == ("WARN", "a b\nc", "notbefore")
+
+
+def test_a_log_line_holds_its_exception() -> None:
+    error = RuntimeError("broken")
+    line = JsonFormatter().format(log_record(exc_info=(RuntimeError, error, None)))
+    assert "\n" not in line
+    assert "RuntimeError: broken" in json.loads(line)["exception"]
+
+
+@pytest.mark.parametrize(("form", "json_expected"), [("json", True), ("auto", True), ("text", False)])
+def test_the_form_of_the_log_is_as_configured(
+    form: str, capsys: pytest.CaptureFixture[str], *, json_expected: bool
+) -> None:
+    root = logging.getLogger()
+    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
+    try:
+        set_up(form, "warning")  # type: ignore[arg-type]  # one of the three
+        logging.getLogger("notbefore.test").warning("hello")
+        logging.getLogger("notbefore.test").info("not this")
+    finally:
+        root.handlers[:], root.level, logging.raiseExceptions = handlers, level, raising
+    said = capsys.readouterr().err
+    assert said.startswith("{") == json_expected
+    assert "hello" in said
+    assert "not this" not in said
+
+
+@pytest.mark.parametrize(
+    ("resources", "scope", "said"),
+    [
+        (["a"], "self", "for this VM: a."),
+        (["a"], "peer", "for ANOTHER VM: a."),
+        (["a"], "unknown", "for perhaps this VM: a."),
+        (["a", "b"], "self", "for all 2 VMs: a, b."),
+        (["a", "b"], "peer", "for all 2 VMs: a, b, and this VM is none of them."),
+        (["a", "b"], "unknown", "for all 2 VMs: a, b, perhaps this one."),
+        ([], "unknown", "for VMs that Azure does not name."),
+    ],
+)
+def test_whoever_approves_is_told_whose_event_it_is(resources: list[str], scope: str, said: str) -> None:
+    event: dict[str, Any] = {
+        "event_type": "Freeze",
+        "event_id": "E-1",
+        "event_status": "Scheduled",
+        "seconds_to_not_before": None,
+    }
+    event |= {"description": None, "expected_duration_seconds": 5, "resources": resources, "scope": scope}
+    assert describe(event).splitlines()[-1].endswith(said)

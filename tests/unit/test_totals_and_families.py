@@ -1,0 +1,267 @@
+"""What is counted, and how it comes out as samples: bounded, complete, computed for the moment."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from notbefore.core.change import Change, Gap
+from notbefore.core.delivery import FALLBACK
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.metrics.families import VM_LABELS, Family, View, samples
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import MAX_SERIES, TYPES, Histogram, Totals
+from support.azure import ID, ME, PEER, at, document, item, now
+
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
+
+
+class Agent:
+    """Tracked and counted, without I/O."""
+
+    def __init__(self) -> None:
+        self.tracked, self.totals, self.figures = Tracked(), Totals(), Figures()
+
+    def sees(self, seconds: float, *items: Any, **fields: Any) -> "Agent":
+        step = diff(self.tracked, document(*items, incarnation=int(seconds)), now(seconds, **fields))
+        self.tracked = step.tracked
+        for change in step.changes:
+            self.totals.add(change)
+        return self
+
+    def families(self, seconds: float) -> dict[str, Family]:
+        view = View(self.tracked, self.totals, self.figures, at(seconds))
+        return {family.metric.name: family for family in samples(view)}
+
+    def value(self, name: str, seconds: float, *labels: str) -> Any:
+        family = self.families(seconds).get(name)
+        return None if family is None else family.samples.get(labels)
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent().sees(0)
+
+
+def test_all_known_types_are_present_when_nothing_is_pending(agent: Agent) -> None:
+    pending = agent.families(1)["azure_scheduled_events_pending"].samples
+    assert len(pending) == 5 * 2 * 2 * 2
+    assert set(pending.values()) == {0.0}
+
+
+def test_a_pending_event_counts_under_its_labels(agent: Agent) -> None:
+    agent.sees(1, item())
+    labels = ("Freeze", "Scheduled", "Platform", "self")
+    assert agent.value("azure_scheduled_events_pending", 1, *labels) == 1
+
+
+def test_the_seconds_to_not_before_are_those_of_the_moment(agent: Agent) -> None:
+    agent.sees(1, item())
+    name = "azure_scheduled_event_seconds_to_not_before"
+    assert [agent.value(name, seconds, ID) for seconds in (1, 300.5, 900, 960)] == [899, 599.5, 0, -60]
+
+
+def test_the_countdown_is_absent_once_the_event_is_started(agent: Agent) -> None:
+    agent.sees(1, item()).sees(900, item(**STARTED))
+    assert agent.value("azure_scheduled_event_seconds_to_not_before", 901, ID) is None
+    assert agent.value("azure_scheduled_event_not_before_timestamp_seconds", 901, ID) == at(900).timestamp()
+    assert agent.value("azure_scheduled_event_started_timestamp_seconds", 901, ID) == at(900).timestamp()
+
+
+def test_a_family_without_samples_is_left_out(agent: Agent) -> None:
+    assert "azure_scheduled_event_seconds_to_not_before" not in agent.families(1)
+    assert "azure_scheduled_events_next_not_before_timestamp_seconds" not in agent.families(1)
+    assert "notbefore_vm_info" not in agent.families(1)
+
+
+def test_an_unknown_duration_has_no_sample(agent: Agent) -> None:
+    agent.sees(1, item("known"), item("unknown", DurationInSeconds=-1))
+    expected = agent.families(1)["azure_scheduled_event_expected_duration_seconds"].samples
+    assert expected == {("known",): 5.0}
+
+
+def test_the_next_not_before_is_the_earliest_of_its_scope(agent: Agent) -> None:
+    agent.sees(
+        1,
+        item("late"),
+        item("soon", NotBefore="Sun, 01 Mar 2026 12:05:00 GMT"),
+        item("theirs", NotBefore="Sun, 01 Mar 2026 12:01:00 GMT", Resources=[PEER]),
+        item("none", NotBefore=None),
+        item("begun", **STARTED),
+    )
+    upcoming = agent.families(1)["azure_scheduled_events_next_not_before_timestamp_seconds"].samples
+    assert upcoming == {("self",): at(300).timestamp(), ("peer",): at(60).timestamp()}
+
+
+def test_the_info_carries_what_the_event_is_with_a_short_description(agent: Agent) -> None:
+    agent.sees(1, item(Description="d" * 1000, EventSource=None))
+    (labels,) = agent.families(1)["azure_scheduled_event_info"].samples
+    assert labels == (ID, "Freeze", "Scheduled", "unknown", "self", "d" * 120)
+
+
+def test_resources_and_incarnation_are_told(agent: Agent) -> None:
+    agent.sees(7, item(Resources=[ME, PEER]))
+    assert agent.value("azure_scheduled_event_resources", 7, ID) == 2
+    assert agent.value("azure_scheduled_events_document_incarnation", 7) == 7
+
+
+def test_an_agent_that_has_seen_nothing_has_no_incarnation() -> None:
+    assert "azure_scheduled_events_document_incarnation" not in Agent().families(0)
+
+
+def test_changes_of_this_vms_events_stand_at_zero_before_the_first(agent: Agent) -> None:
+    assert agent.value("azure_scheduled_event_changes", 1, "canceled", "Reboot", "User", "self") == 0
+    agent.sees(1, item()).sees(2)
+    assert agent.value("azure_scheduled_event_changes", 2, "canceled", "Freeze", "Platform", "self") == 1
+
+
+def test_the_histograms_observe_notice_schedule_start_and_interruption(agent: Agent) -> None:
+    agent.sees(10, item()).sees(900, item(**STARTED)).sees(910, item(**STARTED), gap=Gap(4.0, 3.0)).sees(1500)
+    for name, total in (("notice", 890), ("scheduled", 890), ("started", 600), ("interruption", 4.0)):
+        histogram = agent.value(f"azure_scheduled_event_{name}_seconds", 1500, "Freeze")
+        assert (histogram.count, histogram.sum) == (1, total)
+
+
+def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
+    agent.sees(1, item(EventType="Reboot", **STARTED))
+    notice = agent.value("azure_scheduled_event_notice_seconds", 1, "Reboot")
+    assert (notice.counts[0], notice.sum) == (1, 0)
+
+
+def test_an_event_that_comes_back_started_had_no_notice_either() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(2).sees(3, item(**STARTED))
+    notice = agent.value("azure_scheduled_event_notice_seconds", 4, "Freeze")
+    assert (notice.counts[0], notice.count) == (1, 2)
+
+
+def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
+    agent = Agent().sees(0, item(), blind=None)
+    assert agent.value("azure_scheduled_event_notice_seconds", 0, "Freeze").count == 0
+    assert agent.value("azure_scheduled_event_given_notice_seconds", 0, ID) is None
+
+
+def test_notice_and_interruption_stand_at_zero_before_the_first(agent: Agent) -> None:
+    for name in ("notice", "interruption"):
+        family = agent.families(1)[f"azure_scheduled_event_{name}_seconds"].samples
+        assert {
+            labels: histogram.count for labels, histogram in family.items() if isinstance(histogram, Histogram)
+        } == {(event_type,): 0 for event_type in TYPES}
+
+
+def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_started(agent: Agent) -> None:
+    name = "azure_scheduled_event_given_notice_seconds"
+    agent.sees(10, item())
+    assert agent.value(name, 10, ID) == 890
+    agent.sees(20, item(NotBefore="Sun, 01 Mar 2026 12:25:00 GMT"))
+    assert agent.value(name, 20, ID) == 1490
+    agent.sees(1500, item(**STARTED), item("sudden", **STARTED))
+    assert (agent.value(name, 1501, ID), agent.value(name, 1501, "sudden")) == (1490, 0)
+
+
+def test_a_value_on_a_bound_belongs_to_the_bucket_below() -> None:
+    histogram = Histogram.empty((1.0, 2.0))
+    for value in (1.0, 1.5, 2.0, 99.0):
+        histogram.observe(value)
+    assert histogram.counts == [1, 2, 1]
+
+
+@pytest.fixture
+def flooded() -> Agent:
+    agent = Agent().sees(0)
+    for number in range(1, 2_000):
+        unknown = item(f"id-{number}", EventType=f"Type{number}", EventSource=f"Source{number}")
+        agent.sees(number, unknown)
+    return agent
+
+
+def test_no_family_has_more_than_200_series_whatever_azure_invents(flooded: Agent) -> None:
+    for number in range(20):
+        flooded.sees(2_000 + number, *(item(f"{number}-{n}", EventType=f"New{number}-{n}") for n in range(500)))
+    for name, family in flooded.families(3_000).items():
+        series = sum(len(s.counts) + 2 if isinstance(s, Histogram) else 1 for s in family.samples.values())
+        assert series <= MAX_SERIES, name
+    assert flooded.value("azure_scheduled_event_changes", 3_000, "announced", "other", "other", "self") > 1_000
+    assert flooded.value("notbefore_series_folded", 3_000, "azure_scheduled_event_changes") > 1_000
+    assert flooded.value("notbefore_series_folded", 3_000, "azure_scheduled_event_notice_seconds") > 1_000
+    assert flooded.value("notbefore_events_without_series", 3_000) == 300
+
+
+def test_known_types_keep_their_series_in_a_flood(flooded: Agent) -> None:
+    flooded.sees(2_000, item("real"))
+    assert flooded.value("azure_scheduled_event_changes", 2_000, "announced", "Freeze", "Platform", "self") == 1
+
+
+def test_pending_events_of_unknown_types_are_all_counted(flooded: Agent) -> None:
+    flooded.sees(2_000, *(item(f"p-{n}", EventType=f"P{n}") for n in range(1_000)))
+    assert sum(flooded.families(2_000)["azure_scheduled_events_pending"].samples.values()) == 1_000  # type: ignore[arg-type]  # gauges
+
+
+def test_the_agents_own_figures_come_out() -> None:
+    agent = Agent()
+    agent.figures = Figures(
+        version="1.2.3",
+        last_successful_poll=5.0,
+        store_degraded=True,
+        store_damaged=2,
+        flaws={"duration": 3},
+        vm=dict.fromkeys(VM_LABELS, "x"),
+    )
+    assert agent.value("notbefore_last_successful_poll_timestamp_seconds", 0) == 5.0
+    assert agent.value("notbefore_store_degraded", 0) == 1
+    assert agent.value("notbefore_store_damaged_files", 0) == 2
+    assert agent.value("notbefore_event_flaws", 0, "duration") == 3
+    assert agent.value("notbefore_build_info", 0, "1.2.3", "", "") == 1
+    assert agent.value("notbefore_vm_info", 0, *["x"] * len(VM_LABELS)) == 1
+    assert agent.value("notbefore_polls", 0, "timeout") == 0
+    assert agent.value("notbefore_documents_rejected", 0, "too_deep") == 0
+
+
+def test_not_before_is_never_a_label(agent: Agent) -> None:
+    agent.sees(1, item())
+    for family in agent.families(1).values():
+        assert not any("before" in label for label in family.metric.labels)
+        assert all(len(labels) == len(family.metric.labels) for labels in family.samples)
+
+
+def test_totals_survive_the_way_to_the_disk_and_back(agent: Agent) -> None:
+    agent.sees(1, item()).sees(2, item(**STARTED)).sees(3)
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(agent.totals), type=Totals)
+    assert stored == agent.totals
+
+
+def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
+    change = Change(
+        id="x",
+        kind="ended",
+        reason="not_watched",
+        time=at(0),
+        event=document(item()).events[0],
+        scope="self",
+        incarnation=1,
+        first_seen=at(0),
+        outcome="unknown",
+    )
+    totals = Totals()
+    totals.add(change)
+    assert (totals.notice, totals.scheduled, totals.started, totals.interruption) == ({}, {}, {}, {})
+    assert totals.changes == {("ended", "Freeze", "Platform", "self"): 1}
+
+
+def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_configured() -> None:
+    view = OutboxView(
+        rows={("chat", "pending"): 3, ("gone", "dead"): 1},
+        oldest={"chat": at(0).timestamp()},
+        counts={("chat", "accepted"): 5, ("chat", "delivered"): 2, ("chat", FALLBACK): 1},
+    )
+    found = samples(View(Tracked(), Totals(), Figures(), at(60), view, ("chat", "hub")))
+    by_name = {family.metric.name: family.samples for family in found}
+    assert by_name["notbefore_deliveries"][("chat", "delivered")] == 2
+    assert by_name["notbefore_deliveries"][("hub", "dead")] == 0
+    assert ("chat", FALLBACK) not in by_name["notbefore_deliveries"]
+    assert by_name["notbefore_template_errors"] == {("chat",): 1.0, ("hub",): 0.0, ("gone",): 0.0}
+    assert by_name["notbefore_outbox_rows"][("chat", "pending")] == 3
+    assert by_name["notbefore_outbox_rows"][("gone", "dead")] == 1
+    assert by_name["notbefore_outbox_oldest_pending_seconds"] == {("chat",): 60.0, ("hub",): 0.0, ("gone",): 0.0}
+    assert set(by_name["notbefore_delivery_latency_seconds"]) == {("chat",), ("hub",), ("gone",)}
+    assert by_name["notbefore_courier_running"] == {(): 0.0}
