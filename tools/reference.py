@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Struct, json
 
-from notbefore.config.load import Config
+from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import KINDS, SinkSettings
 from notbefore.core.document import parse

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.agent.courier import Dispatcher, environment
+from notbefore.agent.courier import Dispatcher
+from notbefore.agent.courier_process import environment
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, SinkConfig, Slack
 from notbefore.core.delivery import Delivery

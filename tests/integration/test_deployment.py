@@ -15,7 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from notbefore.config.load import default_state_dir, load
+from notbefore.config.load import load
+from notbefore.config.model import default_state_dir
 from notbefore.delivery.orders import STOP_SECONDS
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,9 @@ from notbefore.errors import ListenError
 from notbefore.web import channel as channels
 from notbefore.web import server as module
 from notbefore.web.access import Access
-from notbefore.web.app import Condition, Verdict, make_app
+from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
+from notbefore.web.view import Condition, Verdict
 from support.agent import eventually, free_port
 from support.shown import NOTHING_PENDING
 

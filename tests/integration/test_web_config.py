@@ -24,13 +24,13 @@ import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
 
-from notbefore.config.load import load_web_config
 from notbefore.errors import ConfigError
 from notbefore.web import access as accesses
 from notbefore.web import channel as channels
 from notbefore.web.access import Access
-from notbefore.web.app import Condition, Verdict, make_app
+from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
+from notbefore.web.view import Condition, Verdict
 from notbefore.web.web_config import WebConfig
 from support.agent import eventually
 from support.shown import NOTHING_PENDING
@@ -118,7 +118,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @contextmanager
 def serving(path: str | None, listen: str = "127.0.0.1:0", **access: Any) -> Iterator[HttpServer]:
-    server = HttpServer(listen, make_app(Shown()), Access(path, load_web_config, **access))
+    server = HttpServer(listen, make_app(Shown()), Access(path, **access))
     server.start()
     try:
         yield server
@@ -429,16 +429,17 @@ def test_what_was_not_taken_over_is_tried_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accesses, "RETRY", 0.0)
-    reads = 0
+    load, reads = accesses.load_web_config, 0
 
     def read(path: Path) -> WebConfig:
         nonlocal reads
         reads += 1
         if 1 < reads < 4:
             raise ConfigError("the disk is away")
-        return load_web_config(path)
+        return load(path)
 
-    access = Access(place.write(), read)
+    monkeypatch.setattr(accesses, "load_web_config", read)
+    access = Access(place.write())
     place.write(tls={"min_version": "TLS13"})
     contexts = [access.context() for _ in range(4)]
     assert [context.minimum_version.name for context in contexts if context] == ["TLSv1_2"] * 2 + ["TLSv1_3"] * 2
@@ -501,7 +502,7 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
     path = place.at / "wrong.yml"
     path.write_text(text + "\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        Access(str(path), load_web_config)
+        Access(str(path))
     assert str(caught.value).startswith(str(path))
     assert expected in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -510,8 +511,8 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
 def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
     with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[web\]'"):
-        Access(place.write(users=HASHES), load_web_config)
-    Access(place.write(), load_web_config)
+        Access(place.write(users=HASHES))
+    Access(place.write())
 
 
 def test_headers_of_the_file_win(place: Place) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.config.load import Config, default_state_dir, dump, load
+from notbefore.config.load import dump, load
+from notbefore.config.model import Config, default_state_dir
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 

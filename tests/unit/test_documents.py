@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from notbefore.commands.main import _parser
-from notbefore.config.load import Config, load
+from notbefore.config.load import load
+from notbefore.config.model import Config
 from notbefore.config.sinks import KINDS
 from notbefore.metrics import families
 from notbefore.metrics.families import Metric

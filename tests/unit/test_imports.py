@@ -1,7 +1,9 @@
-"""Imports point inward: the core knows nobody, the edges do not know each other."""
+"""The house: which room may import which, and that nothing goes in circles."""
 
 import ast
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,20 @@ import pytest
 import notbefore
 
 SOURCE = Path(next(iter(notbefore.__path__)))
-EDGES = ("imds", "simulator", "fleet")
+AT_THE_ROOT = {"__init__", "__main__", "errors", "logs"}
+LAYERS = (  # a room may import the layers before its own, and itself; the rooms of one layer do not know each other
+    {"core"},
+    {"metrics"},
+    {"config", "imds", "store", "simulator"},
+    {"web", "otlp", "delivery"},
+    {"agent", "fleet"},
+    {"commands"},
+)
+ALLOWED = {  # (importing module, imported room), beside what the layers allow
+    ("delivery.sinks.otlp_logs", "otlp"),  # records go out as OTLP
+    ("otlp.transport", "delivery"),  # its HTTP client
+    ("otlp.exporter", "delivery"),  # the redactor
+}
 IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
@@ -22,18 +37,28 @@ HEAVY = (  # only inside functions: nobody pays for them unasked
 LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without
 
 
-def imported(tree: ast.AST) -> list[str]:
-    names: list[str] = []
+def modules() -> list[str]:
+    paths = (path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py")))
+    return [".".join(path.parts) for path in paths]
+
+
+def source_of(module: str) -> str:
+    return (SOURCE / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every name that is imported, at the top or inside a function; of ``from a import b`` both a and a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            names.append(node.module or "")
-    return names
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def at_top(tree: ast.Module) -> list[str]:
+def at_top(tree: ast.Module) -> Iterator[str]:
     return imported(
         ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
     )
@@ -43,37 +68,76 @@ def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+def layer(room: str) -> int:
+    return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
+
+
+def room_of(name: str) -> str | None:
+    """``notbefore.store.state`` -> ``store``; ``None`` for what lies at the root, or is none of ours."""
+    parts = name.split(".")
+    known = len(parts) > 1 and parts[0] == "notbefore" and any(parts[1] in rooms for rooms in LAYERS)
+    return parts[1] if known else None
+
+
+def direction_faults(module: str, tree: ast.Module) -> Iterator[str]:
+    room = room_of(f"notbefore.{module}")
+    if room is None:
+        return
+    for name in imported(tree):
+        other = room_of(name)
+        if other is None or other == room or (module, other) in ALLOWED or layer(other) < layer(room):
+            continue
+        yield f"{room} imports {other}"
+
+
+def purity_faults(tree: ast.Module) -> Iterator[str]:
+    for name in imported(tree):
+        first = name.split(".")[0]
+        pure = first in sys.stdlib_module_names and first not in IMPURE
+        if not pure and first not in ("notbefore", "msgspec"):
+            yield f"the core imports {name}"
+
+
 def faults(module: str, source: str) -> list[str]:
     """What is wrong with the imports of a module (``core.lifecycle``), in words."""
     tree = ast.parse(source)
-    room = module.split(".", maxsplit=1)[0]
     # a sink's module is imported on first use, in the courier alone
     late = module in LATE or (module.startswith("delivery.sinks.") and not module.endswith("__init__"))
     light = () if late else (*HEAVY, *LATE_ONLY)
     found = [f"{name} at the top" for name in at_top(tree) for heavy in light if within(name, heavy)]
-    for name in imported(tree):
-        if room == "core":
-            allowed = name.split(".")[0] in sys.stdlib_module_names and name.split(".")[0] not in IMPURE
-            if not (
-                allowed or within(name, "msgspec") or within(name, "notbefore.errors") or within(name, "notbefore.core")
-            ):
-                found.append(f"the core imports {name}")
-        elif room in EDGES and within(name, "notbefore"):
-            inner = (f"notbefore.{room}", "notbefore.core", "notbefore.errors")
-            if not any(within(name, package) for package in inner):
-                found.append(f"the edge {room} imports {name}")
+    found += direction_faults(module, tree)
+    if module.startswith("core."):
+        found += purity_faults(tree)
     return found
 
 
-def modules() -> list[str]:
-    paths = (path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py")))
-    return [".".join(path.parts) for path in paths]
+def circle(sources: dict[str, str]) -> list[str]:
+    """Modules that import each other, imports inside functions included; empty where there are none."""
+    known = {f"notbefore.{module}": module for module in sources}
+    graph = {
+        module: {known[name] for name in imported(ast.parse(source)) if name in known} - {module}
+        for module, source in sources.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_nothing_else_lies_at_the_root() -> None:
+    assert {path.stem for path in SOURCE.glob("*.py")} == AT_THE_ROOT
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= set().union(*LAYERS)
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_point_inward(module: str) -> None:
-    source = (SOURCE / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-    assert faults(module, source) == []
+    assert faults(module, source_of(module)) == []
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    assert circle({module: source_of(module) for module in modules() if module != "__init__"}) == []
 
 
 @pytest.mark.parametrize(
@@ -81,13 +145,16 @@ def test_imports_point_inward(module: str) -> None:
     [
         ("core.x", "import socket", "the core imports socket"),
         ("core.x", "def f():\n    import time", "the core imports time"),
-        ("core.x", "from notbefore.store.state import Store", "the core imports notbefore.store.state"),
+        ("core.x", "from notbefore.metrics.totals import Totals", "core imports metrics"),
         ("core.x", "import yaml as y", "the core imports yaml"),
-        ("imds.x", "from notbefore.store import store", "the edge imds imports notbefore.store"),
-        ("simulator.x", "import notbefore.agent.agent", "the edge simulator imports notbefore.agent.agent"),
-        ("agent", "from notbefore.otlp.metrics import metrics_request", "notbefore.otlp.metrics at the top"),
-        ("agent", "import apprise.plugins", "apprise.plugins at the top"),
-        ("agent", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
+        ("imds.x", "from notbefore.store import state", "imds imports store"),
+        ("store.x", "import notbefore.agent.agent", "store imports agent"),
+        ("web.x", "from notbefore import delivery", "web imports delivery"),
+        ("config.x", "def f():\n    from notbefore.web.access import Access", "config imports web"),
+        ("agent.x", "from notbefore.commands.main import main", "agent imports commands"),
+        ("agent.x", "from notbefore.otlp.metrics import metrics_request", "notbefore.otlp.metrics at the top"),
+        ("agent.x", "import apprise.plugins", "apprise.plugins at the top"),
+        ("agent.x", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
     ],
 )
 def test_the_check_finds_what_it_is_for(module: str, source: str, fault: str) -> None:
@@ -99,8 +166,19 @@ def test_the_check_finds_what_it_is_for(module: str, source: str, fault: str) ->
     [
         ("core.x", "import hashlib\nfrom notbefore.core.change import Change"),
         ("imds.x", "import socket\nfrom notbefore.core.record import Vm"),
-        ("agent", "def f():\n    import yaml"),
+        ("agent.x", "def f():\n    import yaml"),
+        ("commands.x", "from notbefore.agent.agent import Agent"),
     ],
 )
 def test_the_check_lets_pass_what_is_right(module: str, source: str) -> None:
     assert faults(module, source) == []
+
+
+def test_a_circle_is_found_also_through_a_function() -> None:
+    sources = {
+        "web.a": "from notbefore.web import b",
+        "web.b": "import notbefore.web.c",
+        "web.c": "def f():\n    from notbefore.web.a import A",
+    }
+    assert set(circle(sources)) == {"web.a", "web.b", "web.c"}
+    assert circle(sources | {"web.c": ""}) == []

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from notbefore.config.load import Config, dump, load, warnings
+from notbefore.config.load import dump, load, warnings
+from notbefore.config.model import Config
 from notbefore.config.sinks import Connection, Otlp, OtlpLogs
 from notbefore.errors import ConfigError
 from notbefore.otlp.transport import Sender

@@ -18,12 +18,12 @@ from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Vm, json_line, record
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
-from notbefore.web.app import Condition, Verdict
 from notbefore.web.page.html import tag
 from notbefore.web.page.model import MAX_ENDED, Look
 from notbefore.web.page.pending import counted
 from notbefore.web.page.render import render
 from notbefore.web.page.timeline import TICKS, Scale, words
+from notbefore.web.view import Condition, Verdict
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}

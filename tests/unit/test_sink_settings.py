@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from notbefore.config.load import Config, dump, load, plain_secrets, warnings
+from notbefore.config.load import dump, load, plain_secrets, warnings
+from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.core.routing import Match, Span
 from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
 from notbefore.delivery.redact import Redactor
+from notbefore.delivery.sinks import try_out
 from notbefore.errors import ConfigError
 
 FULL = """
@@ -242,7 +244,7 @@ def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, 
     path.write_text(f"sinks: {{a: {{{settings}}}}}", encoding="utf-8")
     load(path, {}, {})  # the agent would carry the library for good
     with pytest.raises(ConfigError) as raised:
-        load(path, {}, {}, trying=True)
+        load(path, {}, {}, trial=try_out)
     assert f"{path}:1: {said}" in str(raised.value)
     assert "hunter2" not in str(raised.value)
 

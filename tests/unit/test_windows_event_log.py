@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 import msgspec
 import pytest
 
+from notbefore.config.checks import check_installed
 from notbefore.config.sinks import Links, SinkConfig, WindowsEventLog
 from notbefore.core.change import APPROVAL_KINDS, STEPS
 from notbefore.delivery.render import Text, built_in
-from notbefore.delivery.sinks import check_installed
 from notbefore.delivery.sinks.windows_event_log import (
     ERROR,
     EVENT_IDS,

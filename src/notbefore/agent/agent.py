@@ -27,7 +27,7 @@ from notbefore.agent.start_request import Switches
 from notbefore.agent.stdout import Teller
 from notbefore.agent.systemd import Notifier
 from notbefore.agent.tracker import Watch, now_utc
-from notbefore.config.load import Config, access
+from notbefore.config.model import Config
 from notbefore.config.sinks import Otlp
 from notbefore.delivery.orders import Orders
 from notbefore.errors import ConfigError
@@ -37,9 +37,11 @@ from notbefore.metrics.families import Family
 from notbefore.metrics.process import Figures
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
-from notbefore.web.app import Condition, Verdict, make_app
+from notbefore.web.access import access
+from notbefore.web.app import make_app
 from notbefore.web.prometheus import Exposition
 from notbefore.web.server import HttpServer
+from notbefore.web.view import Condition, Verdict
 
 MEND_INTERVAL: Final = 10.0  # seconds between attempts to write a state that could not be written
 READY_BEATS: Final = 3

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from notbefore.agent.tracker import Watch
-from notbefore.config.load import Config
+from notbefore.config.model import Config
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsClient, may_be_elsewhere
 from notbefore.imds.identity import fetch_vm

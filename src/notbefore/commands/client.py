@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from notbefore.config.load import load, load_web_config
+from notbefore.config.load import load
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.web.access import load_web_config
 
 TIMEOUT: Final = 10.0  # seconds
 MAX_PORT: Final = 65_535

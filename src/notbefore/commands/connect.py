@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final, TextIO
 
 from notbefore.commands.tables import table
-from notbefore.config.load import Config
+from notbefore.config.model import Config
 from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig
 from notbefore.delivery.courier import known_secrets
 from notbefore.delivery.message import ConnectableSink, Sink

@@ -20,7 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.commands.tables import table
-from notbefore.config.load import Config, load
+from notbefore.config.load import load
+from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, Routing, Settled, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final
 
 import notbefore
-from notbefore.config.load import Config, access, default_state_dir, dump, files, load, warnings
+from notbefore.config.checks import Trial
+from notbefore.config.load import dump, files, load, warnings
+from notbefore.config.model import Config, default_state_dir
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 OK: Final = 0
@@ -134,9 +136,9 @@ def _add_late(parser: argparse.ArgumentParser, name: str) -> None:
         importlib.import_module(LATE[name]).add_arguments(parser)
 
 
-def _load(options: argparse.Namespace, *, trying: bool = False) -> Config:
+def _load(options: argparse.Namespace, trial: Trial | None = None) -> Config:
     overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
-    return load(options.config, os.environ, overrides, trying=trying)
+    return load(options.config, os.environ, overrides, trial=trial)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -151,13 +153,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_config(options: argparse.Namespace) -> int:
+    from notbefore.delivery.sinks import try_out  # noqa: PLC0415 - as above
     from notbefore.imds.client import ImdsClient  # noqa: PLC0415 - as above
     from notbefore.logs import set_up  # noqa: PLC0415 - as above
+    from notbefore.web.access import access, load_web_config  # noqa: PLC0415 - as above
 
     set_up("text", "critical")  # what a library says of an address may hold what is secret
-    config = _load(options, trying=not options.connect)  # `connect` tries them one by one
+    config = _load(options, None if options.connect else try_out)  # `connect` tries them one by one
     if options.files:
-        sys.stdout.writelines(f"{path}\n" for path in files(config))
+        web = config.server.web_config_file
+        named = [*files(config), *(load_web_config(Path(web)).files if web else ())]
+        sys.stdout.writelines(f"{path}\n" for path in named)
         return OK
     ImdsClient(config.imds.endpoint)  # says what is wrong with the address
     for text in [*warnings(config, options.config), *access(config.server).check_listen(config.server.listen)]:

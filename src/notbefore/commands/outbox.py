@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.commands.tables import table
-from notbefore.config.load import Config, load
+from notbefore.config.load import load
+from notbefore.config.model import Config
 from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
 from notbefore.core.record import json_line, rfc3339

@@ -1,35 +1,26 @@
 """What can be known of a configuration before the first message: libraries, secrets, files, names. No connection."""
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from notbefore.config.secret import Secret
-from notbefore.config.sinks import Otlp, SinkConfig
-from notbefore.delivery.sinks import check_installed, check_otlp_installed, try_out
+from notbefore.config.model import Config
+from notbefore.config.sinks import Links, Otlp, SinkConfig, otlp_headers
 from notbefore.errors import ConfigError
-
-if TYPE_CHECKING:
-    from notbefore.config.load import Config
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 
 
-def otlp_headers(otlp: Otlp | None) -> dict[str, Secret]:
-    """The headers of the section, by their paths; those of the agent's log as far as they are others."""
-    if otlp is None:
-        return {}
-    logs = otlp.logs.headers if otlp.logs is not None else {}
-    return {f"otlp.headers.{name}": secret for name, secret in otlp.headers.items()} | {
-        f"otlp.logs.headers.{name}": secret for name, secret in logs.items() if secret != otlp.headers.get(name)
-    }
+Trial = Callable[[str, SinkConfig, Links], None]
+"""Makes the sink of that name and sends nothing; raises ``ConfigError`` where it cannot be made."""
 
 
-def check_sinks(config: "Config", places: dict[str, str], environment: Mapping[str, str], *, trying: bool) -> None:
+def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str], *, trial: Trial | None) -> None:
     """What can be known before the first message: libraries, secrets, names in routes."""
     for name, sink in config.sinks.items():
         dotted = f"sinks.{name}.{sink.kind}"
@@ -41,8 +32,8 @@ def check_sinks(config: "Config", places: dict[str, str], environment: Mapping[s
             for key, secret in sink.secrets.items():
                 _check_secret(sink, key, secret.reveal(environment))
             _check_files(sink.settings)
-            if trying:
-                try_out(name, sink, config.links)
+            if trial is not None:
+                trial(name, sink, config.links)
         except ConfigError as error:
             raise ConfigError(f"{place}: {dotted}: {error}") from None
     for number, route in enumerate(config.routes):
@@ -51,6 +42,39 @@ def check_sinks(config: "Config", places: dict[str, str], environment: Mapping[s
                 place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
                 known = ", ".join(config.sinks) or "none"
                 raise ConfigError(f"{place}: routes[{number}].sinks: there is no sink {name!r} (known: {known})")
+
+
+def check_installed(config: SinkConfig) -> None:
+    """Raise ``ConfigError`` where a library that the sink needs is not there; nothing is imported."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where there are sinks
+
+    settings = config.settings
+    if config.kind == "windows_event_log" and sys.platform != "win32":
+        raise ConfigError("windows_event_log: there is such a log on Windows alone")
+    if settings.NEEDS is not None:
+        module, extra = settings.NEEDS
+        if not _found(module, find_spec):
+            raise ConfigError(f"{config.kind} needs {module}: pip install 'azure-notbefore[{extra}]'")
+    check_otlp_installed(getattr(settings, "protocol", ""))
+    if (settings.title is not None or settings.body is not None) and find_spec("jinja2") is None:
+        raise ConfigError("title and body need jinja2: pip install 'azure-notbefore[templates]'")
+
+
+def check_otlp_installed(protocol: str) -> None:
+    """Raise ``ConfigError`` where a library that the protocol of OTLP needs is not there."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where it is configured
+
+    if protocol and not _found("opentelemetry.proto", find_spec):
+        raise ConfigError("otlp needs opentelemetry-proto: pip install 'azure-notbefore[otlp]'")
+    if protocol == "grpc" and not _found("grpc", find_spec):
+        raise ConfigError("protocol grpc needs grpcio: pip install 'azure-notbefore[otlp-grpc]'")
+
+
+def _found(name: str, find_spec: Callable[[str], object]) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
 class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all kinds have in common."""
 
+    NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
     SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
     APPROVALS: ClassVar[bool] = True  # it is told of approvals as well
     WORDS: ClassVar[bool] = True  # people read it; else it is sent the record, and no template is taken
@@ -94,6 +95,7 @@ class Slack(SinkSettings, frozen=True, kw_only=True):
 class Email(SinkSettings, frozen=True, kw_only=True):
     """A ``mailto://`` or ``mailtos://`` address of a mail server, as apprise writes them."""
 
+    NEEDS: ClassVar[tuple[str, str] | None] = ("apprise", "apprise")
     SECRETS: ClassVar[tuple[str, ...]] = ("url",)
 
     url: Secret
@@ -111,6 +113,7 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 class Apprise(SinkSettings, frozen=True, kw_only=True):
     """Any service that apprise knows, by its address."""
 
+    NEEDS: ClassVar[tuple[str, str] | None] = ("apprise", "apprise")
     SECRETS: ClassVar[tuple[str, ...]] = ("url",)
 
     url: Secret
@@ -171,6 +174,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
 class EventHub(SinkSettings, frozen=True, kw_only=True):
     """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
 
+    NEEDS: ClassVar[tuple[str, str] | None] = ("azure.eventhub", "eventhub")
     SECRETS: ClassVar[tuple[str, ...]] = ("connection_string",)
     WORDS: ClassVar[bool] = False
     BATCH: ClassVar[int] = 200
@@ -283,9 +287,20 @@ class Otlp(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("interval: expected 1s to 1h")
 
 
+def otlp_headers(otlp: Otlp | None) -> dict[str, Secret]:
+    """The headers of the section, by their paths; those of the agent's log as far as they are others."""
+    if otlp is None:
+        return {}
+    logs = otlp.logs.headers if otlp.logs is not None else {}
+    return {f"otlp.headers.{name}": secret for name, secret in otlp.headers.items()} | {
+        f"otlp.logs.headers.{name}": secret for name, secret in logs.items() if secret != otlp.headers.get(name)
+    }
+
+
 class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
     """Each change as an OTLP log record. Without an endpoint of its own it takes that of the section ``otlp``."""
 
+    NEEDS: ClassVar[tuple[str, str] | None] = ("opentelemetry.proto", "otlp")
     WORDS: ClassVar[bool] = False
     BATCH: ClassVar[int] = 100
 
@@ -322,6 +337,7 @@ class Links(Struct, frozen=True, forbid_unknown_fields=True):
 class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):
     """Windows' event log, from where Azure Monitor takes it."""
 
+    NEEDS: ClassVar[tuple[str, str] | None] = ("win32evtlogutil", "windows")
     source: str = "notbefore"  # an administrator registers it once
     log: str = "Application"  # the log in which it is registered
 

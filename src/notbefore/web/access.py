@@ -11,11 +11,12 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from notbefore.config.model import Server
 from notbefore.errors import ConfigError
 
 if TYPE_CHECKING:  # without the file, none of this is needed
@@ -31,8 +32,24 @@ RETRY: Final = 60.0  # seconds until what was not taken over is tried again, sho
 Signature = tuple[int, int, int] | None
 
 
-def _unread(path: Path) -> "WebConfig":
-    raise ConfigError(f"{path}: nobody said how it is read")
+_TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
+
+
+def load_web_config(path: Path) -> "WebConfig":
+    """Read ``server.web_config_file``; raises ``ConfigError``. What it names is found beside it."""
+    from notbefore.config.yaml_file import convert, read  # noqa: PLC0415 - most agents have no such file
+    from notbefore.web.web_config import WebConfig  # noqa: PLC0415 - as above
+
+    values, places = read(path)
+    tls = values.get("tls_server_config")
+    if isinstance(tls, dict):
+        found = {
+            key: str(path.absolute().parent / value)
+            for key, value in tls.items()
+            if key in _TLS_FILES and isinstance(value, str)
+        }
+        values["tls_server_config"] = {**tls, **found}
+    return convert(values, WebConfig, places, strict=True)
 
 
 class Access:
@@ -44,13 +61,11 @@ class Access:
     def __init__(
         self,
         path: str | None = None,
-        read: "Callable[[Path], WebConfig]" = _unread,
         *,
         insecure: bool = False,
         allowed_hosts: Iterable[str] = (),
     ) -> None:
         self._path = path
-        self._read = read
         self._insecure = insecure
         self._hosts = {_bare(name) for name in allowed_hosts} | {"localhost", _bare(socket.gethostname())}
         self._lock = threading.Lock()
@@ -167,12 +182,17 @@ class Access:
         """Read it all. What is changed while we read is seen the next time, since we look before we read."""
         old = self._config.files if self._config is not None else ()  # still needed if the new ones are wrong
         self._seen = {file: _signature(file) for file in (path, *old)}
-        config = self._read(Path(path))
+        config = load_web_config(Path(path))
         self._seen |= {file: _signature(file) for file in config.files if file not in self._seen}
         try:
             return config, config.context()
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+
+def access(server: Server) -> Access:
+    """Who may ask; raises ``ConfigError``."""
+    return Access(server.web_config_file, insecure=server.insecure, allowed_hosts=server.allowed_hosts)
 
 
 def _signature(file: str) -> Signature:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Vm
-from notbefore.web.app import Condition, Verdict
+from notbefore.web.view import Condition, Verdict
 
 MAX_PENDING: Final = 100  # events; all of them are in /api/v1/events
 MAX_ENDED: Final = 50

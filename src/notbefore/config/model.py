@@ -1,0 +1,103 @@
+"""``Config``: every key of the configuration with its default, as frozen structs."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, field
+
+from notbefore.config.sinks import Links, Otlp, SinkConfig, otlp_headers
+from notbefore.core.approval import Policy
+from notbefore.core.delivery import Routing
+from notbefore.core.duration import Duration
+from notbefore.core.routing import Route
+
+ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+
+
+class _Section(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Imds(_Section, frozen=True):
+    """Where the events are asked for, and how often."""
+
+    endpoint: str = "http://169.254.169.254"
+    discover: bool = True  # where the usual endpoint is silent, look for another (DHCP option 245)
+    api_version: ApiVersion = "2020-07-01"
+    interval: Duration = Duration("1s")  # 0.2 s to 1 h
+
+    def __post_init__(self) -> None:
+        if not 0.2 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("imds.interval: expected 200ms to 1h")
+
+
+class VmName(_Section, frozen=True):
+    """Who this VM is, where IMDS cannot say it."""
+
+    name: str | None = None
+
+
+class Server(_Section, frozen=True):
+    """Where /metrics is served, ``host:port``, and who may ask there."""
+
+    listen: str = "127.0.0.1:10169"
+    web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
+    insecure: bool = False  # not only this machine may ask, and anybody
+    allowed_hosts: tuple[str, ...] = ()  # names under which we may be asked; `*.example.org` for all below it
+
+
+def default_state_dir() -> Path:
+    """Systemd's ``STATE_DIRECTORY``, else the place of the platform for a service's state."""
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("PROGRAMDATA", r"C:\ProgramData")) / "notbefore"
+    return Path("/var/lib/notbefore")
+
+
+class State(_Section, frozen=True):
+    """Where the state is kept."""
+
+    dir: str = field(default_factory=lambda: str(default_state_dir()))
+
+
+class Log(_Section, frozen=True):
+    """The agent's own log, on stderr. ``auto``: for people on a terminal, JSON elsewhere."""
+
+    format: Literal["auto", "json", "text"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Exposition(_Section, frozen=True):
+    """What /metrics holds besides: with ``webdevops`` the names of azure-scheduledevents-exporter and -manager."""
+
+    compat: Literal["none", "webdevops"] = "none"
+
+
+class Config(_Section, frozen=True):
+    """All of it."""
+
+    imds: Imds = Imds()
+    vm: VmName = VmName()
+    server: Server = Server()
+    state: State = field(default_factory=State)
+    log: Log = Log()
+    exposition: Exposition = Exposition()
+    sinks: dict[str, SinkConfig] = {}
+    routes: tuple[Route, ...] = ()  # without any, changes of events of this VM go to every sink
+    links: Links = Links()
+    approval: Policy = Policy()
+    otlp: Otlp | None = None  # metrics over OTLP; none without it, or the variables that ask for it
+
+    @property
+    def routing(self) -> Routing:
+        """What decides where a change goes."""
+        return Routing(self.routes, {name: sink.settings.terms for name, sink in self.sinks.items()})
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The variables of the environment that hold a secret of the section ``otlp``."""
+        return tuple(secret.variable for secret in otlp_headers(self.otlp).values() if secret.variable)
