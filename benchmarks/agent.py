@@ -19,7 +19,7 @@ from notbefore.commands.tables import ask
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.poller import Poller
 from notbefore.simulator.server import Simulator
-from notbefore.simulator.state import State
+from notbefore.simulator.state import SimulatorState
 
 TICKS = os.sysconf("SC_CLK_TCK")
 EMPTY_LOOP = """
@@ -144,7 +144,7 @@ def note_answer(simulator: Simulator, name: str) -> list[float]:
     answered: list[float] = []
 
     def body(api_version: str, *, empty: bool = False) -> bytes:
-        content = State.body(simulator, api_version, empty=empty)
+        content = SimulatorState.body(simulator, api_version, empty=empty)
         if name.encode() in content and not answered:
             answered.append(time.monotonic())
         return content

@@ -1,4 +1,4 @@
-"""Memory over a million distinct events: ``python benchmarks/changes.py [--events 1000000]``.
+"""StoredState over a million distinct events: ``python benchmarks/changes.py [--events 1000000]``.
 
 The core alone (diff, totals, samples), then the core with the store, on fewer changes, since each is a commit.
 """
@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import json_line, record
-from notbefore.metrics.families import View, samples
+from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.store.state import Memory, Store, Told
+from notbefore.store.state import Store, StoredChange, StoredState
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -55,7 +55,7 @@ def core(events: int) -> None:
     tracked, totals = Tracked(), Totals()
     seen, before, begun = 0, 0.0, time.perf_counter()
     for number in range(events):
-        step = diff(tracked, document(number), Moment(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
+        step = diff(tracked, document(number), Observation(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
         tracked = step.tracked
         for change in step.changes:
             totals.add(change)
@@ -63,7 +63,7 @@ def core(events: int) -> None:
         seen += len(step.changes)
         if number == min(5_000, events // 10):
             before = resident()
-    series = sum(len(family.samples) for family in samples(View(tracked, totals, Figures(), BEGIN)))
+    series = sum(len(family.samples) for family in samples(Snapshot(tracked, totals, Figures(), BEGIN)))
     rate = seen / (time.perf_counter() - begun)
     grown = resident() - before
     print(f"core: {seen} changes of {events} distinct events: {grown:+.1f} MiB (bar 10), {series} series, {rate:.0f}/s")
@@ -74,12 +74,13 @@ def stored(changes: int) -> None:
         store, totals, tracked = Store(Path(directory)), Totals(), Tracked()
         before, begun, seen = 0.0, time.perf_counter(), 0
         for number in range(changes):
-            step = diff(tracked, document(number), Moment(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
+            step = diff(tracked, document(number), Observation(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
             tracked = step.tracked
             for change in step.changes:
                 totals.add(change)
             store.commit(
-                Memory(tracked, totals), [Told(change, json_line(record(change, None))) for change in step.changes]
+                StoredState(tracked, totals),
+                [StoredChange(change, json_line(record(change, None))) for change in step.changes],
             )
             seen += len(step.changes)
             if number == changes // 10:

@@ -23,10 +23,10 @@ from notbefore.commands.tables import ask
 from notbefore.config.sinks import Connection
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Moment as Look
+from notbefore.core.lifecycle import Observation as Look
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.delivery.redact import Redactor
-from notbefore.metrics.families import View, samples
+from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import MAX_LINES, Lines, _Far, _Made, _Road
@@ -115,7 +115,7 @@ def made() -> _Made:
     document = parse(f'{{"DocumentIncarnation":1,"Events":[{items}]}}'.encode(), "2020-07-01")
     now = datetime.now(UTC)
     step = diff(Tracked(), document, Look(now, "a", 1.0, rebooted=False))
-    families = samples(View(step.tracked, Totals(since=now), Figures(since=now), now))
+    families = samples(Snapshot(step.tracked, Totals(since=now), Figures(since=now), now))
     return _Made(metrics_request(families, {"service.name": "notbefore"}, "1", now))
 
 

@@ -23,11 +23,11 @@ from playwright.sync_api import Browser, ViewportSize
 from notbefore.commands.tables import ask
 from notbefore.core.change import Gap
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Vm, json_line, record
 from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
-from notbefore.store.state import Memory, Store, Told
+from notbefore.store.state import Store, StoredChange, StoredState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.browser import chromium
@@ -89,9 +89,11 @@ def remember(state: Path, count: int) -> None:
             steps[1:] = [(begin + timedelta(seconds=scenario.notice * 0.6), ())]  # canceled
         for moment, listed in steps:
             felt = Gap(chance.choice((0.3, 4.2, 7.1, 9.0, 35.0)), 0.0)
-            step = diff(tracked, Document(number, listed), Moment(moment, ME, gap=felt))
+            step = diff(tracked, Document(number, listed), Observation(moment, ME, gap=felt))
             tracked = step.tracked
-            store.commit(Memory(tracked=tracked), [Told(one, json_line(record(one, vm))) for one in step.changes])
+            store.commit(
+                StoredState(tracked=tracked), [StoredChange(one, json_line(record(one, vm))) for one in step.changes]
+            )
     store.close()
 
 

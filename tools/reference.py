@@ -25,10 +25,10 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import KINDS, SinkSettings
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Vm, json_line, record
 from notbefore.metrics import families
-from notbefore.metrics.families import Metric, View
+from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
@@ -242,8 +242,8 @@ def metrics() -> str:
     return "\n".join((*parts, "".join(_label_rows(found, known))))
 
 
-def _nothing() -> View:
-    return View(Tracked(), Totals(), Figures(), NOW, OutboxView(), sinks=("SINK",))
+def _nothing() -> Snapshot:
+    return Snapshot(Tracked(), Totals(), Figures(), NOW, OutboxView(), sinks=("SINK",))
 
 
 def _metric_row(metric: Metric) -> str:
@@ -304,7 +304,7 @@ def _example() -> bytes:
         "DurationInSeconds": 5,
     }
     document = parse(json.encode({"DocumentIncarnation": 2, "Events": [event]}))
-    (change,) = diff(Tracked(), document, Moment(NOW, "WestNO_0")).changes
+    (change,) = diff(Tracked(), document, Observation(NOW, "WestNO_0")).changes
     return json_line(record(change, Vm(name="WestNO_0", location="westeurope", zone="1")))
 
 

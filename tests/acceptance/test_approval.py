@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from notbefore.agent.control_socket import Order, ask
+from notbefore.agent.control_socket import ControlRequest, ask
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ID, ME, PEER, body, item
@@ -439,8 +439,8 @@ def test_by_hand_as_well_it_is_sent_once_for_an_event_and_its_content(imds: Simu
             again = notbefore(*command, *words)
             assert (again.returncode, again.stderr) == (0, "")
             assert "it is approved already, by rule users at 20" in again.stdout.splitlines()[-1]
-        shown = ask(agent.state, Order(ID))  # as it is shown where it is approved in the moment between
-        assert "approved already" in ask(agent.state, Order(ID, shown.content)).words
+        shown = ask(agent.state, ControlRequest(ID))  # as it is shown where it is approved in the moment between
+        assert "approved already" in ask(agent.state, ControlRequest(ID, shown.content)).words
         imds.set_document(listed(3, EventSource="Platform"))
         agent.told("announced", "approved", "updated")
         assert notbefore(*command, "--yes").returncode == 0
@@ -455,7 +455,7 @@ def test_by_hand_nothing_is_sent_beside_an_approval_that_is_under_way(imds: Simu
         agent.ready()
         imds.set_document(listed())
         eventually(lambda: imds.start_requests)
-        reply = ask(agent.state, Order(ID, ask(agent.state, Order(ID)).content))
+        reply = ask(agent.state, ControlRequest(ID, ask(agent.state, ControlRequest(ID)).content))
         assert (reply.done, "an approval of it is under way" in reply.words) == (False, True)
         assert imds.start_requests == [ID]
 
@@ -509,10 +509,10 @@ def test_what_has_changed_since_it_was_shown_is_not_approved(imds: Simulator, tm
         agent.ready()
         imds.set_document(listed())
         agent.told("announced")
-        shown = ask(agent.state, Order(ID))
+        shown = ask(agent.state, ControlRequest(ID))
         imds.set_document(listed(3, EventType="Redeploy", Resources=[ME, PEER]))
         agent.told("announced", "updated")
-        assert "changed since it was shown" in ask(agent.state, Order(ID, shown.content)).words
+        assert "changed since it was shown" in ask(agent.state, ControlRequest(ID, shown.content)).words
         assert imds.start_requests == []
 
 

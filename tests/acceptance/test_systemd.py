@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.agent.systemd import Notifier
+from notbefore.agent.systemd import SystemdNotifier
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually
 from support.azure import body
@@ -23,10 +23,10 @@ HANGING = """
 import sys, threading
 import notbefore.agent.agent, notbefore.imds.poller
 from notbefore.commands.main import main
-from notbefore.agent.tracker import Watch
+from notbefore.agent.tracker import Tracker
 
 notbefore.agent.agent.TIMEOUT = notbefore.imds.poller.TIMEOUT = 0.5
-handle, polls = Watch.handle, []
+handle, polls = Tracker.handle, []
 
 def hang(self, poll):
     handle(self, poll)
@@ -34,7 +34,7 @@ def hang(self, poll):
     if len(polls) == 3:
         threading.Event().wait()
 
-Watch.handle = hang
+Tracker.handle = hang
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -127,27 +127,27 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
 
 
 def test_without_systemd_nobody_is_told_anything(tmp_path: Path) -> None:
-    notifier = Notifier({})
+    notifier = SystemdNotifier({})
     notifier.ready()
     notifier.beat("well", alive=True)
     assert notifier.patience == float("inf")
-    gone = Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"})
+    gone = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"})
     gone.ready()
     assert gone.patience == float("inf")
 
 
 def test_a_watchdog_for_another_process_is_not_fed() -> None:
-    assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).patience == float("inf")
-    assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience <= 1
+    assert SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).patience == float("inf")
+    assert SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience <= 1
 
 
 def test_an_address_of_a_kind_that_is_not_known_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready()
+    SystemdNotifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready()
     assert "expected a path or an abstract name" in caplog.text
 
 
 def test_a_status_is_one_line(tmp_path: Path) -> None:
     manager = Manager(str(tmp_path / "notify"))
-    Notifier(manager.environment()).beat("a\nREADY=1", alive=True)
+    SystemdNotifier(manager.environment()).beat("a\nREADY=1", alive=True)
     assert manager.listen() == ["STATUS=a READY=1"]
     manager.close()

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from notbefore.agent.control_socket import NAME, ControlSocket, Order, Reply, _unix_socket, ask
+from notbefore.agent.control_socket import NAME, ControlReply, ControlRequest, ControlSocket, _unix_socket, ask
 from support.agent import eventually
 
 
@@ -11,21 +11,21 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     carried_out: list[str] = []
     free = threading.Event()
 
-    def carry_out(order: Order, _user: str) -> Reply:
+    def carry_out(order: ControlRequest, _user: str) -> ControlReply:
         carried_out.append(order.event_id)
         free.wait(60)
-        return Reply(done=True)
+        return ControlReply(done=True)
 
     control = ControlSocket(tmp_path, carry_out)
     control.start()
-    first = threading.Thread(target=ask, args=(tmp_path, Order("first")))
+    first = threading.Thread(target=ask, args=(tmp_path, ControlRequest("first")))
     first.start()
     eventually(lambda: carried_out == ["first"])
     with _unix_socket() as connection:  # waits in the queue, and gives up
         connection.connect(str(tmp_path / NAME))
         connection.sendall(b'{"event_id": "second", "content": "x"}\n')
     free.set()
-    assert ask(tmp_path, Order("third")).done
+    assert ask(tmp_path, ControlRequest("third")).done
     first.join()
     control.stop()
     assert carried_out == ["first", "third"]

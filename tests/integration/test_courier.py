@@ -17,14 +17,14 @@ import pytest
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig, Slack, Webhook
-from notbefore.core.delivery import Delivery, Settled
+from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.core.duration import Duration
-from notbefore.delivery.courier import Courier, Line
+from notbefore.delivery.courier import AgentPipe, Courier
 from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import make
-from notbefore.delivery.worker import Attempt, Worker
+from notbefore.delivery.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
@@ -76,7 +76,7 @@ def orders(outbox: Outbox, *names: str, linger: float = 0.0) -> Orders:
 
 
 @contextmanager
-def courier(outbox: Any, told: Orders, make: Callable[[str], Sink], line: Line = Line()) -> Iterator[Courier]:  # noqa: B008 - frozen
+def courier(outbox: Any, told: Orders, make: Callable[[str], Sink], line: AgentPipe = AgentPipe()) -> Iterator[Courier]:  # noqa: B008 - frozen
     with closing(Courier(outbox, told, make, Redactor(["s3cret"]), line)) as found:
         yield found
 
@@ -181,7 +181,7 @@ def test_what_was_given_up_and_arrives_after_all_is_not_sent_again(outbox: Outbo
     over, heard, sinks = threading.Event(), threading.Event(), list[Recording]()
 
     class Listening(Courier):
-        def _report(self, attempt: Attempt) -> None:
+        def _report(self, attempt: SendAttempt) -> None:
             super()._report(attempt)
             if attempt.delivery.delivery_id == "late":
                 heard.set()
@@ -222,17 +222,17 @@ class Broken:
 
 
 def test_what_follows_a_failure_of_its_event_is_held_back_and_other_events_are_not() -> None:
-    sink, done = Broken(), list[Attempt]()
+    sink, done = Broken(), list[SendAttempt]()
     ended = threading.Event()
 
-    def report(attempt: Attempt) -> None:
+    def report(attempt: SendAttempt) -> None:
         done.append(attempt)
         if len(done) == len(rows):
             ended.set()
 
     names = (("e-1", "announced"), ("e-1", "started"), ("e-1", "finished"), ("e-2", "announced"))
     rows = [
-        Delivery(f"{event}-{kind}", event, "hub", kind, "info", 0.0, 0.0, 1e12, fades=False, record=RECORD)  # type: ignore[arg-type]  # the kinds are as they should be
+        Delivery(f"{event}-{kind}", event, "hub", kind, "info", 0.0, 0.0, 1e12, expires_with_event=False, record=RECORD)  # type: ignore[arg-type]  # the kinds are as they should be
         for event, kind in names
     ]
     worker = Worker("hub", lambda: sink, report, batch=2)
@@ -360,7 +360,7 @@ class Flaky:
 
     def exchange(
         self,
-        settled: Sequence[Settled],
+        settled: Sequence[DeliveryResult],
         room: Mapping[str, int],
         now: float,
         until: float,
@@ -416,7 +416,7 @@ def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
     reader, writer = socket.socketpair()
     sinks = {"hanging": Recording(hang), "slow": Recording(finish)}
     told = msgspec.structs.replace(orders(outbox, *sinks, linger=600.0), deadline_grace=1e6)
-    with closing(reader), closing(writer), courier(outbox, told, lambda name: sinks[name], Line(reader)) as found:
+    with closing(reader), closing(writer), courier(outbox, told, lambda name: sinks[name], AgentPipe(reader)) as found:
         assert found.run() == DONE
         over.set()
     assert [row.delivery_id for row in outbox.rows()] == ["a", "c"]  # the rest is for the successor
@@ -426,7 +426,7 @@ def test_it_leaves_when_its_agent_is_gone(outbox: Outbox) -> None:
     reader, writer = socket.socketpair()
     writer.close()
     beats: list[float] = []
-    line = Line(reader, lambda: beats.append(time.monotonic()))
+    line = AgentPipe(reader, lambda: beats.append(time.monotonic()))
     with courier(outbox, orders(outbox, linger=600.0), lambda _name: Recording(lambda _: Receipt()), line) as found:
         assert found.run() == DONE
     reader.close()

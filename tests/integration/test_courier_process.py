@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.agent.courier import Dispatcher
+from notbefore.agent.courier import CourierManager
 from notbefore.agent.courier_process import environment
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, SinkConfig, Slack
@@ -36,8 +36,8 @@ def figures() -> Figures:
     return Figures()
 
 
-def dispatcher(path: Path, figures: Figures, due: float | None = 0.0) -> Dispatcher:
-    return Dispatcher(Orders(str(path)), figures, lambda: due, lambda: None)
+def dispatcher(path: Path, figures: Figures, due: float | None = 0.0) -> CourierManager:
+    return CourierManager(Orders(str(path)), figures, lambda: due, lambda: None)
 
 
 def test_a_courier_that_cannot_be_started_is_tried_again_later(
@@ -93,7 +93,7 @@ def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path, figures: 
 def test_orders_that_cannot_be_told_are_refused_before_anything_starts(tmp_path: Path, figures: Figures) -> None:
     sinks = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_ORDERS))}
     with pytest.raises(ConfigError):
-        Dispatcher(Orders(str(tmp_path), sinks), figures, lambda: None, lambda: None)
+        CourierManager(Orders(str(tmp_path), sinks), figures, lambda: None, lambda: None)
 
 
 def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path, figures: Figures) -> None:
@@ -113,11 +113,13 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
     Store(tmp_path).close()
     now = time.time()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, fades=False, record=b'{"a":1}')
+        row = Delivery(
+            "id", "e", "hook", "started", "info", now, now, now + 1e6, expires_with_event=False, record=b'{"a":1}'
+        )
         with transaction(outbox._db) as db:
             outbox_intake.put(db, [row], now)
         poked: list[int] = []
-        hand = Dispatcher(
+        hand = CourierManager(
             Orders(str(tmp_path / FILE_NAME), sinks),
             figures,
             lambda: now if outbox.rows() else None,

@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from notbefore.agent import polling as watchers
-from notbefore.agent.tracker import Watch
+from notbefore.agent.tracker import Tracker
 from notbefore.config.load import load
 from notbefore.imds import client, inform
 from notbefore.imds import discovery as module
-from notbefore.imds.discovery import Discovery, Places, Step
+from notbefore.imds.discovery import Discovery, Places, SearchStep
 from notbefore.imds.inform import CannotAskError
 from notbefore.metrics.process import Figures
 from notbefore.simulator.server import Simulator
@@ -45,14 +45,14 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> str:
     return usual
 
 
-def search(configured: str, **places: Any) -> list[Step]:
+def search(configured: str, **places: Any) -> list[SearchStep]:
     nowhere: dict[str, Any] = {"environment": {}, "root": Path("/nowhere"), "ask_network": nobody, "registry": nobody}
     return list(Discovery(configured, VERSION, Places(**{**nowhere, **places})).search())
 
 
 def test_who_answers_at_the_configured_place_is_not_looked_for_elsewhere(silent: str) -> None:
     with Simulator() as imds:
-        assert search(imds.endpoint) == [Step("configuration", imds.endpoint, answers=True)]
+        assert search(imds.endpoint) == [SearchStep("configuration", imds.endpoint, answers=True)]
     (step,) = search("http://127.0.0.2:1")  # said by the user: no other place is tried
     assert (step.answers, "refused" in step.why) == (False, True)
     assert silent
@@ -104,7 +104,7 @@ def test_the_first_that_answers_as_imds_does_is_taken(silent: str) -> None:
             registry=lambda: pytest.fail("it was found already"),
         )
     assert "not as IMDS does" in steps[1].why
-    assert steps[-1] == Step("DHCP INFORM", imds.endpoint, answers=True)
+    assert steps[-1] == SearchStep("DHCP INFORM", imds.endpoint, answers=True)
     assert str(steps[-1]) == f"DHCP INFORM: {imds.endpoint} answers"
 
 
@@ -144,10 +144,10 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
     monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.5,))
     config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
     store = Store(tmp_path)
-    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    watch = Tracker(store, Figures("1", "3"), lambda _: None)
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
-        watcher = watchers.Watcher(config, watch)
+        watcher = watchers.Polling(config, watch)
         watcher.start()
         try:
             eventually(lambda: watch.vm is not None and watch.vm.name == "first" and watch.last_good)
@@ -160,9 +160,9 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             eventually(lambda: watch.vm is not None and watch.vm.name == "second")
             slower = load(None, {}, {"imds.endpoint": silent, "imds.interval": "2s"})
             held = load(None, {}, {"imds.endpoint": silent, "imds.discover": "false"})
-            anew = [watchers.Watcher(config, watch, watcher) for config in (slower, held)]  # as a reload does
+            anew = [watchers.Polling(config, watch, watcher) for config in (slower, held)]  # as a reload does
             assert [one.endpoint for one in anew] == [other.endpoint, silent]
-            assert watchers.Watcher(slower, watch, anew[1]).endpoint == silent
+            assert watchers.Polling(slower, watch, anew[1]).endpoint == silent
         finally:
             watcher.stop()
             watch.stop()
@@ -172,11 +172,11 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
 def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Discovery, "search", lambda _: pytest.fail("it answers at the second try"))
     store = Store(tmp_path)
-    watch = Watch(store, Figures("1", "3"), lambda _: None)
+    watch = Tracker(store, Figures("1", "3"), lambda _: None)
     with Simulator(vms=("late",)) as imds:
         monkeypatch.setattr(client, "USUAL", imds.endpoint)
         imds.fault("error", times=2)
-        watcher = watchers.Watcher(load(None, {}, {"imds.endpoint": imds.endpoint}), watch)
+        watcher = watchers.Polling(load(None, {}, {"imds.endpoint": imds.endpoint}), watch)
         watcher.start()
         try:
             eventually(lambda: watch.vm is not None and watch.last_good)
@@ -205,8 +205,8 @@ def test_a_search_that_breaks_is_said_and_tried_again(
     monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.0,))
     monkeypatch.setattr(Discovery, "search", lambda _: broken())
     store = Store(tmp_path)
-    watch = Watch(store, Figures("1", "3"), lambda _: None)
-    watcher = watchers.Watcher(load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), watch)
+    watch = Tracker(store, Figures("1", "3"), lambda _: None)
+    watcher = watchers.Polling(load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), watch)
     watcher.start()
     try:
         eventually(lambda: caplog.text.count("nobody foresaw this") > 1)

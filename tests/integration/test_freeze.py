@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from notbefore.agent.freeze import Pulse
+from notbefore.agent.freeze import FreezeMeter
 from notbefore.core.change import Gap
 
 CHILD = """
 import sys
-from notbefore.agent.freeze import Pulse
-pulse = Pulse()
+from notbefore.agent.freeze import FreezeMeter
+pulse = FreezeMeter()
 pulse.start()
 print("beating", flush=True)
 sys.stdin.readline()
@@ -40,8 +40,8 @@ class Clocks:
     def __init__(self) -> None:
         self.wall, self.monotonic = 1000.0, 5.0
 
-    def pulse(self) -> Pulse:
-        pulse = Pulse(lambda: self.wall, lambda: self.monotonic)
+    def pulse(self) -> FreezeMeter:
+        pulse = FreezeMeter(lambda: self.wall, lambda: self.monotonic)
         pulse.start()
         return pulse
 

@@ -22,13 +22,13 @@ from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.metrics.families import View, samples
+from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry, _Far, _Made, _Road
 from notbefore.otlp.metrics import metrics_request
 from notbefore.otlp.transport import MAX_ANSWER, Partial, Sender, log_record, logs_request, partial_of
-from notbefore.web.prometheus import Exposition
+from notbefore.web.prometheus import MetricsText
 from peers.otlp import (
     Collector,
     GrpcReceiver,
@@ -80,9 +80,9 @@ class Agent:
 
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""
-        families = list(samples(View(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
+        families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
         request = metrics_request(families, {"service.name": "notbefore"}, "1.0", at(5))
-        return request, Exposition(lambda: families).render("text/plain")[0].decode()
+        return request, MetricsText(lambda: families).render("text/plain")[0].decode()
 
 
 def busy() -> Agent:
@@ -137,7 +137,7 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
 
 def test_nothing_counts_since_a_time_to_come() -> None:
     agent = busy()
-    families = samples(View(agent.tracked, agent.totals, agent.figures, at(5)))
+    families = samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
     request = metrics_request(families, {}, "1.0", before)
     assert {start for each in starts(request).values() for start in each} == {round(before.timestamp() * 1e9)}
@@ -149,7 +149,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
     counts = agent.figures
 
     def read() -> Moment:
-        return Moment(list(samples(View(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
+        return Moment(list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
 
     with Receiver() as receiver, caplog.at_level("INFO"):
         receiver.default = rejecting_metrics(2, "too old for hunter2")

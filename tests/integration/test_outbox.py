@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from notbefore.core.delivery import Delivery, Settled
+from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
 from notbefore.store import outbox_intake
@@ -37,7 +37,7 @@ def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Deliver
             "created": 0.0,
             "due": 0.0,
             "expires": 1e9,
-            "fades": True,
+            "expires_with_event": True,
             "record": b"{}",
             **fields,
         }
@@ -68,7 +68,9 @@ class Box:
         with transaction(self.outbox._db) as db:
             outbox_intake.event_started(db, event_key, now)
 
-    def lease(self, now: float = 1.0, *settled: Settled, until: float | None = None, **room: int) -> list[Delivery]:
+    def lease(
+        self, now: float = 1.0, *settled: DeliveryResult, until: float | None = None, **room: int
+    ) -> list[Delivery]:
         return self.outbox.exchange(settled, room or {"chat": 100, "hub": 100}, now, until or now + 60)
 
     def expire(self, now: float, max_rows: int = 10_000) -> None:
@@ -97,8 +99,8 @@ def ids(deliveries: list[Delivery]) -> list[str]:
     return [one.delivery_id for one in deliveries]
 
 
-def delivered(one: Delivery, time: float = 1.0, **fields: Any) -> Settled:
-    return Settled(one.delivery_id, "delivered", time, **fields)
+def delivered(one: Delivery, time: float = 1.0, **fields: Any) -> DeliveryResult:
+    return DeliveryResult(one.delivery_id, "delivered", time, **fields)
 
 
 def test_what_is_leased_is_not_leased_again_until_the_lease_runs_out(box: Box) -> None:
@@ -121,7 +123,7 @@ def test_nothing_is_sent_before_what_comes_before_it(box: Box) -> None:
     first, second, other = delivery(), delivery(kind="started"), delivery("other")
     box.put(first, second, other)
     assert ids(box.lease(1)) == [first.delivery_id, other.delivery_id]
-    assert box.lease(2, Settled(first.delivery_id, "retry", 2, due=30)) == []
+    assert box.lease(2, DeliveryResult(first.delivery_id, "retry", 2, due=30)) == []
     assert ids(box.lease(31)) == [first.delivery_id]
     assert ids(box.lease(32, delivered(first))) == [second.delivery_id]
 
@@ -130,7 +132,7 @@ def test_a_dead_delivery_holds_nothing_back(box: Box) -> None:
     first, second = delivery(), delivery(kind="started")
     box.put(first, second)
     box.lease(1)
-    assert ids(box.lease(2, Settled(first.delivery_id, "dead", 2, error="404"))) == [second.delivery_id]
+    assert ids(box.lease(2, DeliveryResult(first.delivery_id, "dead", 2, error="404"))) == [second.delivery_id]
     assert [(one.state, one.error) for one in box.outbox.rows("dead")] == [("dead", "404")]
 
 
@@ -161,7 +163,7 @@ def test_nothing_waits_for_a_clock_that_was_set_back(box: Box, monkeypatch: pyte
         assert box.outbox.next_due() == box.reader.look()[1] == due
     taken = box.outbox.exchange([], {"chat": 10}, 1000, 1060, {"chat"})
     assert ids(taken) == [first.delivery_id, second.delivery_id]
-    failed = Settled(first.delivery_id, "retry", 1001, due=1010)
+    failed = DeliveryResult(first.delivery_id, "retry", 1001, due=1010)
     assert ids(box.lease(1002, failed, delivered(second, 1001))) == []  # a pause is a pause
     assert ids(box.lease(1010)) == [first.delivery_id]
 
@@ -170,7 +172,7 @@ def test_nor_does_what_was_on_its_way_or_had_failed_before_the_clock_was_set_bac
     killed, failed = (delivery(name, created=50_000.0, due=50_000.0) for name in ("e", "f"))
     box.put(killed, failed)
     assert len(box.lease(50_000)) == 2
-    box.lease(50_001, Settled(failed.delivery_id, "retry", 50_001, due=50_200))
+    box.lease(50_001, DeliveryResult(failed.delivery_id, "retry", 50_001, due=50_200))
     box.outbox.void_leases(1_000)
     assert ids(box.lease(1_000)) == [killed.delivery_id, failed.delivery_id]
 
@@ -181,7 +183,7 @@ def test_whose_turn_comes_later_is_not_early_because_of_some_milliseconds(box: B
 
 
 def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
-    announced, started = delivery(), delivery(kind="started", fades=False)
+    announced, started = delivery(), delivery(kind="started", expires_with_event=False)
     box.put(announced, started)
     box.ended("e", now=5)
     assert ids(box.lease(6)) == [started.delivery_id]
@@ -194,7 +196,7 @@ def test_what_is_on_its_way_when_the_event_ends_is_delivered_or_expires(box: Box
     box.lease(1)
     for key in ("e", "f"):
         box.ended(key, now=2)
-    box.lease(3, delivered(arrives), Settled(fails.delivery_id, "retry", 3, due=4))
+    box.lease(3, delivered(arrives), DeliveryResult(fails.delivery_id, "retry", 3, due=4))
     assert (box.count("delivered"), box.count("expired"), box.outbox.rows()) == (1, 1, [])
 
 
@@ -249,7 +251,7 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     assert box.view.rows == {("chat", "held"): 1}
     (again,) = box.lease(32)
     assert again.state == "held"
-    box.lease(33, Settled(one.delivery_id, "retry", 33, due=40))
+    box.lease(33, DeliveryResult(one.delivery_id, "retry", 33, due=40))
     assert [row.delivery_id for row in box.lease(40)] == [one.delivery_id]
     box.lease(41, delivered(one, 41, repeat=30.0))
     box.ended("e", now=50)
@@ -262,7 +264,7 @@ def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Bo
     (one,) = box.lease(1)
     box.lease(2, delivered(one, 2, repeat=30.0))
     assert len(box.lease(32)) == 1
-    box.lease(33, Settled(one.delivery_id, "dead", 33, error="401"))
+    box.lease(33, DeliveryResult(one.delivery_id, "dead", 33, error="401"))
     (row,) = box.outbox.rows("held")
     assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
     assert box.outbox.retry([one.delivery_id], 40, 60) == 1
@@ -301,7 +303,7 @@ def test_what_is_repeated_lasts_as_long_as_its_event(box: Box) -> None:
 
 
 def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> None:
-    started = delivery(kind="started", fades=False)
+    started = delivery(kind="started", expires_with_event=False)
     box.put(started)
     box.ended("e")
     box.lease(1)
@@ -379,7 +381,7 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     one = delivery(expires=10.0)
     box.put(one)
     box.lease(1)
-    box.lease(2, Settled(one.delivery_id, "dead", 2, error="404"))
+    box.lease(2, DeliveryResult(one.delivery_id, "dead", 2, error="404"))
     assert box.lease(500) == []
     assert box.outbox.retry([one.delivery_id], 1000, 60) == 1
     assert box.outbox.rows()[0].expires == 1060
@@ -404,7 +406,7 @@ def test_what_is_dropped_is_counted(box: Box) -> None:
 
 
 def test_a_row_that_is_gone_is_settled_by_nobody(box: Box) -> None:
-    box.lease(1, Settled("unheard of", "delivered", 1.0))
+    box.lease(1, DeliveryResult("unheard of", "delivered", 1.0))
     assert box.view.counts == {}
 
 
@@ -445,8 +447,8 @@ def test_what_an_older_version_left_in_a_damaged_file_is_brought_over(box: Box, 
     with closing(sqlite3.connect(old, isolation_level=None)) as db:
         db.executescript("".join(f"-- version {statements}" for statements in SCHEMA[:2]))
         db.execute(
-            "INSERT INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due, expires, fades,"
-            " record) VALUES ('a', 'e', 'chat', 'announced', 'critical', 0, 0, 0, 1e9, 1, '{}')"
+            "INSERT INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due, expires,"
+            " expires_with_event, record) VALUES ('a', 'e', 'chat', 'announced', 'critical', 0, 0, 0, 1e9, 1, '{}')"
         )
     with transaction(box.outbox._db) as db:
         assert outbox_intake.salvage(old, db) == 1
@@ -479,7 +481,7 @@ class Sums(RuleBasedStateMachine):
     def put(self, key: str, sink: str, kind: str, severity: str, wait: float) -> None:
         one = delivery(
             key, sink, kind=kind, severity=severity, created=self.now, due=self.now + wait, expires=self.now + 100,
-            fades=kind in ("announced", "reminder"),
+            expires_with_event=kind in ("announced", "reminder"),
         )  # fmt: skip
         if kind == "finished":
             self.box.ended(key, self.now)
@@ -494,7 +496,7 @@ class Sums(RuleBasedStateMachine):
     )
     def work(self, results: list[Any], repeat: float | None, room: int) -> None:
         settled = [
-            Settled(one.delivery_id, result, self.now, due=self.now + 7, repeat=repeat)
+            DeliveryResult(one.delivery_id, result, self.now, due=self.now + 7, repeat=repeat)
             for one, result in zip(self.leased, results, strict=False)
         ]
         self.leased = self.leased[len(settled) :]

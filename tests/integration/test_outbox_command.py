@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notbefore.core.delivery import Delivery, Settled
+from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import DEAD_SECONDS, Outbox
@@ -34,7 +34,7 @@ def dead(name: str, **fields: Any) -> Delivery:
             "created": now,
             "due": now,
             "expires": now + 100,
-            "fades": True,
+            "expires_with_event": True,
             "record": b"{}",
             **fields,
         }
@@ -56,7 +56,7 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
             db.executemany("INSERT INTO tracked VALUES (?, '{}')", [(key,) for key in listed])
         now = time.time()
         outbox.exchange([], {one.sink: 100 for one in refused}, now, now + 60)
-        outbox.exchange([Settled(one.delivery_id, "dead", now, error="404") for one in refused], {}, now, now)
+        outbox.exchange([DeliveryResult(one.delivery_id, "dead", now, error="404") for one in refused], {}, now, now)
     return directory
 
 
@@ -90,7 +90,7 @@ def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: s
 
 
 def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path) -> None:
-    state = left(tmp_path, dead("a"), dead("b"), dead("c", kind="finished", fades=False), listed=("b",))
+    state = left(tmp_path, dead("a"), dead("b"), dead("c", kind="finished", expires_with_event=False), listed=("b",))
     said = done("retry", "--all", "--state-dir", str(state))
     assert said.splitlines()[0] == "1 left out: their events are over (by its ID one is sent all the same)"
     assert said.splitlines()[1].startswith("2 will be sent again now")
@@ -121,7 +121,9 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
 
 def test_a_sign_of_life_that_was_refused_is_not_kept(tmp_path: Path) -> None:
     late = time.time() + WEEK
-    state = left(tmp_path, dead("a", kind="heartbeat", fades=False), dead("b", kind="heartbeat", expires=late))
+    state = left(
+        tmp_path, dead("a", kind="heartbeat", expires_with_event=False), dead("b", kind="heartbeat", expires=late)
+    )
     with outbox_in(state) as outbox:
         outbox.retry([one.delivery_id for one in outbox.rows()], time.time(), None)
         assert outbox.rows()[1].expires == late

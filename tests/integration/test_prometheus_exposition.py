@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.metrics.families import Family, View, samples
+from notbefore.metrics.families import Family, Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.web.prometheus import Exposition
+from notbefore.web.prometheus import MetricsText
 from support.azure import PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -22,7 +22,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 @pytest.fixture(scope="module")
-def exposition() -> Exposition:
+def exposition() -> MetricsText:
     tracked, totals = Tracked(), Totals()
     looks: list[list[Any]] = [
         [],
@@ -36,18 +36,18 @@ def exposition() -> Exposition:
         for change in step.changes:
             totals.add(change)
     figures = Figures("1.0", "3.11", "2020-07-01", last_successful_poll=1.5, vm={"name": "a"}, flaws={"duration": 1})
-    view = View(tracked, totals, figures, at(5))
-    return Exposition(lambda: samples(view))
+    view = Snapshot(tracked, totals, figures, at(5))
+    return MetricsText(lambda: samples(view))
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
-def test_promtool_has_nothing_to_say(exposition: Exposition) -> None:
+def test_promtool_has_nothing_to_say(exposition: MetricsText) -> None:
     body, _ = exposition.render("text/plain")
     checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: Exposition) -> None:
+def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: MetricsText) -> None:
     body, content_type = exposition.render(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
@@ -58,7 +58,7 @@ def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: Expositio
     assert "process_resident_memory_bytes" in families
 
 
-def test_both_formats_hold_the_same_samples(exposition: Exposition) -> None:
+def test_both_formats_hold_the_same_samples(exposition: MetricsText) -> None:
     def lines(accept: str) -> set[str]:
         body = exposition.render(accept)[0].decode().splitlines()
         return {line for line in body if not line.startswith(("#", "process_"))}
@@ -66,7 +66,7 @@ def test_both_formats_hold_the_same_samples(exposition: Exposition) -> None:
     assert lines(OPENMETRICS) == lines("text/plain")
 
 
-def test_the_buckets_of_a_histogram_are_cumulative(exposition: Exposition) -> None:
+def test_the_buckets_of_a_histogram_are_cumulative(exposition: MetricsText) -> None:
     body = exposition.render("text/plain")[0].decode()
     start = 'azure_scheduled_event_notice_seconds_bucket{event_type="Freeze"'
     counts = [float(line.split()[-1]) for line in body.splitlines() if line.startswith(start)]
@@ -77,7 +77,7 @@ def test_the_buckets_of_a_histogram_are_cumulative(exposition: Exposition) -> No
 def test_it_is_computed_at_each_scrape() -> None:
     times = iter([10.0, 20.0])
     tracked = diff(Tracked(), document(item(NotBefore="2026-03-01T12:01:00Z")), now(0)).tracked
-    exposition = Exposition(lambda: samples(View(tracked, Totals(), Figures(), at(next(times)))))
+    exposition = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(next(times)))))
     for expected in (50.0, 40.0):
         body = exposition.render("")[0].decode()
         assert "azure_scheduled_event_seconds_to_not_before{event_id=" in body
@@ -86,7 +86,7 @@ def test_it_is_computed_at_each_scrape() -> None:
 
 def test_times_are_unix_seconds() -> None:
     tracked = diff(Tracked(), document(item()), now(0)).tracked
-    body = Exposition(lambda: samples(View(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
+    body = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
     value = next(line for line in body.splitlines() if line.startswith("azure_scheduled_events_next_not_before"))
     assert datetime.fromtimestamp(float(value.split()[-1]), UTC) == at(900)
 
@@ -97,13 +97,13 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
     step = diff(Tracked(), document(item()), now(0))
 
     def read() -> list[Family]:
-        return list(samples(View(step.tracked if listed else Tracked(), totals, figures, at(moment))))
+        return list(samples(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment))))
 
-    def lines(exposition: Exposition, accept: str) -> list[str]:
+    def lines(exposition: MetricsText, accept: str) -> list[str]:
         body, _ = exposition.render(accept)
         return [line for line in body.decode().splitlines() if "process_" not in line]
 
-    lasting = Exposition(read)
+    lasting = MetricsText(read)
     for number, (what, accept) in enumerate(steps):
         if what == "observe":  # in place, as the agent does
             totals.add(step.changes[0])
@@ -113,4 +113,4 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
             moment += number
         else:
             listed = not listed
-        assert lines(lasting, accept) == lines(Exposition(read), accept)
+        assert lines(lasting, accept) == lines(MetricsText(read), accept)

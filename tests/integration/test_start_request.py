@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from notbefore.agent.approver import LOOK_AGAIN, Approver
-from notbefore.agent.start_request import StartRequest, Switches
-from notbefore.agent.tracker import Watch, now_utc
-from notbefore.core.approval import Attempt, Policy, Rule, Who, judge
+from notbefore.agent.start_request import ApprovalSettings, StartRequest
+from notbefore.agent.tracker import Tracker, now_utc
+from notbefore.core.approval import ApprovalAttempt, Policy, Rule, Who, judge
 from notbefore.core.change import Change
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
@@ -40,7 +40,7 @@ class World:
     def __init__(self, imds: Simulator, store: Store) -> None:
         self.imds = imds
         self.told: list[dict[str, Any]] = []
-        self.watch = Watch(store, Figures(), lambda line: self.told.append(msgspec.json.decode(line)))
+        self.watch = Tracker(store, Figures(), lambda line: self.told.append(msgspec.json.decode(line)))
         self.watch.use_api_version("2020-07-01")
         self.watch.set_vm(Vm(name=ME), None)
         self.policy = ON
@@ -54,19 +54,19 @@ class World:
         self.imds.set_document(document)
         self.watch.handle(Poll(0.0, 0.0, document))
 
-    def note(self, attempt: Attempt, change: Change | None = None) -> bool:
+    def note(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
         noted = self._note(attempt, change)
         act, self.at_note = self.at_note, lambda: None
         act()
         return noted
 
-    def switches(self) -> Switches:
-        return Switches(self.policy, self.imds.endpoint, "2020-07-01", allowed=True)
+    def switches(self) -> ApprovalSettings:
+        return ApprovalSettings(self.policy, self.imds.endpoint, "2020-07-01", allowed=True)
 
     def send(self) -> str:
         """Send for the one event; what was told of it, if anything."""
         life = self.watch.listed().lives[ID.casefold()]
-        attempt = Attempt(life, "rules[0]", judge(ON, life, ME).step)
+        attempt = ApprovalAttempt(life, "rules[0]", judge(ON, life, ME).step)
         StartRequest(self.watch, self.switches, self.stop, attempt).send()
         ends = [one for one in self.told if "approv" in one["azure.scheduled_event.change"]]
         return ends[-1]["azure.scheduled_event.reason"] if ends else ""
@@ -162,7 +162,7 @@ def test_what_imds_asks_for_is_waited(world: World, asked: float | None, waited:
 
     (life,) = world.watch.listed().lives.values()
     stop = Stop()
-    request = StartRequest(world.watch, world.switches, stop, Attempt(life, "rules[0]", requests=2))
+    request = StartRequest(world.watch, world.switches, stop, ApprovalAttempt(life, "rules[0]", requests=2))
     request._pause(ImdsError("throttled", retry_after=asked))
     assert stop.waits == [waited]
 
@@ -177,7 +177,7 @@ def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: 
     for number in range(30):
         world.sees(listed(EventId=f"e-{number}"))
         (life,) = world.watch.listed().lives.values()
-        world.watch.note(Attempt(life, "rules[0]").ended("approved"))
+        world.watch.note(ApprovalAttempt(life, "rules[0]").ended("approved"))
     assert len(world.watch.listed().attempts) == 21
     assert world.imds.start_requests == [ID]
 

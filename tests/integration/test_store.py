@@ -18,14 +18,14 @@ from notbefore.core.record import Vm, json_line, record
 from notbefore.errors import StoreError
 from notbefore.store import state as module
 from notbefore.store.outbox import Outbox
-from notbefore.store.state import FILE_NAME, Memory, Store, Told, read_history
+from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState, read_history
 from support.azure import ME, at, document, item, now
 
 FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
 
 
-def told(change: Change) -> Told:
-    return Told(change, line(change), deliveries(change, line(change), FOR_EVER, ME))
+def told(change: Change) -> StoredChange:
+    return StoredChange(change, line(change), deliveries(change, line(change), FOR_EVER, ME))
 
 
 class Writer:
@@ -239,10 +239,10 @@ import sys
 from pathlib import Path
 from datetime import UTC, datetime, timedelta
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import Moment, diff
+from notbefore.core.lifecycle import Observation, diff
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.routing import Route
-from notbefore.store.state import Store, Told
+from notbefore.store.state import Store, StoredChange
 routing = Routing((Route(sinks=("hub",), announce_by="all"),), {"hub": Terms(1e10, False)})
 store = Store(Path(sys.argv[1]))
 memory = store.load()
@@ -250,11 +250,11 @@ begin = int(memory.tracked.incarnation or 0) + 1
 for number in range(begin, begin + 100_000):
     event = Event(f"id-{number}", "Freeze", "Scheduled")
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
-    step = diff(memory.tracked, Document(number, (event,)), Moment(time, "me"))
+    step = diff(memory.tracked, Document(number, (event,)), Observation(time, "me"))
     memory.tracked = step.tracked
     for change in step.changes:
         memory.totals.add(change)
-    told = [Told(change, b"", deliveries(change, b"", routing, "me")) for change in step.changes]
+    told = [StoredChange(change, b"", deliveries(change, b"", routing, "me")) for change in step.changes]
     store.commit(memory, told)
     print(number, flush=True)
 """
@@ -279,7 +279,7 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_committed_and_splits_nothin
 
 
 def test_a_memory_begins_empty() -> None:
-    assert Memory().tracked.events == {}
+    assert StoredState().tracked.events == {}
 
 
 def test_a_long_history_is_cut_at_its_old_end_and_says_so(tmp_path: Path) -> None:

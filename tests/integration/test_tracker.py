@@ -1,4 +1,4 @@
-"""``Watch`` with a real state file, and clocks that are put where a test wants them: what is claimed of which time."""
+"""``Tracker`` with a real state file, and clocks that a test sets: what is claimed of which time."""
 
 import json
 import time
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from notbefore.agent import tracker as module
-from notbefore.agent.tracker import Watch
-from notbefore.core.approval import Attempt
-from notbefore.core.delivery import Routing, Settled, Terms
+from notbefore.agent.tracker import Tracker
+from notbefore.core.approval import ApprovalAttempt
+from notbefore.core.delivery import DeliveryResult, Routing, Terms
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 from notbefore.core.routing import AnnounceBy, Route
@@ -67,7 +67,7 @@ class Agents:
 
     def boot(self, boot_id: str = "first", vm: Vm | None = THIS_VM) -> None:
         self._store = Store(self._directory)
-        self.watch = Watch(self._store, Figures(), lambda line: self.said.append(json.loads(line)), lambda: boot_id)
+        self.watch = Tracker(self._store, Figures(), lambda line: self.said.append(json.loads(line)), lambda: boot_id)
         self.watch.use_api_version("2020-07-01")
         self.watch.set_vm(vm, None)
 
@@ -261,7 +261,7 @@ def test_an_approval_is_a_change_that_others_hear_of(agents: Agents) -> None:
     agents.watch.moved.append(lambda: heard.append("moved"))
     agents.sees(MINE)
     assert heard == ["moved"]
-    attempt = Attempt(agents.watch.listed().lives[ID.casefold()], "rule")
+    attempt = ApprovalAttempt(agents.watch.listed().lives[ID.casefold()], "rule")
     agents.watch.note(attempt)
     assert heard == ["moved"]
     agents.watch.note(attempt, attempt.change("approved", "accepted", "", agents.watch.listed().where))
@@ -279,7 +279,7 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
         told = outbox.exchange([], {"chat": 1, "pager": 1}, now, now + 60)
         assert [one.kind for one in told] == ["announced", "announced"]
-        outbox.exchange([Settled(one.delivery_id, "delivered", now, repeat=60) for one in told], {}, now, now)
+        outbox.exchange([DeliveryResult(one.delivery_id, "delivered", now, repeat=60) for one in told], {}, now, now)
         assert (
             sorted((one.kind, one.state) for one in outbox.rows())
             == [("announced", "held")] * 2 + [("reminder", "pending")] * 2

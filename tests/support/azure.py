@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from notbefore.core.document import Document, Event, parse
-from notbefore.core.lifecycle import Moment
+from notbefore.core.lifecycle import Observation
 
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ME = "WestNO_0"
@@ -50,6 +50,6 @@ def event(**fields: Any) -> Event:
     return document(item(**fields)).events[0]
 
 
-def now(seconds: float = 0.0, **fields: Any) -> Moment:
+def now(seconds: float = 0.0, **fields: Any) -> Observation:
     """A well-watched moment of the VM ``ME``."""
-    return Moment(**{"time": at(seconds), "vm": ME, "blind": 1.0, **fields})
+    return Observation(**{"time": at(seconds), "vm": ME, "silence": 1.0, **fields})

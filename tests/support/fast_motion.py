@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from notbefore.core.change import Gap
-from notbefore.core.lifecycle import Moment, Tracked, diff
-from notbefore.metrics.families import View, samples
+from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
@@ -46,10 +46,10 @@ class FleetVm:
         items = self.look(second)
         if items is None:
             return False
-        blind = None if self.last is None else float(second - self.last)
+        silence = None if self.last is None else float(second - self.last)
         name = self.figures.vm.get("name")
         gap = Gap(self.stood_still(second), 0.0)
-        step = diff(self.tracked, document(*items, incarnation=second), Moment(at(second), name, blind, gap=gap))
+        step = diff(self.tracked, document(*items, incarnation=second), Observation(at(second), name, silence, gap=gap))
         self.tracked, self.last = step.tracked, second
         for one in step.changes:
             self.totals.add(one)
@@ -59,7 +59,9 @@ class FleetVm:
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
-        view = View(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks, ("freezes",))
+        view = Snapshot(
+            self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks, ("freezes",)
+        )
         found: dict[str, float] = {}
         for sample in (sample for family in map(convert, samples(view)) for sample in family.samples):
             if sample.name in wanted:

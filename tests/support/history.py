@@ -19,13 +19,13 @@ import msgspec
 
 from notbefore.core.change import Gap
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import Moment, Tracked, diff
-from notbefore.metrics.families import Family, View, samples
+from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.metrics.families import Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram, Totals
 from notbefore.simulator.scenarios import Play
-from notbefore.web.prometheus import Exposition
+from notbefore.web.prometheus import MetricsText
 
 SINKS = ("oncall", "hub")
 
@@ -73,13 +73,13 @@ class PastVm:
         }
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
-        return samples(View(self.tracked, self.totals, self.figures, moment, outbox, SINKS))
+        return samples(Snapshot(self.tracked, self.totals, self.figures, moment, outbox, SINKS))
 
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
         document = parse(msgspec.json.encode({"DocumentIncarnation": 1, "Events": items}))
         gap = Gap(self.felt, 0.0) if self.tracked.interrupting else Gap(0.0, 0.0)
-        done = diff(self.tracked, document, Moment(datetime.fromtimestamp(now, UTC), self.name, gap=gap))
+        done = diff(self.tracked, document, Observation(datetime.fromtimestamp(now, UTC), self.name, gap=gap))
         self.tracked = done.tracked
         for change in done.changes:
             self.totals.add(change)
@@ -136,7 +136,7 @@ class Present:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 vm = by_path[self.path]
-                body, kind = Exposition(lambda: vm.look(time.time(), 1.0)).render(self.headers.get("Accept", ""))
+                body, kind = MetricsText(lambda: vm.look(time.time(), 1.0)).render(self.headers.get("Accept", ""))
                 self.send_response(200)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))

@@ -10,31 +10,33 @@ from hypothesis import strategies as st
 from notbefore.config.load import load
 from notbefore.core.approval import (
     OPERATOR,
-    Attempt,
+    ApprovalAttempt,
+    ApprovalContext,
+    CommandRun,
     Guard,
     Policy,
-    Ran,
     Rule,
-    Where,
     Who,
     content_of,
     judge,
 )
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Life, Tracked, diff, scope_of
-from notbefore.core.routing import RANK_DELAY, Route, Span, tickets
+from notbefore.core.lifecycle import Tracked, TrackedEvent, diff, scope_of
+from notbefore.core.routing import RANK_DELAY, DurationRange, Route, route
 from notbefore.errors import ConfigError
-from notbefore.metrics.families import View, samples
+from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import MAX_SERIES, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
-SAMPLE = Policy(rules=(Rule(Who(event_source=("User",))), Rule(Who(event_type=("Freeze",), duration=Span(0, 8)))))
+SAMPLE = Policy(
+    rules=(Rule(Who(event_source=("User",))), Rule(Who(event_type=("Freeze",), duration=DurationRange(0, 8))))
+)
 """What Microsoft's own sample approves."""
 
 
-def life(**fields: Any) -> Life:
+def life(**fields: Any) -> TrackedEvent:
     """An event first seen at 0, with a NotBefore at 900."""
     tracked = diff(Tracked(), document(item(**fields)), now(0)).tracked
     return tracked.events[ID.casefold()]
@@ -116,7 +118,7 @@ def test_after_not_before_nothing_is_approved() -> None:
 
 
 def test_notice_that_is_not_known_does_not_match() -> None:
-    seen = diff(Tracked(), document(item()), now(0, blind=None)).tracked.events[ID.casefold()]
+    seen = diff(Tracked(), document(item()), now(0, silence=None)).tracked.events[ID.casefold()]
     assert judge(Policy(rules=(Rule(Who(notice_below=Duration("1h"))),)), seen, ME).action == "leave"
     assert judge(Policy(rules=(Rule(Who(notice_below=Duration("1h"))),)), life(), ME).action == "approve"
 
@@ -129,7 +131,7 @@ rules = st.builds(
         event_type=st.lists(st.sampled_from(["Freeze", "reboot", "Preempt"]), max_size=2).map(tuple),
         event_source=st.lists(st.sampled_from(["Platform", "User"]), max_size=1).map(tuple),
         scope=st.sampled_from([("self",), ("peer",), ("self", "peer"), ()]),
-        duration=st.none() | st.builds(Span, st.none() | st.integers(0, 4), st.none() | st.integers(4, 9)),
+        duration=st.none() | st.builds(DurationRange, st.none() | st.integers(0, 4), st.none() | st.integers(4, 9)),
         resource=st.none() | st.sampled_from(["West.*", "other"]),
     ),
     action=st.sampled_from(["approve", "leave"]),
@@ -202,36 +204,48 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = life(), life(DurationInSeconds=6)
     guard, other = Guard(("drained", "a")), Guard(("drained",))
-    done = Attempt(one, "a", "step").having_run(guard, Ran("failed", "no")).ended("approval_skipped (not_ready): no")
-    assert (done.state, done.told, done.settles(one, "step"), done.settles(one, "another")) == ("done", 1, True, False)
+    done = (
+        ApprovalAttempt(one, "a", "step")
+        .having_run(guard, CommandRun("failed", "no"))
+        .ended("approval_skipped (not_ready): no")
+    )
+    assert (done.state, done.records, done.settles(one, "step"), done.settles(one, "another")) == (
+        "done",
+        1,
+        True,
+        False,
+    )
     again = done.next(moved, "b", "another")
-    assert (again.state, again.told, again.rule, again.settles(one, "step")) == ("checking", 1, "b", True)
-    assert again.ran(guard) == Ran("failed", "no")  # whichever rule asks
+    assert (again.state, again.records, again.rule, again.settles(one, "step")) == ("checking", 1, "b", True)
+    assert again.ran(guard) == CommandRun("failed", "no")  # whichever rule asks
     assert again.ran(other) is None
     approved = msgspec.structs.replace(done, approved=content_of(one))
     assert approved.settles(one, "another")
     assert not approved.settles(moved, "another")
     back = msgspec.structs.replace(one, first_seen=at(500))  # it was gone meanwhile
     anew = approved.next(back, "a", "another")
-    assert (anew.ran(guard), anew.told, anew.settles(back, "step"), anew.settles(back, "other")) == (
+    assert (anew.ran(guard), anew.records, anew.settles(back, "step"), anew.settles(back, "other")) == (
         None,
         1,
         True,
         True,
     )
-    assert Attempt(one, OPERATOR).ended("approved").settled == ()
+    assert ApprovalAttempt(one, OPERATOR).ended("approved").settled == ()
 
 
 def test_an_approval_says_by_whom_and_when_as_long_as_the_event_is_listed() -> None:
     one = life()
-    ruled, by_hand = Attempt(one, "a").accepted(one, at(5)), Attempt(one, OPERATOR, by="eve").accepted(one, at(5))
+    ruled, by_hand = (
+        ApprovalAttempt(one, "a").accepted(one, at(5)),
+        ApprovalAttempt(one, OPERATOR, by="eve").accepted(one, at(5)),
+    )
     assert (ruled.approved, ruled.approved_by) == (content_of(one), "rule a at 2026-03-01T12:00:05Z")
     assert by_hand.approved_by == "operator eve at 2026-03-01T12:00:05Z"
     assert ruled.next(one, "b").approved_by == ruled.approved_by
 
 
 def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
-    def step(rule: Rule, one: Life) -> str:
+    def step(rule: Rule, one: TrackedEvent) -> str:
         return judge(Policy(rules=(rule,)), one, ME).step
 
     known = {
@@ -266,19 +280,19 @@ def test_who_comes_next_leaves_the_leader_time_for_its_command() -> None:
     assert judge(Policy(rules=(guarded,)), life(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
 
 
-def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, told: int = 0) -> Any:
-    return Attempt(life(), rule, told=told).change(kind, reason, "why", Where(at(5), vm, 7))
+def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0) -> Any:
+    return ApprovalAttempt(life(), rule, records=records).change(kind, reason, "why", ApprovalContext(at(5), vm, 7))
 
 
 def test_the_record_of_an_approval_is_the_vms_own() -> None:
     one = changed("approved", "accepted")
     assert one.id != changed("approved", "accepted", vm=PEER).id
-    assert one.id != changed("approved", "accepted", told=1).id
+    assert one.id != changed("approved", "accepted", records=1).id
     assert one.id == changed("approved", "accepted").id
     assert (one.time, one.incarnation, one.approval.rule, one.approval.detail) == (at(5), 7, "a", "why")
     peers = msgspec.structs.replace(one, scope="peer")
-    assert [ticket.sink for ticket in tickets(peers, (), ME, ("chat",))] == []
-    (ticket,) = tickets(peers, (Route(sinks=("chat",)),), "not in it", ("chat",))
+    assert [ticket.sink for ticket in route(peers, (), ME, ("chat",))] == []
+    (ticket,) = route(peers, (Route(sinks=("chat",)),), "not in it", ("chat",))
     assert ticket.delay == 0  # only this VM knows of it, whoever is affected
 
 
@@ -292,7 +306,7 @@ def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
     ):
         totals.add(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
     assert totals.changes == {}
-    view = View(Tracked(), totals, Figures(), at(0), rules=("a", "b"))
+    view = Snapshot(Tracked(), totals, Figures(), at(0), rules=("a", "b"))
     (family,) = [one for one in samples(view) if one.metric.name == "azure_scheduled_event_approvals"]
     assert {labels[1]: value for labels, value in family.samples.items() if labels[0] == "a"} == dict.fromkeys(
         ("approved", "failed", "skipped", "dry_run"), 1.0

@@ -32,7 +32,7 @@ def test_without_routes_each_sink_gets_one() -> None:
     chat, hub = made(change({}))
     assert (chat.sink, chat.kind, chat.severity, chat.record) == ("chat", "announced", "info", b"{}")
     assert chat.due == chat.created == change({}).time.timestamp()
-    assert (chat.fades, hub.fades) == (True, False)
+    assert (chat.expires_with_event, hub.expires_with_event) == (True, False)
     assert chat.expires == chat.created + 86_400
 
 
@@ -47,15 +47,17 @@ def test_an_id_is_the_same_on_every_vm_and_another_for_each_sink_and_step() -> N
 def test_a_sink_of_states_is_not_told_of_approvals() -> None:
     approved = msgspec.structs.replace(change({}), kind="approved", approval=Approval("users", "rule"))
     assert [one.sink for one in made(approved, approvals=False)] == ["hub"]
-    assert [one.fades for one in made(approved)] == [False, False]
+    assert [one.expires_with_event for one in made(approved)] == [False, False]
 
 
 @pytest.mark.parametrize(
-    ("looks", "fades"),
+    ("looks", "expires_with_event"),
     [(({},), True), (({}, {"Description": "x"}), True), (({}, STARTED), False), (({}, None), False)],
 )
-def test_what_leads_up_to_an_event_fades_when_it_ends(looks: tuple[dict[str, Any] | None, ...], *, fades: bool) -> None:
-    assert made(change(*looks))[0].fades == fades
+def test_what_leads_up_to_an_event_expires_when_it_ends(
+    looks: tuple[dict[str, Any] | None, ...], *, expires_with_event: bool
+) -> None:
+    assert made(change(*looks))[0].expires_with_event == expires_with_event
 
 
 def test_a_reminder_comes_so_long_before_not_before() -> None:
@@ -63,7 +65,7 @@ def test_a_reminder_comes_so_long_before_not_before() -> None:
     chat, reminder = made(one, Route(sinks=("chat",), remind_before=Duration("5m")))
     assert one.event.not_before
     assert reminder.due == one.event.not_before.timestamp() - 300
-    assert (reminder.kind, reminder.fades) == ("reminder", True)
+    assert (reminder.kind, reminder.expires_with_event) == ("reminder", True)
     assert reminder.delivery_id != chat.delivery_id
 
 

@@ -16,7 +16,7 @@ from notbefore.core.lifecycle import (
     OUTCOMES,
     TRANSITIONS,
     WATCHED,
-    Moment,
+    Observation,
     Phase,
     Tracked,
     diff,
@@ -25,8 +25,8 @@ from notbefore.core.lifecycle import (
 from support.azure import ID, ME, PEER, at, body, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
-BLIND = {"blind": WATCHED + 1}
-REBOOTED = {"blind": 40.0, "rebooted": True, "gap": Gap(40.0, 0.0)}
+BLIND = {"silence": WATCHED + 1}
+REBOOTED = {"silence": 40.0, "rebooted": True, "gap": Gap(40.0, 0.0)}
 
 
 class Story:
@@ -79,7 +79,7 @@ def test_a_moved_not_before_is_an_update_that_tells_the_old_one() -> None:
     assert (story.last.kind, story.last.reason) == ("updated", "content_changed")
     assert story.last.previous is not None
     assert (story.last.previous.not_before, story.last.event.not_before) == (at(900), at(1500))
-    assert [change.moved for change in story.changes] == [0, 600]
+    assert [change.not_before_shift for change in story.changes] == [0, 600]
 
 
 def test_the_same_content_is_no_change_whatever_the_incarnation() -> None:
@@ -126,7 +126,7 @@ def test_every_row_of_the_table_is_what_happens(before: Phase, after: Phase) -> 
 
 
 def test_what_was_there_at_the_first_look_gives_no_notice() -> None:
-    story = Story().sees(0, item(), blind=None).sees(1, item(**STARTED)).sees(2)
+    story = Story().sees(0, item(), silence=None).sees(1, item(**STARTED)).sees(2)
     assert [change.notice_seconds for change in story.changes] == [None, None, None]
     assert [change.scheduled_seconds for change in story.changes] == [None, None, None]
     assert story.last.started_seconds == 1
@@ -138,14 +138,14 @@ def test_a_start_that_was_not_seen_gives_no_durations() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, STARTED, {"EventStatus": "Pondered"}])
-@pytest.mark.parametrize("moment", [BLIND, {"blind": None}])
+@pytest.mark.parametrize("moment", [BLIND, {"silence": None}])
 def test_gone_while_nobody_watched_is_ended_and_unknown(fields: dict[str, Any], moment: dict[str, Any]) -> None:
     story = Story().sees(0, item(**fields)).sees(3600, **moment)
     assert (story.last.kind, story.last.outcome, story.last.reason) == ("ended", "unknown", "not_watched")
 
 
 def test_a_short_silence_still_counts_as_watching() -> None:
-    assert Story().sees(0, item()).sees(15, blind=WATCHED).last.kind == "canceled"
+    assert Story().sees(0, item()).sees(15, silence=WATCHED).last.kind == "canceled"
 
 
 def test_a_reboot_proves_a_reboot_of_this_vm_that_was_due() -> None:
@@ -239,7 +239,7 @@ def test_nothing_is_claimed_of_a_time_in_which_the_event_could_not_be_read(unrea
 
 
 def test_that_time_begins_with_the_last_good_answer() -> None:
-    story = Story().sees(0, item()).sees(10, item(EventStatus=""), blind=10.0).sees(17).last
+    story = Story().sees(0, item()).sees(10, item(EventStatus=""), silence=10.0).sees(17).last
     assert (story.kind, story.reason) == ("ended", "not_readable")
 
 
@@ -366,11 +366,11 @@ def test_the_countdown_is_of_what_has_not_started() -> None:
 def test_that_resources_moved_says_whom_it_was_to_hit_before() -> None:
     story = Story().sees(0, item(Resources=[ME, PEER])).sees(1, item(Resources=[PEER]))
     assert (story.last.kind, story.last.scope, story.last.previous_scope) == ("updated", "peer", "self")
-    assert story.last.left
+    assert story.last.no_longer_affected
     story.sees(2, item(Resources=[PEER, ME]))
-    assert (story.last.scope, story.last.previous_scope, story.last.left) == ("self", "peer", False)
+    assert (story.last.scope, story.last.previous_scope, story.last.no_longer_affected) == ("self", "peer", False)
     story.sees(3, item(Resources=[ME]))
-    assert (story.last.previous_scope, story.last.left) == (None, False)
+    assert (story.last.previous_scope, story.last.no_longer_affected) == (None, False)
 
 
 BEAT = 5.0  # seconds
@@ -386,7 +386,7 @@ listed = st.fixed_dictionaries(
 )
 moments = st.fixed_dictionaries(
     {
-        "blind": st.sampled_from([BEAT, BEAT, BEAT, 60.0, None]),
+        "silence": st.sampled_from([BEAT, BEAT, BEAT, 60.0, None]),
         "rebooted": st.booleans(),
         "gap": st.sampled_from([None, Gap(0.0, 0.0), Gap(2.0, 3.0)]),
         "vm": st.sampled_from([ME, None]),
@@ -401,7 +401,7 @@ def test_whatever_comes_nothing_is_claimed_that_was_not_observed(
     tracked, seen, alive = Tracked(), set[str](), set[str]()
     unread: dict[str, float] = {}  # seconds since each was read
     for number, (items, fields, damaged) in enumerate(steps):
-        moment: Moment = now(number * BEAT, **fields)
+        moment: Observation = now(number * BEAT, **fields)
         content = parse(body(*items, *([{"EventId": 5}] if damaged else []), incarnation=number))
         unread = {key: seconds + BEAT for key, seconds in unread.items() if key in alive}
         step = diff(tracked, content, moment)

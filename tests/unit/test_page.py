@@ -19,7 +19,7 @@ from notbefore.core.record import Vm, json_line, record
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
 from notbefore.web.page.html import tag
-from notbefore.web.page.model import MAX_ENDED, Look
+from notbefore.web.page.model import MAX_ENDED, PageModel
 from notbefore.web.page.pending import counted
 from notbefore.web.page.render import render
 from notbefore.web.page.timeline import TICKS, Scale, words
@@ -51,7 +51,7 @@ class Agent:
         self.records += [json_line(record(change, self.vm)) for change in step.changes]
         return self
 
-    def look(self, seconds: float, *, polled: bool = True, **said: Any) -> Look:
+    def look(self, seconds: float, *, polled: bool = True, **said: Any) -> PageModel:
         lives = self.tracked.events.values()
         approval = msgspec.convert(NO_APPROVAL | self.approval, PendingApproval) if self.approval else None
         events = PendingView(
@@ -63,7 +63,7 @@ class Agent:
         )
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
         ready = said.pop("ready", Verdict(ok=True))
-        return Look.of(at(seconds), json_line(events), history, ready, Condition(**said))
+        return PageModel.of(at(seconds), json_line(events), history, ready, Condition(**said))
 
 
 class _Reader(HTMLParser):
@@ -79,13 +79,13 @@ class _Reader(HTMLParser):
         self.texts.append(data)
 
 
-def read(look: Look) -> _Reader:
+def read(look: PageModel) -> _Reader:
     reader = _Reader()
     reader.feed(render(look).decode())
     return reader
 
 
-def said(look: Look) -> str:
+def said(look: PageModel) -> str:
     """The page's text on one line."""
     return re.sub(r"\s+", " ", " ".join(read(look).texts))
 
@@ -144,7 +144,7 @@ def test_an_event_that_is_over_is_on_the_timeline_with_what_was_measured() -> No
 
 
 def test_how_it_ended_is_not_claimed_where_nobody_looked() -> None:
-    agent = Agent().sees(0).sees(1, item()).sees(900, blind=800.0)
+    agent = Agent().sees(0).sees(1, item()).sees(900, silence=800.0)
     assert "gone, nobody saw how" in words(agent.look(901).ended[0], at(901))
 
 

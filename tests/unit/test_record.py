@@ -49,7 +49,7 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
 
 def test_what_is_unknown_is_left_out() -> None:
     bare = {"EventId": "a", "EventType": "Freeze", "EventStatus": "Scheduled"}
-    (only,) = changes((0, (bare,), {"blind": None}))
+    (only,) = changes((0, (bare,), {"silence": None}))
     told = record(only, None)
     assert None not in told.values()
     assert "azure.scheduled_event.notice_seconds" not in told
@@ -70,7 +70,7 @@ def test_what_is_unknown_is_left_out() -> None:
         ([((item(),), {}), ((item(**STARTED),), {})], "Freeze of this VM started"),
         ([((item(),), {}), ((), {})], "Freeze of this VM canceled"),
         (
-            [((item(Resources=[]),), {}), ((), {"blind": 99.0})],
+            [((item(Resources=[]),), {}), ((), {"silence": 99.0})],
             "Freeze of a VM of this group gone, and how it ended was not seen",
         ),
     ],

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.delivery.retry import LONGEST, LONGEST_ASKED, Next, Outcome, ceiling, outcome_of_status, plan
+from notbefore.delivery.retry import LONGEST, LONGEST_ASKED, RetryPlan, SendOutcome, ceiling, outcome_of_status, plan
 from support.azure import T0
 
-BUSY = Outcome(accepted=False)
+BUSY = SendOutcome(accepted=False)
 
 
 def test_what_was_accepted_is_delivered_and_what_was_refused_for_good_is_dead() -> None:
-    assert plan(Outcome(accepted=True), 1, T0, 0.5) == Next("delivered")
-    assert plan(Outcome(accepted=False, permanent=True, retry_after=5.0), 1, T0, 0.5) == Next("dead")
+    assert plan(SendOutcome(accepted=True), 1, T0, 0.5) == RetryPlan("delivered")
+    assert plan(SendOutcome(accepted=False, permanent=True, retry_after=5.0), 1, T0, 0.5) == RetryPlan("dead")
 
 
 @pytest.mark.parametrize(("attempt", "seconds"), [(1, 1), (2, 2), (5, 16), (9, 256), (10, 300), (10_000, 300)])
@@ -25,12 +25,12 @@ def test_the_pause_doubles_up_to_five_minutes(attempt: int, seconds: float) -> N
 
 @pytest.mark.parametrize(("asked", "seconds"), [(30.0, 30), (0.0, 1), (1e9, LONGEST_ASKED)])
 def test_the_far_side_is_obeyed_up_to_an_hour(asked: float, seconds: float) -> None:
-    assert plan(Outcome(accepted=False, retry_after=asked), 1, T0, 1.0).at == T0 + timedelta(seconds=seconds)
+    assert plan(SendOutcome(accepted=False, retry_after=asked), 1, T0, 1.0).at == T0 + timedelta(seconds=seconds)
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1), st.none() | st.floats(0, 1e12))
 def test_nothing_that_may_succeed_is_ever_given_up(attempt: int, dice: float, asked: float | None) -> None:
-    following = plan(Outcome(accepted=False, retry_after=asked), attempt, T0, dice)
+    following = plan(SendOutcome(accepted=False, retry_after=asked), attempt, T0, dice)
     assert following.state == "retry"
     assert following.at is not None
     assert timedelta(0) <= following.at - T0 <= timedelta(seconds=max(LONGEST, LONGEST_ASKED))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Change
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.routing import RANK_DELAY, Match, Route, Span, Ticket, severity_of, tickets
+from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, RoutedTo, route, severity_of
 from support.azure import ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -29,7 +29,7 @@ def change(*looks: dict[str, Any] | None, vm: str = ME, **moment: Any) -> Change
 
 
 def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
-    return [ticket.sink for ticket in tickets(one, tuple(routes), vm, SINKS)]
+    return [ticket.sink for ticket in route(one, tuple(routes), vm, SINKS)]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert tickets(change({}), routes, ME, SINKS) == (Ticket("oncall", "critical", severity_given=True),)
+    assert route(change({}), routes, ME, SINKS) == (RoutedTo("oncall", "critical", severity_given=True),)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
         (Match(event_source=("Platform",)), True),
         (Match(event_source=("User",)), False),
         (Match(scope=("peer",)), False),
-        (Match(duration=Span(min=5)), True),
-        (Match(duration=Span(min=6)), False),
-        (Match(duration=Span(max=5)), True),
-        (Match(duration=Span(max=4)), False),
-        (Match(duration=Span()), True),
-        (Match(duration=Span(unknown=True)), False),
-        (Match(duration=Span(min=5, unknown=True)), True),
+        (Match(duration=DurationRange(min=5)), True),
+        (Match(duration=DurationRange(min=6)), False),
+        (Match(duration=DurationRange(max=5)), True),
+        (Match(duration=DurationRange(max=4)), False),
+        (Match(duration=DurationRange()), True),
+        (Match(duration=DurationRange(unknown=True)), False),
+        (Match(duration=DurationRange(min=5, unknown=True)), True),
         (Match(notice_below=Duration("15m")), True),
         (Match(notice_below=Duration("10s")), False),
         (Match(resource="WestNO_[0-9]"), True),
@@ -101,12 +101,12 @@ def test_each_matcher_is_asked(match: Match, *, accepted: bool) -> None:
 
 def test_what_is_unknown_matches_no_bound() -> None:
     unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
-    assert not Match(duration=Span(min=0)).accepts(unknown)
+    assert not Match(duration=DurationRange(min=0)).accepts(unknown)
     assert not Match(notice_below=Duration("999d")).accepts(unknown)
     assert not Match(event_source=("Platform",)).accepts(unknown)
-    assert Match(duration=Span(unknown=True)).accepts(unknown)
-    assert Match(duration=Span(min=9, unknown=True)).accepts(unknown)
-    assert not Match(duration=Span()).accepts(unknown)
+    assert Match(duration=DurationRange(unknown=True)).accepts(unknown)
+    assert Match(duration=DurationRange(min=9, unknown=True)).accepts(unknown)
+    assert not Match(duration=DurationRange()).accepts(unknown)
 
 
 def test_a_resource_that_is_no_expression_is_refused() -> None:
@@ -145,7 +145,7 @@ BOTH = {"Resources": [PEER, ME]}
 def delays(announce_by: Any, *looks: dict[str, Any] | None) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for vm in (PEER, ME, "WestNO_7"):
-        given = tickets(change(*looks, vm=vm), (Route(sinks=("hub",), announce_by=announce_by),), vm, SINKS)
+        given = route(change(*looks, vm=vm), (Route(sinks=("hub",), announce_by=announce_by),), vm, SINKS)
         found[vm] = given[0].delay if given else None
     return found
 
@@ -184,7 +184,7 @@ def test_of_resources_that_moved_the_first_of_those_that_are_left_tells() -> Non
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",), announce_by="leader"),)
-    assert tickets(change({}), routes, None, SINKS) == (Ticket("hub", "info"),)
+    assert route(change({}), routes, None, SINKS) == (RoutedTo("hub", "info"),)
 
 
 @given(
@@ -194,5 +194,5 @@ def test_a_vm_that_does_not_know_its_name_speaks() -> None:
 )
 def test_whoever_is_to_speak_somebody_does_at_once(names: list[str], fields: dict[str, Any], announce_by: Any) -> None:
     routes = (Route(sinks=("hub",), announce_by=announce_by),)
-    spoken = [tickets(change({"Resources": names, **fields}, vm=vm), routes, vm, SINKS) for vm in names]
+    spoken = [route(change({"Resources": names, **fields}, vm=vm), routes, vm, SINKS) for vm in names]
     assert 0.0 in [ticket.delay for given in spoken for ticket in given]

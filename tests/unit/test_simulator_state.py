@@ -9,80 +9,80 @@ import pytest
 
 from notbefore.errors import SimulatorError
 from notbefore.simulator import state as state_module
-from notbefore.simulator.state import State, instance
+from notbefore.simulator.state import SimulatorState, instance
 
 VERSION = "2020-07-01"
 FAST = 1_000.0  # a notice of 15 minutes in 0.9 s
 
 
 @pytest.fixture
-def state() -> State:
-    return State(["WestNO_0", "WestNO_1"], 1.0)
+def state() -> SimulatorState:
+    return SimulatorState(["WestNO_0", "WestNO_1"], 1.0)
 
 
-def document(state: State) -> dict[str, Any]:
+def document(state: SimulatorState) -> dict[str, Any]:
     decoded: dict[str, Any] = msgspec.json.decode(state.body(VERSION))
     return decoded
 
 
-def until_over(state: State) -> None:
+def until_over(state: SimulatorState) -> None:
     deadline = time.monotonic() + 10
     while not state.idle():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-def test_it_begins_with_nothing_scheduled(state: State) -> None:
+def test_it_begins_with_nothing_scheduled(state: SimulatorState) -> None:
     assert document(state) == {"DocumentIncarnation": 1, "Events": []}
 
 
-def test_the_incarnation_rises_when_an_event_comes(state: State) -> None:
+def test_the_incarnation_rises_when_an_event_comes(state: SimulatorState) -> None:
     state.start("user-reboot")
     assert document(state)["DocumentIncarnation"] == 2
 
 
-def test_the_incarnation_stays_while_nothing_changes(state: State) -> None:
+def test_the_incarnation_stays_while_nothing_changes(state: SimulatorState) -> None:
     state.start("user-reboot")
     assert document(state) == document(state)
 
 
-def test_the_incarnation_rises_when_an_event_goes(state: State) -> None:
+def test_the_incarnation_rises_when_an_event_goes(state: SimulatorState) -> None:
     state.start("hardware-failure", speed=10 * FAST)
     before = document(state)["DocumentIncarnation"]
     until_over(state)
     assert document(state) == {"DocumentIncarnation": before + 1, "Events": []}
 
 
-def test_an_event_is_for_the_first_vm_unless_others_are_named(state: State) -> None:
+def test_an_event_is_for_the_first_vm_unless_others_are_named(state: SimulatorState) -> None:
     state.start("user-reboot")
     state.start("user-redeploy", resources=["WestNO_1", "elsewhere"])
     assert [e["Resources"] for e in document(state)["Events"]] == [["WestNO_0"], ["WestNO_1", "elsewhere"]]
 
 
-def test_an_event_id_can_be_given(state: State) -> None:
+def test_an_event_id_can_be_given(state: SimulatorState) -> None:
     assert state.start("user-reboot", event_id="abc") == "abc"
     assert document(state)["Events"][0]["EventId"] == "abc"
 
 
-def test_event_ids_are_unlike_and_in_upper_case_as_azures(state: State) -> None:
+def test_event_ids_are_unlike_and_in_upper_case_as_azures(state: SimulatorState) -> None:
     first, second = state.start("user-reboot"), state.start("user-reboot")
     assert first != second
     assert first == first.upper()
 
 
-def test_an_unknown_scenario_is_refused_with_those_there_are(state: State) -> None:
+def test_an_unknown_scenario_is_refused_with_those_there_are(state: SimulatorState) -> None:
     with pytest.raises(SimulatorError, match="user-reboot"):
         state.start("earthquake")
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, 1e-12, 1e12, float("nan"), float("inf")])
-def test_an_impossible_speed_is_refused_and_nothing_is_scheduled(state: State, speed: float) -> None:
+def test_an_impossible_speed_is_refused_and_nothing_is_scheduled(state: SimulatorState, speed: float) -> None:
     with pytest.raises(SimulatorError, match="speed"):
         state.start("user-reboot", speed=speed)
     assert document(state)["Events"] == []
 
 
-def test_an_event_is_approved_whatever_the_case_of_its_id(state: State) -> None:
+def test_an_event_is_approved_whatever_the_case_of_its_id(state: SimulatorState) -> None:
     event_id = state.start("user-reboot", speed=100.0)
     assert state.approve([event_id.lower()])
     assert state.start_requests == [event_id]
@@ -92,7 +92,7 @@ def test_an_event_is_approved_whatever_the_case_of_its_id(state: State) -> None:
         time.sleep(0.005)
 
 
-def test_a_second_approval_is_taken_and_changes_nothing(state: State) -> None:
+def test_a_second_approval_is_taken_and_changes_nothing(state: SimulatorState) -> None:
     event_id = state.start("user-reboot")
     assert state.approve([event_id])
     before = document(state)
@@ -100,31 +100,31 @@ def test_a_second_approval_is_taken_and_changes_nothing(state: State) -> None:
     assert document(state) == before
 
 
-def test_an_event_that_is_over_may_still_be_approved_as_when_another_vm_was_faster(state: State) -> None:
+def test_an_event_that_is_over_may_still_be_approved_as_when_another_vm_was_faster(state: SimulatorState) -> None:
     event_id = state.start("hardware-failure", speed=10 * FAST)
     until_over(state)
     assert state.approve([event_id])
     assert document(state)["Events"] == []
 
 
-def test_an_approval_with_one_unknown_id_approves_none(state: State) -> None:
+def test_an_approval_with_one_unknown_id_approves_none(state: SimulatorState) -> None:
     event_id = state.start("user-reboot")
     assert not state.approve([event_id, "never-was"])
     assert state.start_requests == []
 
 
-def test_events_of_a_document_set_by_hand_may_be_approved(state: State) -> None:
+def test_events_of_a_document_set_by_hand_may_be_approved(state: SimulatorState) -> None:
     state.set_document({"DocumentIncarnation": 1, "Events": [{"EventId": "ABC"}]})
     assert state.approve(["abc"])
     assert state.start_requests == ["abc"]
 
 
-def test_a_document_set_by_hand_that_cannot_be_read_has_no_events_to_approve(state: State) -> None:
+def test_a_document_set_by_hand_that_cannot_be_read_has_no_events_to_approve(state: SimulatorState) -> None:
     state.set_document(b"[" * 100_000)
     assert not state.approve(["abc"])
 
 
-def test_only_the_newest_start_requests_are_kept(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_start_requests_are_kept(state: SimulatorState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "MAX_START_REQUESTS", 2)
     ids = [state.start("user-reboot") for _ in range(3)]
     for event_id in ids:
@@ -133,7 +133,7 @@ def test_only_the_newest_start_requests_are_kept(state: State, monkeypatch: pyte
 
 
 def test_scenarios_that_are_over_are_forgotten_when_there_are_too_many(
-    state: State, monkeypatch: pytest.MonkeyPatch
+    state: SimulatorState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_module, "MAX_PLAYS", 2)
     gone = state.start("hardware-failure", speed=10 * FAST)
@@ -143,18 +143,18 @@ def test_scenarios_that_are_over_are_forgotten_when_there_are_too_many(
     assert [event["EventId"] for event in document(state)["Events"]] == kept
 
 
-def test_bytes_set_by_hand_are_answered_as_they_are(state: State) -> None:
+def test_bytes_set_by_hand_are_answered_as_they_are(state: SimulatorState) -> None:
     state.set_document(b"\xff\x00 no JSON")
     assert state.body(VERSION) == b"\xff\x00 no JSON"
 
 
-def test_a_scenario_takes_the_place_of_a_document_set_by_hand(state: State) -> None:
+def test_a_scenario_takes_the_place_of_a_document_set_by_hand(state: SimulatorState) -> None:
     state.set_document(b"x")
     event_id = state.start("user-reboot")
     assert document(state)["Events"][0]["EventId"] == event_id
 
 
-def test_clear_takes_everything_back(state: State) -> None:
+def test_clear_takes_everything_back(state: SimulatorState) -> None:
     state.start("user-reboot")
     state.set_document(b"x")
     state.fault("error", times=3)
@@ -163,7 +163,7 @@ def test_clear_takes_everything_back(state: State) -> None:
     assert state.take_fault() is None
 
 
-def test_clear_lets_a_held_client_go(state: State) -> None:
+def test_clear_lets_a_held_client_go(state: SimulatorState) -> None:
     answers: list[bool] = []
     held = threading.Thread(target=lambda: answers.append(state.hold(60)))
     held.start()
@@ -175,18 +175,18 @@ def test_clear_lets_a_held_client_go(state: State) -> None:
     assert answers == [False]
 
 
-def test_a_client_that_nobody_lets_go_is_held_to_the_end(state: State) -> None:
+def test_a_client_that_nobody_lets_go_is_held_to_the_end(state: SimulatorState) -> None:
     assert state.hold(0.01)
 
 
-def test_a_fault_is_used_up_after_its_count_and_the_next_has_its_turn(state: State) -> None:
+def test_a_fault_is_used_up_after_its_count_and_the_next_has_its_turn(state: SimulatorState) -> None:
     state.fault("error", times=2)
     state.fault("gone")
     kinds = [fault and fault.kind for fault in (state.take_fault() for _ in range(4))]
     assert kinds == ["error", "error", "gone", None]
 
 
-def test_a_fault_with_a_duration_ends_by_itself(state: State) -> None:
+def test_a_fault_with_a_duration_ends_by_itself(state: SimulatorState) -> None:
     state.fault("error", seconds=0.2)
     assert state.take_fault() is not None
     deadline = time.monotonic() + 5
@@ -194,12 +194,12 @@ def test_a_fault_with_a_duration_ends_by_itself(state: State) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_fault_with_a_count_and_a_duration_ends_with_the_count_if_that_is_first(state: State) -> None:
+def test_a_fault_with_a_count_and_a_duration_ends_with_the_count_if_that_is_first(state: SimulatorState) -> None:
     state.fault("error", times=1, seconds=60)
     assert [state.take_fault() is None for _ in range(2)] == [False, True]
 
 
-def test_a_reset_lets_the_incarnation_begin_anew_under_the_same_content(state: State) -> None:
+def test_a_reset_lets_the_incarnation_begin_anew_under_the_same_content(state: SimulatorState) -> None:
     for _ in range(3):
         state.start("user-reboot")
         document(state)
@@ -226,14 +226,14 @@ def test_a_reset_lets_the_incarnation_begin_anew_under_the_same_content(state: S
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_and_not_ordered(
-    state: State, kind: str, value: float | None, times: int | None, seconds: float | None
+    state: SimulatorState, kind: str, value: float | None, times: int | None, seconds: float | None
 ) -> None:
     with pytest.raises(SimulatorError, match=kind):
         state.fault(kind, value, times, seconds=seconds)
     assert state.take_fault() is None
 
 
-def test_what_it_did_can_be_read(state: State) -> None:
+def test_what_it_did_can_be_read(state: SimulatorState) -> None:
     event_id = state.start("user-reboot")
     state.approve([event_id])
     state.take_fault()

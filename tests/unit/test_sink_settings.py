@@ -10,7 +10,7 @@ from notbefore.config.load import dump, load, plain_secrets, warnings
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
-from notbefore.core.routing import Match, Span
+from notbefore.core.routing import DurationRange, Match
 from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import try_out
@@ -66,7 +66,7 @@ def test_all_kinds_are_taken(place: Path) -> None:
     assert first.match == Match(
         scope=("self",),
         event_type=("Reboot", "Redeploy"),
-        duration=Span(9, None, unknown=True),
+        duration=DurationRange(9, None, unknown=True),
         notice_below=Duration("5m"),
     )
     assert (first.go_on, first.announce_by, second.match.change) == (True, "leader", ("announced",))

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from notbefore.agent import stdout as tell
-from notbefore.agent.stdout import Teller
+from notbefore.agent.stdout import StdoutWriter
 
 
 def test_what_waits_is_written_before_it_stops() -> None:
     out = io.BytesIO()
-    teller = Teller(out)
+    teller = StdoutWriter(out)
     for number in range(100):
         teller(b"%d\n" % number)
     teller.start()
@@ -23,7 +23,7 @@ def test_what_waits_is_written_before_it_stops() -> None:
 def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(tell, "WAITING", 2)
     out = io.BytesIO()
-    teller = Teller(out)
+    teller = StdoutWriter(out)
     for number in range(5):
         teller(b"%d\n" % number)
     assert caplog.text.count("nobody reads standard output") == 1
@@ -35,7 +35,7 @@ def test_a_pipe_that_is_gone_does_not_end_it() -> None:
     os.close(reading)
     before = threading.active_count()
     with os.fdopen(writing, "wb", buffering=0) as out:
-        teller = Teller(out)
+        teller = StdoutWriter(out)
         teller.start()
         teller(b"lost\n")
         teller(b"lost as well\n")

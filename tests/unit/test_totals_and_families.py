@@ -8,7 +8,7 @@ import pytest
 from notbefore.core.change import Change, Gap
 from notbefore.core.delivery import FALLBACK
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.metrics.families import VM_LABELS, Family, View, samples
+from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import MAX_SERIES, TYPES, Histogram, Totals
@@ -31,7 +31,7 @@ class Agent:
         return self
 
     def families(self, seconds: float) -> dict[str, Family]:
-        view = View(self.tracked, self.totals, self.figures, at(seconds))
+        view = Snapshot(self.tracked, self.totals, self.figures, at(seconds))
         return {family.metric.name: family for family in samples(view)}
 
     def value(self, name: str, seconds: float, *labels: str) -> Any:
@@ -136,7 +136,7 @@ def test_an_event_that_comes_back_started_had_no_notice_either() -> None:
 
 
 def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
-    agent = Agent().sees(0, item(), blind=None)
+    agent = Agent().sees(0, item(), silence=None)
     assert agent.value("azure_scheduled_event_notice_seconds", 0, "Freeze").count == 0
     assert agent.value("azure_scheduled_event_given_notice_seconds", 0, ID) is None
 
@@ -254,7 +254,7 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
         oldest={"chat": at(0).timestamp()},
         counts={("chat", "accepted"): 5, ("chat", "delivered"): 2, ("chat", FALLBACK): 1},
     )
-    found = samples(View(Tracked(), Totals(), Figures(), at(60), view, ("chat", "hub")))
+    found = samples(Snapshot(Tracked(), Totals(), Figures(), at(60), view, ("chat", "hub")))
     by_name = {family.metric.name: family.samples for family in found}
     assert by_name["notbefore_deliveries"][("chat", "delivered")] == 2
     assert by_name["notbefore_deliveries"][("hub", "dead")] == 0

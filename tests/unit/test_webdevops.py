@@ -6,11 +6,11 @@ from typing import Any
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.metrics.families import Family, View
+from notbefore.metrics.families import Family, Snapshot
 from notbefore.metrics.process import POLL_BOUNDS, Figures
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Totals
 from notbefore.metrics.webdevops import webdevops
-from notbefore.web.prometheus import Exposition
+from notbefore.web.prometheus import MetricsText
 from support.azure import ID, ME, PEER, at, document, item, now
 
 LABELS = ("eventID", "eventType", "resourceType", "resource", "eventStatus", "notBefore", "eventSource")
@@ -18,7 +18,7 @@ LABELS = ("eventID", "eventType", "resourceType", "resource", "eventStatus", "no
 
 def families(*items: Any, figures: Figures | None = None) -> dict[str, Family]:
     tracked = diff(Tracked(), document(*items, incarnation=7), now(0)).tracked
-    view = View(tracked, Totals(), figures or Figures(vm={"name": ME}), at(1))
+    view = Snapshot(tracked, Totals(), figures or Figures(vm={"name": ME}), at(1))
     return {family.metric.name: family for family in webdevops(view)}
 
 
@@ -63,7 +63,7 @@ def test_requests_are_those_that_the_agent_made() -> None:
 
 def test_the_incarnation_is_told_once_it_is_known() -> None:
     assert families()["azure_scheduledevent_document_incarnation"].samples == {(): 7.0}
-    names = [family.metric.name for family in webdevops(View(Tracked(), Totals(), Figures(), at(0)))]
+    names = [family.metric.name for family in webdevops(Snapshot(Tracked(), Totals(), Figures(), at(0)))]
     assert "azure_scheduledevent_document_incarnation" not in names
 
 
@@ -71,7 +71,7 @@ def test_the_names_come_out_as_they_are_in_both_formats() -> None:
     def read() -> Iterator[Family]:
         yield from families(item()).values()
 
-    exposition = Exposition(read)
+    exposition = MetricsText(read)
     openmetrics = exposition.render("application/openmetrics-text; version=1.0.0")[0].decode()
     parse: Any = text_string_to_metric_families  # has no types
     kinds = {family.name: family.type for family in parse(openmetrics)}

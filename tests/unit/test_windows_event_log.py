@@ -10,7 +10,7 @@ import pytest
 
 from notbefore.config.checks import check_installed
 from notbefore.config.sinks import Links, SinkConfig, WindowsEventLog
-from notbefore.core.change import APPROVAL_KINDS, STEPS
+from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS
 from notbefore.delivery.render import Text, built_in
 from notbefore.delivery.sinks.windows_event_log import (
     ERROR,
@@ -45,7 +45,7 @@ def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_grave() -> None:
 
 
 def test_every_change_has_an_id_of_its_own() -> None:
-    assert set(EVENT_IDS) == {*STEPS, *APPROVAL_KINDS, "reminder"}
+    assert set(EVENT_IDS) == {*LIFECYCLE_KINDS, *APPROVAL_KINDS, "reminder"}
     assert len(set(EVENT_IDS.values())) == len(EVENT_IDS)
 
 

@@ -21,12 +21,12 @@ from typing import Any, Final
 from notbefore import __version__
 from notbefore.agent.approver import Approver
 from notbefore.agent.control_socket import ControlSocket
-from notbefore.agent.courier import Dispatcher, check
-from notbefore.agent.polling import Watcher
-from notbefore.agent.start_request import Switches
-from notbefore.agent.stdout import Teller
-from notbefore.agent.systemd import Notifier
-from notbefore.agent.tracker import Watch, now_utc
+from notbefore.agent.courier import CourierManager, check
+from notbefore.agent.polling import Polling
+from notbefore.agent.start_request import ApprovalSettings
+from notbefore.agent.stdout import StdoutWriter
+from notbefore.agent.systemd import SystemdNotifier
+from notbefore.agent.tracker import Tracker, now_utc
 from notbefore.config.model import Config
 from notbefore.config.sinks import Otlp
 from notbefore.delivery.orders import Orders
@@ -39,7 +39,7 @@ from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
 from notbefore.web.access import access
 from notbefore.web.app import make_app
-from notbefore.web.prometheus import Exposition
+from notbefore.web.prometheus import MetricsText
 from notbefore.web.server import HttpServer
 from notbefore.web.view import Condition, Verdict
 
@@ -64,23 +64,25 @@ class Agent:
             since=now_utc(), version=__version__, python=platform.python_version(), config_loaded=time.time()
         )
         self._store = Store(Path(config.state.dir))
-        self._teller = Teller()
-        self._watch = Watch(self._store, self._figures, self._teller)
+        self._teller = StdoutWriter()
+        self._watch = Tracker(self._store, self._figures, self._teller)
         self._outbox = OutboxReader(self._store.path)
         self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.settimeout(0)
-        self._dispatcher = Dispatcher(self._orders(config), self._figures, lambda: self._outbox.look()[1], self._poke)
+        self._dispatcher = CourierManager(
+            self._orders(config), self._figures, lambda: self._outbox.look()[1], self._poke
+        )
         self._watch.routing = config.routing
         self._watch.outbox = lambda: self._outbox.look()[0]
         self._watch.wake = self._dispatcher.wake
-        self._watcher = Watcher(config, self._watch)
+        self._watcher = Polling(config, self._watch)
         self._approver = Approver(self._watch, self._switches(config))
         self._control = ControlSocket(self._store.path.parent, self._approver.carry_out) if allow_approval else None
-        self._exposition = Exposition(self._scraped)
+        self._exposition = MetricsText(self._scraped)
         self._telemetry: Any = None  # telemetry.Telemetry, where OTLP is configured
         self._server = HttpServer(config.server.listen, make_app(self), access(config.server))
-        self._notifier = Notifier()
+        self._notifier = SystemdNotifier()
         self._stopping = False
         self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
@@ -195,8 +197,8 @@ class Agent:
             log_level=config.log.level,
         )
 
-    def _switches(self, config: Config) -> Switches:
-        return Switches(config.approval, self._watcher.endpoint, config.imds.api_version, self._allow_approval)
+    def _switches(self, config: Config) -> ApprovalSettings:
+        return ApprovalSettings(config.approval, self._watcher.endpoint, config.imds.api_version, self._allow_approval)
 
     def _patience(self) -> float:
         # idle, nothing here needs attention but signals; a new event is noticed within this time, and Azure's notice
@@ -211,7 +213,7 @@ class Agent:
     def _reconfigure(self) -> None:
         try:
             config = self._reload()
-            watcher = Watcher(config, self._watch, self._watcher)
+            watcher = Polling(config, self._watch, self._watcher)
             check(self._orders(config))
         except ConfigError as error:
             self._figures.config_reloads["failure"] += 1

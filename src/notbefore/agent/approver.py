@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.agent.control_socket import Order, Reply
-from notbefore.agent.start_request import StartRequest, Switches
-from notbefore.agent.tracker import Listed, Watch
-from notbefore.core.approval import BY_RULE, OPERATOR, Attempt, Guard, Ran, content_of, judge
+from notbefore.agent.control_socket import ControlReply, ControlRequest
+from notbefore.agent.start_request import ApprovalSettings, StartRequest
+from notbefore.agent.tracker import ListedEvents, Tracker
+from notbefore.core.approval import BY_RULE, OPERATOR, ApprovalAttempt, CommandRun, Guard, content_of, judge
 from notbefore.core.change import Reason
 from notbefore.core.document import SCHEDULED
-from notbefore.core.lifecycle import Life
+from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingApproval
 from notbefore.imds.client import TIMEOUT, ImdsClient
 
@@ -32,7 +32,7 @@ log = logging.getLogger("notbefore.approval")
 class Approver:
     """Raises ``ConfigError`` for an endpoint that is none."""
 
-    def __init__(self, watch: Watch, switches: Switches) -> None:
+    def __init__(self, watch: Tracker, switches: ApprovalSettings) -> None:
         self._watch = watch
         self._switches = switches
         self._requests: dict[str, tuple[StartRequest, threading.Thread]] = {}  # under way, by the event's key
@@ -45,7 +45,7 @@ class Approver:
         watch.preview = self.preview
         self.configure(switches)
 
-    def configure(self, switches: Switches) -> None:
+    def configure(self, switches: ApprovalSettings) -> None:
         """From now on by these switches and rules; what is under way is judged by them as well."""
         ImdsClient(switches.endpoint)  # says what is wrong with the address
         self._switches = switches
@@ -107,14 +107,14 @@ class Approver:
             waits += [self._consider(life, listed) for life in listed.lives.values()]
         return min(waits)
 
-    def _since(self, life: Life, listed: Listed) -> datetime:
+    def _since(self, life: TrackedEvent, listed: ListedEvents) -> datetime:
         """When this process first saw the event as it is."""
         key, content = life.event.key, content_of(life)
         if key not in self._contents or self._contents[key][0] != content:
             self._contents[key] = content, listed.where.now
         return self._contents[key][1]
 
-    def _consider(self, life: Life, listed: Listed) -> float:
+    def _consider(self, life: TrackedEvent, listed: ListedEvents) -> float:
         """Begin what is due of one event; returns seconds until it may be more."""
         key, dry_run = life.event.key, self._switches.mode == "dry_run"
         flawed, since = key in listed.flawed, self._since(life, listed)
@@ -138,7 +138,7 @@ class Approver:
                 self._begin(attempt, before, decision.guard)
         return LOOK_AGAIN
 
-    def _resume(self, attempt: Attempt, listed: Listed) -> None:
+    def _resume(self, attempt: ApprovalAttempt, listed: ListedEvents) -> None:
         """Go on with what an agent before this one had begun, or what the disk held up."""
         life = listed.lives.get(attempt.life.event.key)
         if life is None or life.event.event_status != SCHEDULED:
@@ -152,26 +152,30 @@ class Approver:
             ran = attempt.ran(guard) if guard is not None else None
             if guard is not None and ran is not None and ran.state == "running":
                 words = "the agent ended while the command ran, and it runs once"
-                self._skip(attempt.having_run(guard, Ran("failed", words)), attempt, "interrupted", words)
+                self._skip(attempt.having_run(guard, CommandRun("failed", words)), attempt, "interrupted", words)
             else:
                 self._begin(attempt, attempt, guard)
 
     # ---- doing; ``before`` is what was known when it was decided: nothing is done where another was faster
 
-    def _is_busy(self, attempt: Attempt) -> bool:
+    def _is_busy(self, attempt: ApprovalAttempt) -> bool:
         with self._lock:
             return attempt.life.event.key in self._requests
 
-    def _is_current(self, key: str, before: Attempt | None) -> bool:
+    def _is_current(self, key: str, before: ApprovalAttempt | None) -> bool:
         return key not in self._requests and self._watch.listed().attempts.get(key) is before
 
-    def _skip(self, attempt: Attempt, before: Attempt | None, reason: Reason, words: str) -> None:
+    def _skip(self, attempt: ApprovalAttempt, before: ApprovalAttempt | None, reason: Reason, words: str) -> None:
         with self._lock:
             if self._is_current(attempt.life.event.key, before):
                 StartRequest(self._watch, lambda: self._switches, self._stop, attempt).unsent(reason, words)
 
     def _begin(
-        self, attempt: Attempt, before: Attempt | None, guard: Guard | None, patience: float | None = None
+        self,
+        attempt: ApprovalAttempt,
+        before: ApprovalAttempt | None,
+        guard: Guard | None,
+        patience: float | None = None,
     ) -> StartRequest | None:
         """Have it done in a thread; ``None`` where another is at it, or there are too many."""
         key = attempt.life.event.key
@@ -200,7 +204,7 @@ class Approver:
 
     # ---- what people ask
 
-    def preview(self, life: Life, listed: Listed) -> PendingApproval | None:
+    def preview(self, life: TrackedEvent, listed: ListedEvents) -> PendingApproval | None:
         """What the rules would do with a listed event, and why; ``None`` where nobody has thought of approving."""
         switches = self._switches
         if not (switches.policy.rules or switches.policy.enabled or switches.allowed):
@@ -220,43 +224,49 @@ class Approver:
             state="" if attempt is None else attempt.outcome or attempt.state,
         )
 
-    def carry_out(self, order: Order, user: str) -> Reply:
+    def carry_out(self, order: ControlRequest, user: str) -> ControlReply:
         """What came in through the agent's own socket."""
         key = order.event_id.casefold()
         life = self._watch.listed().lives.get(key)
         if life is None:
-            return Reply(done=False, words=f"no event {order.event_id} is listed: see `notbefore events`")
+            return ControlReply(done=False, words=f"no event {order.event_id} is listed: see `notbefore events`")
         if order.content:
             return self._by_hand(life, order.content, user)
         words = _approved(self._watch.listed().attempts.get(key), life)
         events: list[dict[str, Any]] = msgspec.json.decode(self._watch.pending())["events"]
         event = next((one for one in events if one["event_id"].casefold() == key), None)
-        return Reply(done=event is not None, words=words, event=event, content=content_of(life))
+        return ControlReply(done=event is not None, words=words, event=event, content=content_of(life))
 
-    def _by_hand(self, life: Life, content: str, user: str) -> Reply:
+    def _by_hand(self, life: TrackedEvent, content: str, user: str) -> ControlReply:
         """Approve a listed event because somebody says so; returns when IMDS has answered."""
         switches = self._switches
         if switches.mode != "on":
-            return Reply(done=False, words=f"nothing is sent: {switches.missing or 'approval.dry_run is true'}")
+            return ControlReply(done=False, words=f"nothing is sent: {switches.missing or 'approval.dry_run is true'}")
         if content_of(life) != content:
-            return Reply(done=False, words="nothing was sent: it has changed since it was shown, look again")
+            return ControlReply(done=False, words="nothing was sent: it has changed since it was shown, look again")
         before = self._watch.listed().attempts.get(life.event.key)
         if words := _approved(before, life):
-            return Reply(done=True, words=words)
+            return ControlReply(done=True, words=words)
         request = self._begin(_next(before, life, OPERATOR, by=user), before, None, BY_HAND_SECONDS)
         if request is None:
-            return Reply(done=False, words="an approval of it is under way, or too many are: see `notbefore events`")
+            return ControlReply(
+                done=False, words="an approval of it is under way, or too many are: see `notbefore events`"
+            )
         request.done.wait(BY_HAND_SECONDS + LOOK_AGAIN + TIMEOUT)
         outcome = request.attempt.outcome
-        return Reply(done=outcome.startswith("approved"), words=outcome or "it is not decided: see `notbefore history`")
+        return ControlReply(
+            done=outcome.startswith("approved"), words=outcome or "it is not decided: see `notbefore history`"
+        )
 
 
-def _approved(attempt: Attempt | None, life: Life) -> str:
+def _approved(attempt: ApprovalAttempt | None, life: TrackedEvent) -> str:
     """That an event was approved as it is, in words; empty where it was not."""
     if attempt is None or attempt.approved != content_of(life):
         return ""
     return f"it is approved already, by {attempt.approved_by}: nothing more is sent unless Azure changes it"
 
 
-def _next(before: Attempt | None, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> Attempt:
-    return before.next(life, rule, step, by) if before is not None else Attempt(life, rule, step, by=by)
+def _next(
+    before: ApprovalAttempt | None, life: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
+) -> ApprovalAttempt:
+    return before.next(life, rule, step, by) if before is not None else ApprovalAttempt(life, rule, step, by=by)

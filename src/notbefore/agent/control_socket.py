@@ -27,14 +27,14 @@ ANSWER_SECONDS: Final = 60.0
 log = logging.getLogger("notbefore.agent.control_socket")
 
 
-class Order(Struct, frozen=True, forbid_unknown_fields=True):
+class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """To be shown an event; with the ``content`` that was shown, to have it approved."""
 
     event_id: str
     content: str = ""
 
 
-class Reply(Struct, frozen=True):
+class ControlReply(Struct, frozen=True):
     """What came of it, in words."""
 
     done: bool
@@ -46,7 +46,7 @@ class Reply(Struct, frozen=True):
 class ControlSocket:
     """Serves one connection after the other; ``carry_out(order, user)`` does the work."""
 
-    def __init__(self, directory: Path, carry_out: Callable[[Order, str], Reply]) -> None:
+    def __init__(self, directory: Path, carry_out: Callable[[ControlRequest, str], ControlReply]) -> None:
         self.path = directory / NAME
         self._carry_out = carry_out
         self._socket: socket.socket | None = None
@@ -98,24 +98,24 @@ class ControlSocket:
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(msgspec.json.encode(self._answer(connection)) + b"\n")
 
-    def _answer(self, connection: socket.socket) -> Reply:
+    def _answer(self, connection: socket.socket) -> ControlReply:
         line, uid = _line(connection), peer_uid(connection)
         if uid is not None and uid not in (0, os.geteuid()):
-            return Reply(done=False, words="only root and the agent's own user may approve")
+            return ControlReply(done=False, words="only root and the agent's own user may approve")
         try:
-            order = msgspec.json.decode(line, type=Order)
+            order = msgspec.json.decode(line, type=ControlRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Reply(done=False, words=f"this is no order: {error}")
+            return ControlReply(done=False, words=f"this is no order: {error}")
         if _gone(connection):
-            return Reply(done=False, words="nobody waits for the answer any more: nothing is done")
+            return ControlReply(done=False, words="nobody waits for the answer any more: nothing is done")
         try:
             return self._carry_out(order, user_name(uid))
         except Exception as error:
             log.exception("approval by hand failed")
-            return Reply(done=False, words=f"it failed ({type(error).__name__}): the agent's log says why")
+            return ControlReply(done=False, words=f"it failed ({type(error).__name__}): the agent's log says why")
 
 
-def ask(directory: Path, order: Order) -> Reply:
+def ask(directory: Path, order: ControlRequest) -> ControlReply:
     """Give an order to the agent of a state directory; raises ``NotBeforeError`` where none listens."""
     path = directory / NAME
     try:
@@ -127,7 +127,7 @@ def ask(directory: Path, order: Order) -> Reply:
         try:
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(order) + b"\n")
-            return msgspec.json.decode(_line(connection), type=Reply)
+            return msgspec.json.decode(_line(connection), type=ControlReply)
         except TimeoutError:
             raise NotBeforeError(
                 f"{path}: no answer after {ANSWER_SECONDS:g} s; `notbefore history` will tell whether it was approved"

@@ -1,4 +1,4 @@
-"""``Dispatcher``: the agent's hand on its courier. Starts one when something is due, wakes it, ends it when it hangs.
+"""``CourierManager`` starts a courier when something is due, wakes it, and ends it when it hangs.
 
 Only the agent's main thread calls it, but for ``wake``. Nothing here waits: the agent lives on whatever becomes of the
 courier.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from notbefore.agent.courier_process import Child, start
+from notbefore.agent.courier_process import CourierProcess, start
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, STOP, STOP_SECONDS, WAKE, Orders, seal
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import Figures
@@ -28,7 +28,7 @@ def check(orders: Orders) -> None:
     seal(orders, dict(os.environ))
 
 
-class Dispatcher:
+class CourierManager:
     """``look`` says when the next delivery is due, in Unix seconds; ``poke`` makes the agent call ``tick`` soon."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Dispatcher:
         self._figures = figures
         self._look = look
         self._poke = poke
-        self._child: Child | None = None
+        self._child: CourierProcess | None = None
         self._woken = False
         self._reason = "due"  # why the next one is started
         self._failures = 0
@@ -122,7 +122,7 @@ class Dispatcher:
         log.debug("courier %d started: %s", self._child.pid, self._reason)
         self._reason = "due"
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: CourierProcess) -> None:
         if child.missed >= MISSED_BEATS:
             log.error("the courier shows no sign of life: killed, and started anew")
             child.kill()
@@ -130,7 +130,7 @@ class Dispatcher:
         elif child.gone():
             self._ended(child, None)
 
-    def _ended(self, child: Child, known: int | None) -> None:
+    def _ended(self, child: CourierProcess, known: int | None) -> None:
         code = child.reap()
         code = code if known is None else known
         self._child, self._figures.courier_running = None, False

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from notbefore.delivery.orders import BEAT, Orders, seal
 
 
-class Child(Protocol):
+class CourierProcess(Protocol):
     """A courier that runs. Nothing here waits, but for ``reap``."""
 
     pid: int
@@ -69,11 +69,11 @@ class SpawnedChild:
 
     @property
     def missed(self) -> int:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         return self._beating.missed
 
     def say(self, what: bytes) -> None:
-        """See ``Child``; never waits: what does not fit is left out."""
+        """See ``CourierProcess``; never waits: what does not fit is left out."""
         with suppress(OSError):
             os.write(self._stdin, what)
 
@@ -87,12 +87,12 @@ class SpawnedChild:
         return False
 
     def kill(self) -> None:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         self._close()
         self.kill()  # where it has closed its pipe and lives on; one that has ended is not hurt
         _, status = os.waitpid(self.pid, 0)
@@ -105,7 +105,7 @@ class SpawnedChild:
 
 
 class PopenChild:
-    """Where there is no ``posix_spawn``, and where pipes cannot be waited for (Windows); see ``Child``.
+    """Where there is no ``posix_spawn``, and where pipes cannot be waited for (Windows); see ``CourierProcess``.
 
     Two threads stand between the pipes and the agent's main thread: one turns the signs of life into what ``select``
     takes, one writes, so that nobody waits for a courier to read.
@@ -136,15 +136,15 @@ class PopenChild:
 
     @property
     def missed(self) -> int:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         return self._beating.missed
 
     def say(self, what: bytes) -> None:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         self._words.put(what)
 
     def gone(self) -> bool:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         with suppress(BlockingIOError):
             beats = self.beats.recv(4096)
             self._beating.felt()
@@ -153,12 +153,12 @@ class PopenChild:
         return False
 
     def kill(self) -> None:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         with suppress(OSError):
             self._process.kill()
 
     def reap(self) -> int:
-        """See ``Child``."""
+        """See ``CourierProcess``."""
         self._words.put(None)
         self.kill()
         code = self._process.wait()
@@ -206,7 +206,7 @@ def command() -> list[str]:
     return [sys.executable, "-P", "-m", "notbefore.delivery"]
 
 
-def start(orders: Orders) -> Child:
+def start(orders: Orders) -> CourierProcess:
     """A courier with these orders; raises ``OSError`` where none can be started."""
     if hasattr(os, "posix_spawn"):
         return SpawnedChild(orders)

@@ -1,4 +1,4 @@
-"""``Pulse``: feels a freeze of this VM. A thread that does nothing but wake ten times a second, and notes how late.
+"""``FreezeMeter`` measures how long this VM was frozen: a thread wakes ten times a second and notes how late.
 
 It runs only while an event that hits this VM is listed. It is apart from the polling, because IMDS answers slowly, or
 not at all, just when something happens, and a slow answer is no interruption.
@@ -14,7 +14,7 @@ from notbefore.core.change import Gap
 TICK: Final = 0.1  # seconds; also how precise the interruption is
 
 
-class Pulse:
+class FreezeMeter:
     """``start``, then ``take`` the longest gap since the last ``take``; ``stop`` when nothing is expected."""
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:

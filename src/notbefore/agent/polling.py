@@ -1,11 +1,11 @@
-"""``Watcher``: one endpoint being polled, and asked who this VM is; looks for IMDS where that is silent."""
+"""``Polling``: one endpoint being polled, and asked who this VM is; looks for IMDS where that is silent."""
 
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from notbefore.agent.tracker import Watch
+from notbefore.agent.tracker import Tracker
 from notbefore.config.model import Config
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsClient, may_be_elsewhere
@@ -13,7 +13,7 @@ from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poll, Poller
 
 if TYPE_CHECKING:  # in a VNet nobody needs it
-    from notbefore.imds.discovery import Step
+    from notbefore.imds.discovery import SearchStep
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
@@ -27,10 +27,10 @@ STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
 log = logging.getLogger("notbefore.agent.polling")
 
 
-class Watcher:
+class Polling:
     """One endpoint being polled: the threads ``poll`` and ``who``. A reload of the configuration makes a new one."""
 
-    def __init__(self, config: Config, watch: Watch, before: "Watcher | None" = None) -> None:
+    def __init__(self, config: Config, watch: Tracker, before: "Polling | None" = None) -> None:
         self._watch = watch
         self._name = config.vm.name
         self._api_version = config.imds.api_version
@@ -152,7 +152,7 @@ class Watcher:
         log.info("IMDS is asked at %s from now on", self.endpoint)
         return True
 
-    def _search(self) -> "list[Step]":
+    def _search(self) -> "list[SearchStep]":
         from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above
 
         steps = []

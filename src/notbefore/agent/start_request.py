@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.agent.tracker import Listed, Watch
-from notbefore.core.approval import OPERATOR, Attempt, Guard, Policy, Ran, content_of, judge
+from notbefore.agent.tracker import ListedEvents, Tracker
+from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, content_of, judge
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED
-from notbefore.core.lifecycle import Life
+from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.record import json_line, record
 from notbefore.errors import ImdsError, SendError
 from notbefore.imds.client import TIMEOUT, ImdsClient
@@ -39,7 +39,7 @@ PREVIEW_VERSION: Final = "2017-03-01"  # wants the DocumentIncarnation as well
 log = logging.getLogger("notbefore.approval")
 
 
-class Switches(Struct, frozen=True):
+class ApprovalSettings(Struct, frozen=True):
     """What decides whether anything is sent, and where."""
 
     policy: Policy
@@ -77,10 +77,10 @@ class StartRequest:
 
     def __init__(
         self,
-        watch: Watch,
-        switches: Callable[[], Switches],
+        watch: Tracker,
+        switches: Callable[[], ApprovalSettings],
         stop: threading.Event,
-        attempt: Attempt,
+        attempt: ApprovalAttempt,
         patience: float | None = None,
     ) -> None:
         self.attempt = attempt
@@ -112,13 +112,13 @@ class StartRequest:
         if ran is not None:  # for this event, when its content was another: that is told already
             self._watch.note(self.attempt.ended(f"approval_skipped (not_ready): {ran.said}"))
             return False
-        if self._approvable("") is None or not self._begin(self.attempt.having_run(guard, Ran("running"))):
+        if self._approvable("") is None or not self._begin(self.attempt.having_run(guard, CommandRun("running"))):
             return False
         log.info("approval of %s: running %s", self.event_id, guard.command[0])
         ready, words = self._run(guard)
         if self._stop.is_set():  # it was cut off: the next agent says so
             return False
-        self.attempt = self.attempt.having_run(guard, Ran("ready" if ready else "failed", words))
+        self.attempt = self.attempt.having_run(guard, CommandRun("ready" if ready else "failed", words))
         if not ready:
             self.over("approval_skipped", "not_ready", words)
         return ready and self._watch.note(self.attempt)
@@ -165,7 +165,7 @@ class StartRequest:
             self.over("approved", "accepted", ran.said if ran is not None else "")
             return
 
-    def _approvable(self, error: str) -> Life | None:
+    def _approvable(self, error: str) -> TrackedEvent | None:
         """The event, if it may be approved now; waits until IMDS is heard. Otherwise says why not."""
         while not self._stop.is_set():
             listed = self._watch.listed()
@@ -182,7 +182,7 @@ class StartRequest:
             self._stop.wait(LISTEN)
         return None
 
-    def _objection(self, listed: Listed) -> Objection | None:
+    def _objection(self, listed: ListedEvents) -> Objection | None:
         life, switches = listed.lives.get(self.attempt.life.event.key), self._switches()
         if life is None:
             return Objection("no_longer_scheduled", "it is gone")
@@ -195,7 +195,7 @@ class StartRequest:
         words = self._changed(life, switches.policy, listed)
         return Objection("changed", words) if words else None
 
-    def _changed(self, life: Life, policy: Policy, listed: Listed) -> str:
+    def _changed(self, life: TrackedEvent, policy: Policy, listed: ListedEvents) -> str:
         """What is not any more as it was decided on, in words."""
         flawed = life.event.key in listed.flawed
         if content_of(life) != content_of(self.attempt.life):
@@ -207,7 +207,7 @@ class StartRequest:
             return f"the rules say {decision.action} now: {decision.why}"
         return "it is another VM's turn now" if decision.at is not None and listed.where.now < decision.at else ""
 
-    def _post(self, life: Life) -> None:
+    def _post(self, life: TrackedEvent) -> None:
         """One start request; raises ``ImdsError`` for everything but 200."""
         switches, where = self._switches(), self._watch.listed().where
         body: dict[str, object] = {"StartRequests": [{"EventId": life.event.event_id}]}
@@ -241,7 +241,7 @@ class StartRequest:
 
     # ---- what is written down
 
-    def _begin(self, attempt: Attempt) -> bool:
+    def _begin(self, attempt: ApprovalAttempt) -> bool:
         """Write down what is about to be done; False where that cannot be: then it is not done."""
         before, self.attempt = self.attempt, attempt
         if self._watch.note(attempt):

@@ -1,4 +1,4 @@
-"""``Teller``: records to standard output, in a thread of its own: a reader who stops reading stops nobody else."""
+"""``StdoutWriter``: records to standard output, from a thread of its own: a reader that stalls holds up nobody."""
 
 import logging
 import queue
@@ -12,7 +12,7 @@ WAITING: Final = 10_000  # lines; what does not fit is left out here, and stands
 log = logging.getLogger("notbefore.agent.stdout")
 
 
-class Teller:
+class StdoutWriter:
     """Call it with a line; it never waits and never raises."""
 
     def __init__(self, out: BinaryIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""``Notifier``: what systemd is told of the agent, as ``sd_notify`` does: ready, reloading, stopping, alive, how it is.
+"""``SystemdNotifier``: the agent's state for systemd, as ``sd_notify`` sends it: ready, reloading, stopping, alive.
 
 Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer than a moment.
 """
@@ -17,7 +17,7 @@ FEEDS: Final = 4  # signs of life in the time that the watchdog allows
 log = logging.getLogger("notbefore.agent.systemd")
 
 
-class Notifier:
+class SystemdNotifier:
     """``ready`` once, then ``beat`` from the supervising thread; ``patience`` says when the next one is needed."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

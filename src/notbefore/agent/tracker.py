@@ -1,4 +1,4 @@
-"""``Watch``: what the agent does with each poll. Bytes in, changes counted, committed and told; in that order.
+"""``Tracker``: what the agent does with each poll. Bytes in, changes counted, committed and told; in that order.
 
 One thread calls ``handle``; scrapes read from others, under a lock that is never held over the network.
 """
@@ -15,20 +15,20 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.agent.freeze import Pulse
-from notbefore.core.approval import Attempt, Where
+from notbefore.agent.freeze import FreezeMeter
+from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change, Gap
 from notbefore.core.delivery import Routing, deliveries, heartbeat_delivery
 from notbefore.core.document import Document, Flaw, parse
-from notbefore.core.lifecycle import WATCHED, Life, Moment, Step, diff
+from notbefore.core.lifecycle import WATCHED, DiffResult, Observation, TrackedEvent, diff
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Vm, heartbeat, json_line, record
 from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
-from notbefore.metrics.families import Family, View, samples
+from notbefore.metrics.families import Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
-from notbefore.store.state import Store, Told
+from notbefore.store.state import Store, StoredChange
 
 KEPT_APPROVALS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
 
@@ -47,7 +47,7 @@ def read_boot_id() -> str:
     return f"booted-{round((time.time() - time.monotonic()) / 10)}"
 
 
-class Watch:
+class Tracker:
     """The agent's memory and what it makes of each poll."""
 
     def __init__(
@@ -59,8 +59,8 @@ class Watch:
         self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
         self.moved: list[Callable[[], None]] = []  # called when there was a change; must not wait
         self.rules: tuple[str, ...] = ()  # of approval, those that may approve
-        self.preview: Callable[[Life, Listed], PendingApproval | None] = lambda _life, _listed: None
-        self.pulse = Pulse()
+        self.preview: Callable[[TrackedEvent, ListedEvents], PendingApproval | None] = lambda _life, _listed: None
+        self.pulse = FreezeMeter()
         self._api_version = ""
         self.last_good: float | None = None  # monotonic seconds
         self._elsewhere = False  # what is known was said by another endpoint than the one that is asked now
@@ -139,17 +139,17 @@ class Watch:
         self.last_good, self.figures.last_successful_poll = time.monotonic(), now.timestamp()
         self._elsewhere = False
 
-    def _moment(self, now: datetime, lag: float) -> Moment:
+    def _moment(self, now: datetime, lag: float) -> Observation:
         memory = self._memory
         rebooted = memory.boot_id not in ("", self._boot_id)
-        blind = None if memory.seen is None else max(0.0, (now - memory.seen).total_seconds())
-        if self.last_good is not None and blind is not None:
+        silence = None if memory.seen is None else max(0.0, (now - memory.seen).total_seconds())
+        if self.last_good is not None and silence is not None:
             # each clock may stand still over a freeze: the one that moved more is right
-            blind = max(blind, time.monotonic() - self.last_good)
+            silence = max(silence, time.monotonic() - self.last_good)
         gap: Gap | None = self.pulse.take() if self.pulse.running else Gap(lag, lag)
         if self.last_good is None:  # the first good poll of this process: it felt nothing before
             gap = self._gap_over_boot() if rebooted else None
-        return Moment(now, self._vm_name, blind, rebooted, gap)
+        return Observation(now, self._vm_name, silence, rebooted, gap)
 
     def _gap_over_boot(self) -> Gap | None:
         """From the last beat before the boot to the first after it, if beats were written down until then."""
@@ -158,7 +158,7 @@ class Watch:
             return None
         return Gap(max(0.0, (self._began - memory.beat).total_seconds()), 0.0)
 
-    def _step(self, step: Step, moment: Moment) -> None:
+    def _step(self, step: DiffResult, moment: Observation) -> None:
         memory = self._memory
         if step.tracked == memory.tracked and not step.changes:
             return
@@ -186,11 +186,11 @@ class Watch:
         memory.seen = memory.beat = now
         memory.boot_id, memory.clean = self._boot_id, False
 
-    def _told(self, change: Change) -> Told:
+    def _told(self, change: Change) -> StoredChange:
         line = json_line(record(change, self.vm))
-        return Told(change, line, deliveries(change, line, self.routing, self._vm_name))
+        return StoredChange(change, line, deliveries(change, line, self.routing, self._vm_name))
 
-    def _commit(self, changes: list[Told]) -> None:
+    def _commit(self, changes: list[StoredChange]) -> None:
         self._store.commit(self._memory, changes)
         if any(told.deliveries for told in changes):
             self.wake()
@@ -231,7 +231,7 @@ class Watch:
     def _rescope(self) -> None:
         """What is listed may be ours, now that we know our name."""
         if self._document is not None and self.last_good is not None:
-            moment = Moment(now_utc(), self._vm_name, 0.0, rebooted=False)
+            moment = Observation(now_utc(), self._vm_name, 0.0, rebooted=False)
             before, step = self._memory.tracked.events, diff(self._memory.tracked, self._document, moment)
             self._step(step, moment)
             # what was announced as if it might be ours is not said again
@@ -258,14 +258,14 @@ class Watch:
 
     # ---- what the approver calls
 
-    def listed(self) -> "Listed":
+    def listed(self) -> "ListedEvents":
         """What is known now, and how far its approvals are."""
         with self._lock:
             memory, now = self._memory, now_utc()
-            return Listed(
+            return ListedEvents(
                 lives=memory.tracked.events,
                 attempts=memory.approvals,
-                where=Where(now, self._vm_name, memory.tracked.incarnation or 0),
+                where=ApprovalContext(now, self._vm_name, memory.tracked.incarnation or 0),
                 fresh=self._is_fresh(now),
                 flawed=frozenset(flaw.event_id.casefold() for flaw in self._flaws if flaw.event_id is not None),
             )
@@ -277,7 +277,7 @@ class Watch:
         # either clock may have stood still over a freeze: the one that moved more is right
         return max(time.monotonic() - self.last_good, now.timestamp() - last) <= WATCHED
 
-    def note(self, attempt: Attempt, change: Change | None = None) -> bool:
+    def note(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
         """Write down how far an approval is, and the record of it; returns whether it is on the disk."""
         with self._lock:
             memory, key = self._memory, attempt.life.event.key
@@ -337,14 +337,14 @@ class Watch:
         vm = self._memory.vm
         return msgspec.structs.replace(vm, name=self._vm_name) if vm and self._vm_name else vm
 
-    def families(self, overdue: float, *more: Callable[[View], Iterable[Family]]) -> list[Family]:
+    def families(self, overdue: float, *more: Callable[[Snapshot], Iterable[Family]]) -> list[Family]:
         """All samples of this moment, and what ``more`` make of it.
 
         ``overdue``: seconds since the next beat was due, negative before it.
         """
         with self._lock:
             self.figures.beat_lag = max(self.figures.beat_lag, overdue)
-            view = View(
+            view = Snapshot(
                 tracked=self._memory.tracked,
                 totals=self._memory.totals,
                 figures=self.figures,
@@ -371,16 +371,16 @@ class Watch:
         return json_line(view)
 
 
-class Listed(Struct, frozen=True):
+class ListedEvents(Struct, frozen=True):
     """What the approver decides on."""
 
-    lives: dict[str, Life]
-    attempts: dict[str, Attempt]
-    where: Where
+    lives: dict[str, TrackedEvent]
+    attempts: dict[str, ApprovalAttempt]
+    where: ApprovalContext
     fresh: bool  # IMDS has just said so: nothing is approved on old knowledge
     flawed: frozenset[str]  # events of which a part could not be read, by their keys
 
-    def life(self, key: str) -> Life | None:
+    def life(self, key: str) -> TrackedEvent | None:
         """A listed event that was read at the last look, if there is one."""
         life = self.lives.get(key)
         return life if life is not None and life.unread_since is None else None

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.agent.control_socket import Order, ask
+from notbefore.agent.control_socket import ControlRequest, ask
 from notbefore.config.load import load
 from notbefore.core.duration import span
 from notbefore.delivery.render import MEANINGS, one_line
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
     directory = Path(load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False).state.dir)
-    shown = ask(directory, Order(options.event_id))
+    shown = ask(directory, ControlRequest(options.event_id))
     if shown.event is None:
         raise NotBeforeError(shown.words)
     sys.stdout.write(describe(shown.event))
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
         return 1
-    reply = ask(directory, Order(options.event_id, shown.content))
+    reply = ask(directory, ControlRequest(options.event_id, shown.content))
     sys.stdout.write(reply.words + "\n")
     return 0 if reply.done else 1
 

@@ -21,7 +21,7 @@ MAX_PORT: Final = 65_535
 END: Final = "-----END CERTIFICATE-----"
 
 
-class Door(Struct, frozen=True):
+class AgentClient(Struct, frozen=True):
     """A running agent as it is asked."""
 
     url: str
@@ -110,17 +110,17 @@ class Door(Struct, frozen=True):
         return {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{password}".encode()).decode("ascii")}
 
 
-def door(options: argparse.Namespace) -> Door:
+def agent_client(options: argparse.Namespace) -> AgentClient:
     """Where the options lead; raises ``ConfigError``."""
     if (options.user is None) != (options.password_file is None):
         raise ConfigError("--user and --password-file belong together")
     names = ("ca_file", "cert_file", "key_file", "user", "password_file")
     given = {name: getattr(options, name) for name in names}
     if options.url is not None:
-        return Door(options.url, **given)
+        return AgentClient(options.url, **given)
     server = load(options.config, os.environ, {}, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
     host, _, port = server.listen.rpartition(":")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - told apart, not bound
     own = tls.cert_file if tls is not None and options.ca_file is None else None
-    return Door(f"{'http' if tls is None else 'https'}://{host}:{port}", own_cert_file=own, **given)
+    return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", own_cert_file=own, **given)

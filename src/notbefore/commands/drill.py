@@ -23,10 +23,10 @@ from notbefore.commands.tables import table
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.core.change import Change
-from notbefore.core.delivery import Delivery, Routing, Settled, deliveries
+from notbefore.core.delivery import Delivery, DeliveryResult, Routing, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Moment, Tracked, diff
+from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Vm, json_line, record
 from notbefore.core.routing import Route
 from notbefore.delivery.courier import Courier, known_secrets
@@ -40,7 +40,7 @@ from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
 from notbefore.store.outbox import Outbox
-from notbefore.store.state import FILE_NAME, Memory, Store, Told
+from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState
 
 SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interruption
     "freeze": ("Freeze", 900, 9),
@@ -119,7 +119,7 @@ def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
     started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
     tracked, found = Tracked(), list[Change]()
     for number, listed in enumerate(((event,), (started,), ())):
-        step = diff(tracked, Document(number, listed), Moment(now + timedelta(seconds=number), vm))
+        step = diff(tracked, Document(number, listed), Observation(now + timedelta(seconds=number), vm))
         tracked = step.tracked
         found += step.changes
     return found
@@ -129,7 +129,7 @@ class Result(Struct, frozen=True):
     """One attempt at one delivery; ``took`` in seconds."""
 
     delivery: Delivery
-    settled: Settled
+    settled: DeliveryResult
     took: float
 
 
@@ -145,7 +145,7 @@ class Listening:
 
     def exchange(
         self,
-        settled: Sequence[Settled],
+        settled: Sequence[DeliveryResult],
         room: Mapping[str, int],
         now: float,
         until: float,
@@ -176,7 +176,9 @@ class Exercise:
     def send(self, change: Change, patience: float) -> None:
         """Have one change delivered; what fails is tried again for so many seconds."""
         line = json_line(record(change, self._vm) | {"azure.scheduled_event.exercise": True})
-        self._store.commit(Memory(), [Told(change, line, deliveries(change, line, self._routing, self._vm.name))])
+        self._store.commit(
+            StoredState(), [StoredChange(change, line, deliveries(change, line, self._routing, self._vm.name))]
+        )
         deadline = time.monotonic() + patience
         while (due := self._outbox.next_due()) is not None:
             wait = due - time.time()

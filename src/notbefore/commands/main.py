@@ -192,27 +192,27 @@ def _discover(options: argparse.Namespace) -> int:
 
 
 def _events(options: argparse.Namespace) -> int:
-    from notbefore.commands.client import door  # noqa: PLC0415 - as above
+    from notbefore.commands.client import agent_client  # noqa: PLC0415 - as above
     from notbefore.commands.tables import ask, show_events  # noqa: PLC0415 - as above
 
-    show_events(ask(door(options), "/api/v1/events"), sys.stdout, as_json=options.json)
+    show_events(ask(agent_client(options), "/api/v1/events"), sys.stdout, as_json=options.json)
     return OK
 
 
 def _history(options: argparse.Namespace) -> int:
-    from notbefore.commands.client import door  # noqa: PLC0415 - as above
+    from notbefore.commands.client import agent_client  # noqa: PLC0415 - as above
     from notbefore.commands.tables import read_changes, show_history  # noqa: PLC0415 - as above
 
-    agent = door(options) if options.state_dir is None else ""
+    agent = agent_client(options) if options.state_dir is None else ""
     changes = read_changes(agent, options.state_dir, options.since, options.limit)
     show_history(changes, sys.stdout, as_json=options.json)
     return OK
 
 
 def _health(options: argparse.Namespace) -> int:
-    from notbefore.commands.client import door  # noqa: PLC0415 - as above
+    from notbefore.commands.client import agent_client  # noqa: PLC0415 - as above
 
-    door(options).ask("/readyz" if options.ready else "/healthz")
+    agent_client(options).ask("/readyz" if options.ready else "/healthz")
     sys.stdout.write("ok\n")
     return OK
 

@@ -106,7 +106,7 @@ def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
 
 def _timely(dead: list[Delivery], listed: set[str]) -> list[Delivery]:
     """Without what would announce an event that is over: it could wake somebody, and nothing would take it back."""
-    found = [one for one in dead if one.event_key in listed or not one.fades]
+    found = [one for one in dead if one.event_key in listed or not one.expires_with_event]
     if len(found) < len(dead):
         sys.stdout.write(
             f"{len(dead) - len(found)} left out: their events are over (by its ID one is sent all the same)\n"

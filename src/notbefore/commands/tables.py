@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from notbefore.commands.client import Door
+from notbefore.commands.client import AgentClient
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError, StoreError
@@ -19,12 +19,14 @@ from notbefore.store.state import FILE_NAME, read_history
 _PREFIX: Final = "azure.scheduled_event."
 
 
-def ask(agent: str | Door, path: str) -> dict[str, Any]:
+def ask(agent: str | AgentClient, path: str) -> dict[str, Any]:
     """GET JSON from a running agent; raises ``NotBeforeError`` saying what to do when none answers."""
-    return (Door(agent) if isinstance(agent, str) else agent).ask(path)
+    return (AgentClient(agent) if isinstance(agent, str) else agent).ask(path)
 
 
-def read_changes(agent: str | Door, state_dir: str | None, since: str | None, limit: int) -> list[dict[str, Any]]:
+def read_changes(
+    agent: str | AgentClient, state_dir: str | None, since: str | None, limit: int
+) -> list[dict[str, Any]]:
     """The last changes, from a running agent or from a state directory; raises ``NotBeforeError``."""
     if state_dir is None:
         query = f"?limit={limit}" + (f"&since={quote(since)}" if since else "")

@@ -15,7 +15,7 @@ from msgspec import Struct
 from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change_id
 from notbefore.core.document import SCHEDULED
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Life
+from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.routing import RANK_DELAY, EventMatch
 
 OPERATOR: Final = "operator"  # stands for the rule where somebody approves by hand
@@ -98,7 +98,7 @@ class Decision(Struct, frozen=True):
     skipped: Reason | None = None  # for ``leave``: the rule would approve, and this stands against it
 
 
-def content_of(life: Life) -> str:
+def content_of(life: TrackedEvent) -> str:
     """What stands for an event as it is: all that Azure can change.
 
     A list that flaps brings the same event again: its NotBefore tells. Without one it is another that comes back.
@@ -107,7 +107,7 @@ def content_of(life: Life) -> str:
 
 
 def judge(
-    policy: Policy, life: Life, vm: str | None, *, flawed: bool = False, since: datetime | None = None
+    policy: Policy, life: TrackedEvent, vm: str | None, *, flawed: bool = False, since: datetime | None = None
 ) -> Decision:
     """What the rules say of an event as it is known, on the VM named ``vm``; no switch and no clock is looked at.
 
@@ -127,7 +127,7 @@ def judge(
     return Decision("leave", "no rule matches")
 
 
-def _matches(rule: Rule, life: Life) -> bool:
+def _matches(rule: Rule, life: TrackedEvent) -> bool:
     if life.scope not in rule.match.scope or not rule.match.holds(life.event, life.notice):
         return False
     # an approval stands for all of the resources; that one of them is to be left alone is enough to leave it alone
@@ -135,12 +135,12 @@ def _matches(rule: Rule, life: Life) -> bool:
     return pattern is None or all(re.fullmatch(pattern, name) for name in life.event.resources)
 
 
-def _step(name: str, rule: Rule, life: Life) -> str:
+def _step(name: str, rule: Rule, life: TrackedEvent) -> str:
     written = msgspec.json.encode(rule, enc_hook=str)
     return f"{content_of(life)} {name} {hashlib.sha256(written).hexdigest()[:16]}"
 
 
-def _approve(rule: Rule, life: Life, vm: str | None, since: datetime) -> Decision:
+def _approve(rule: Rule, life: TrackedEvent, vm: str | None, since: datetime) -> Decision:
     names = list(dict.fromkeys(resource.casefold() for resource in life.event.resources))
     rank = 0
     if len(names) > 1:
@@ -160,17 +160,17 @@ def _approve(rule: Rule, life: Life, vm: str | None, since: datetime) -> Decisio
     return Decision("approve", "the rule says so", at=at, guard=rule.approve_when)
 
 
-class Ran(Struct, frozen=True):
+class CommandRun(Struct, frozen=True):
     """What became of a command that says whether the machine is ready."""
 
     state: Literal["running", "ready", "failed"]
     said: str = ""
 
 
-class Attempt(Struct, frozen=True):
+class ApprovalAttempt(Struct, frozen=True):
     """How far the approval of one event has come; kept in the store, so that nothing is done twice."""
 
-    life: Life  # as it was decided on
+    life: TrackedEvent  # as it was decided on
     rule: str
     step: str = ""  # of the decision; empty where somebody decided by hand
     state: Literal["checking", "sending", "done"] = "checking"
@@ -180,16 +180,16 @@ class Attempt(Struct, frozen=True):
     settled: tuple[str, ...] = ()  # the steps that are over
     approved: str = ""  # the content that was approved
     approved_by: str = ""  # and by whom, when, in words
-    commands: dict[str, Ran] = {}  # each runs once an event, whichever rule asks
-    told: int = 0  # records made of it
+    commands: dict[str, CommandRun] = {}  # each runs once an event, whichever rule asks
+    records: int = 0  # made of it so far
 
-    def settles(self, life: Life, step: str) -> bool:
+    def settles(self, life: TrackedEvent, step: str) -> bool:
         """All is done that is to be done for this step."""
         return step in self.settled or self.approved == content_of(life)
 
-    def next(self, life: Life, rule: str, step: str = "", by: str = BY_RULE) -> "Attempt":
+    def next(self, life: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
         """A decision anew; a machine that was ready before the event was gone need not be when it comes back."""
-        return Attempt(
+        return ApprovalAttempt(
             life,
             rule,
             step,
@@ -198,33 +198,33 @@ class Attempt(Struct, frozen=True):
             approved=self.approved,
             approved_by=self.approved_by,
             commands=self.commands if life.first_seen == self.life.first_seen else {},
-            told=self.told,
+            records=self.records,
         )
 
-    def accepted(self, life: Life, now: datetime) -> "Attempt":
+    def accepted(self, life: TrackedEvent, now: datetime) -> "ApprovalAttempt":
         """With it written down that IMDS took the start request."""
         who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
         how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
         return msgspec.structs.replace(self, approved=content_of(life), approved_by=how)
 
-    def ran(self, guard: Guard) -> Ran | None:
+    def ran(self, guard: Guard) -> CommandRun | None:
         """What became of a command for this event; ``None`` before it was run."""
         return self.commands.get("\n".join(guard.command))
 
-    def having_run(self, guard: Guard, ran: Ran) -> "Attempt":
+    def having_run(self, guard: Guard, ran: CommandRun) -> "ApprovalAttempt":
         """With that written down."""
         return msgspec.structs.replace(self, commands={**self.commands, "\n".join(guard.command): ran})
 
-    def ended(self, outcome: str) -> "Attempt":
+    def ended(self, outcome: str) -> "ApprovalAttempt":
         """It is over, and was told."""
         settled = (*self.settled, self.step) if self.step else self.settled
-        return msgspec.structs.replace(self, state="done", outcome=outcome, settled=settled, told=self.told + 1)
+        return msgspec.structs.replace(self, state="done", outcome=outcome, settled=settled, records=self.records + 1)
 
-    def change(self, kind: ApprovalKind, reason: Reason, detail: str, where: "Where") -> Change:
+    def change(self, kind: ApprovalKind, reason: Reason, detail: str, where: "ApprovalContext") -> Change:
         """The record of it. Unlike a step of the event it is this VM's own, and so is its id."""
         life = self.life
         return Change(
-            id=change_id(life.event.key, kind, f"{where.vm} {life.first_seen.isoformat()}", self.told),
+            id=change_id(life.event.key, kind, f"{where.vm} {life.first_seen.isoformat()}", self.records),
             kind=kind,
             reason=reason,
             time=where.now,
@@ -238,7 +238,7 @@ class Attempt(Struct, frozen=True):
         )
 
 
-class Where(Struct, frozen=True):
+class ApprovalContext(Struct, frozen=True):
     """When and by whom something was done."""
 
     now: datetime

@@ -8,13 +8,13 @@ from msgspec import Struct
 
 from notbefore.core.document import Event
 
-Step = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
-STEPS: tuple[Step, ...] = get_args(Step)
+LifecycleKind = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
+LIFECYCLE_KINDS: tuple[LifecycleKind, ...] = get_args(LifecycleKind)
 
 ApprovalKind = Literal["approved", "approval_failed", "approval_skipped"]
 APPROVAL_KINDS: tuple[ApprovalKind, ...] = get_args(ApprovalKind)
 
-Kind = Literal[Step, ApprovalKind]
+ChangeKind = Literal[LifecycleKind, ApprovalKind]
 """A step in the event's life, as Azure's document shows it; or what this VM did, or did not do, about it."""
 
 Scope = Literal["self", "peer", "unknown"]
@@ -72,15 +72,15 @@ class Gap(Struct, frozen=True):
         return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
 
 
-QUIET_MOVE: Final = 60.0  # seconds by which NotBefore may move without anybody being told
+QUIET_SHIFT: Final = 60.0  # seconds by which NotBefore may move without anybody being told
 
 
-def quiet(before: Event, after: Event, told: datetime | None) -> bool:
+def quiet(before: Event, after: Event, reported: datetime | None) -> bool:
     """Nothing but NotBefore is another, and that by less than a minute from the one that was told."""
-    if told is None or after.not_before is None:
+    if reported is None or after.not_before is None:
         return False
-    moved = abs((after.not_before - told).total_seconds())
-    return moved < QUIET_MOVE and _without_time(before) == _without_time(after)
+    shift = abs((after.not_before - reported).total_seconds())
+    return shift < QUIET_SHIFT and _without_time(before) == _without_time(after)
 
 
 def _without_time(event: Event) -> tuple[object, ...]:
@@ -92,7 +92,7 @@ class Change(Struct, frozen=True):
     """One step in an event's life. Times are UTC; durations are seconds and ``None`` where they were not observed."""
 
     id: str  # the same on every VM that sees the same step; see ``change_id``
-    kind: Kind
+    kind: ChangeKind
     reason: Reason
     time: datetime  # when this agent saw it
     event: Event  # as last listed
@@ -101,7 +101,7 @@ class Change(Struct, frozen=True):
     first_seen: datetime
     previous: Event | None = None  # as listed before, for ``updated`` and ``started``
     previous_scope: Scope | None = None  # where it was another: Resources moved
-    told: datetime | None = None  # NotBefore as last told: before the quiet moves (``quiet``) up to this step
+    previous_not_before: datetime | None = None  # as last reported, before the quiet updates (``quiet``) up to this one
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
     not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
@@ -111,12 +111,12 @@ class Change(Struct, frozen=True):
     approval: "Approval | None" = None  # for the kinds of approval
 
     @property
-    def left(self) -> bool:
+    def no_longer_affected(self) -> bool:
         """It was to hit this VM, or might have, and no longer is."""
         return self.scope == "peer" and self.previous_scope is not None
 
     @property
-    def moved(self) -> float:
+    def not_before_shift(self) -> float:
         """Seconds by which NotBefore is later than it was before this step; 0 where one of the two is not known."""
         before, after = self.previous.not_before if self.previous else None, self.event.not_before
         return (after - before).total_seconds() if before and after else 0.0
@@ -131,7 +131,7 @@ class Approval(Struct, frozen=True):
     requests: int = 0  # start requests sent for it
 
 
-def change_id(event_key: str, kind: Kind, digest: str, nth: int) -> str:
+def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:
     """32 hex digits: the same for the same step on every VM, after every restart.
 
     A step is told from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often

@@ -5,11 +5,11 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from notbefore.core.change import Change, Kind
-from notbefore.core.routing import Route, Severity, Ticket, tickets
+from notbefore.core.change import Change, ChangeKind
+from notbefore.core.routing import Route, RoutedTo, Severity, route
 
-MessageKind = Kind | Literal["reminder", "heartbeat"]
-FADING: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
+MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
+EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
 RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed", "dropped")
@@ -36,7 +36,7 @@ class Delivery(Struct, frozen=True):
     created: float  # when the change was seen
     due: float  # not to be sent before
     expires: float  # not to be sent after
-    fades: bool  # it expires when the event ends
+    expires_with_event: bool  # it expires when the event ends
     record: bytes  # the change as JSON
     severity_given: bool = False  # by the route, not by type and notice
     attempts: int = 0  # made so far
@@ -45,7 +45,7 @@ class Delivery(Struct, frozen=True):
     thread: str | None = None  # what the sink said of the first message of this event
 
 
-class Settled(Struct, frozen=True):
+class DeliveryResult(Struct, frozen=True):
     """What came of one attempt at a delivery."""
 
     delivery_id: str
@@ -82,7 +82,7 @@ def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
 def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) -> tuple[Delivery, ...]:
     """What is to be sent of a change; ``record`` is it as JSON, ``vm`` the name of this VM."""
     found: list[Delivery] = []
-    for ticket in tickets(change, routing.routes, vm, tuple(routing.sinks)):
+    for ticket in route(change, routing.routes, vm, tuple(routing.sinks)):
         terms = routing.sinks.get(ticket.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
@@ -96,7 +96,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) 
             created=created,
             due=created + ticket.delay,
             expires=created + ticket.delay + terms.expire_after,
-            fades=terms.expire_on_end and change.kind in FADING,
+            expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             record=record,
             severity_given=ticket.severity_given,
         )
@@ -118,12 +118,12 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
         created=now,
         due=now,
         expires=now + interval,
-        fades=False,
+        expires_with_event=False,
         record=record,
     )
 
 
-def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
+def _reminder(change: Change, record: bytes, ticket: RoutedTo) -> Delivery | None:
     not_before = change.event.not_before
     if ticket.remind_before is None or not_before is None or ticket.left:
         return None
@@ -141,7 +141,7 @@ def _reminder(change: Change, record: bytes, ticket: Ticket) -> Delivery | None:
         created=due,  # what its delay is measured from
         due=due,
         expires=not_before.timestamp() + REMINDER_GRACE,
-        fades=True,
+        expires_with_event=True,
         record=record,
         severity_given=ticket.severity_given,
     )

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.change import Change, Gap, Kind, Outcome, Reason, Scope, change_id, quiet
+from notbefore.core.change import Change, ChangeKind, Gap, Outcome, Reason, Scope, change_id, quiet
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 
 WATCHED: Final = 15.0
@@ -44,7 +44,7 @@ class Phase(Enum):
 
 ABSENT_, SCHEDULED_, STARTED_, OTHER_ = Phase.ABSENT, Phase.SCHEDULED, Phase.STARTED, Phase.OTHER
 
-TRANSITIONS: Final[dict[tuple[Phase, Phase], tuple[Kind, Reason]]] = {
+TRANSITIONS: Final[dict[tuple[Phase, Phase], tuple[ChangeKind, Reason]]] = {
     (ABSENT_, SCHEDULED_): ("announced", "first_seen_scheduled"),
     (ABSENT_, STARTED_): ("started", "first_seen_started"),
     (ABSENT_, OTHER_): ("announced", "first_seen_other_status"),
@@ -61,25 +61,25 @@ TRANSITIONS: Final[dict[tuple[Phase, Phase], tuple[Kind, Reason]]] = {
     (STARTED_, ABSENT_): ("finished", "gone_after_start"),
     (OTHER_, ABSENT_): ("ended", "gone_from_other_status"),
 }
-OUTCOMES: Final[dict[Kind, Outcome]] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
+OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 
 
-class Moment(Struct, frozen=True):
+class Observation(Struct, frozen=True):
     """When the document was read, by whom, and how well the time before it was watched."""
 
     time: datetime  # UTC
     vm: str | None = None  # the name of this VM; None while it is not known
-    blind: float | None = 0.0  # seconds since the last good answer; None when there was none ever
+    silence: float | None = 0.0  # seconds since the last good answer; None when there was none ever
     rebooted: bool = False  # the machine was booted since the last good answer
     gap: Gap | None = Gap(0.0, 0.0)  # the longest between beats since the last good answer; None: no beats were kept
 
     @property
     def watched(self) -> bool:
         """Nothing can have come and gone unseen since the last good answer."""
-        return self.blind is not None and self.blind <= WATCHED and not self.rebooted
+        return self.silence is not None and self.silence <= WATCHED and not self.rebooted
 
 
-class Life(Struct, frozen=True):
+class TrackedEvent(Struct, frozen=True):
     """What is known of one listed event."""
 
     event: Event
@@ -89,9 +89,9 @@ class Life(Struct, frozen=True):
     started: datetime | None = None  # when it was first seen Started
     start_seen: bool = False  # it was not Started a beat before
     not_before: datetime | None = None  # the last one known
-    told: datetime | None = None  # the last one that was worth telling; of a file that was written before: None
+    reported_not_before: datetime | None = None  # the last one that was not a quiet update
     interruption: Gap | None = None  # the longest felt while Started
-    unfelt: bool = False  # part of the time in which it was Started nobody kept beats
+    unmeasured: bool = False  # part of the time in which it was Started nobody kept beats
     unread_since: datetime | None = None  # it is listed, but cannot be read, since its last good reading
     steps: dict[str, int] = {}
 
@@ -117,7 +117,7 @@ class Life(Struct, frozen=True):
 class Tracked(Struct, frozen=True):
     """All that the agent remembers of the document: what is listed, and the steps of what was."""
 
-    events: dict[str, Life] = {}
+    events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
     unreadable: bool = False  # the last document listed an event that could not be read and is none of the above
@@ -133,7 +133,7 @@ class Tracked(Struct, frozen=True):
         return any(_hits(life) for life in self.events.values())
 
 
-class Step(Struct, frozen=True):
+class DiffResult(Struct, frozen=True):
     """The result of ``diff``: what is remembered from now on, and what changed."""
 
     tracked: Tracked
@@ -147,19 +147,19 @@ def scope_of(event: Event, vm: str | None) -> Scope:
     return "self" if vm.casefold() in (name.casefold() for name in event.resources) else "peer"
 
 
-def _hits(life: Life) -> bool:
+def _hits(life: TrackedEvent) -> bool:
     # an event that may be ours is watched as if it were: its interruption is given only once it is known to be ours
     return life.scope != "peer"
 
 
-def diff(tracked: Tracked, document: Document, now: Moment) -> Step:
+def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare what is tracked with a new document. The content decides; the incarnation only helps.
 
     Events that the document rejected keep their last known state, but nothing is claimed of the time in which they
     could not be read; while one could not even be identified, no event that is missing is taken for gone, since the
     unreadable one may be it.
     """
-    events: dict[str, Life] = {}
+    events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
     changes: list[Change] = []
     for event in document.events:
@@ -182,10 +182,10 @@ def diff(tracked: Tracked, document: Document, now: Moment) -> Step:
     for oldest in list(departed)[: max(0, len(departed) - MAX_DEPARTED)]:
         del departed[oldest]
     unreadable = unidentified or not kept <= events.keys()
-    return Step(Tracked(events, departed, document.incarnation, unreadable), tuple(changes))
+    return DiffResult(Tracked(events, departed, document.incarnation, unreadable), tuple(changes))
 
 
-def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tuple[Life, Change | None]:
+def _seen(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change | None]:
     old = tracked.events.get(event.key)
     if old is not None and old.event == event and old.scope == scope_of(event, now.vm):
         return _read(_felt(old, now)), None
@@ -204,14 +204,16 @@ def _seen(tracked: Tracked, event: Event, incarnation: int, now: Moment) -> tupl
         return life, change
     # a scope may change as well because IMDS says who we are: Resources did not move then
     scope = old.scope if old.scope != life.scope and old.event.resources != event.resources else None
-    return life, msgspec.structs.replace(change, previous=old.event, previous_scope=scope, told=_told(old))
+    return life, msgspec.structs.replace(
+        change, previous=old.event, previous_scope=scope, previous_not_before=_reported(old)
+    )
 
 
-def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
+def _born(tracked: Tracked, event: Event, now: Observation) -> TrackedEvent:
     is_started = Phase.of(event) is Phase.STARTED
     watched = now.watched and not tracked.unreadable
     scope = scope_of(event, now.vm)
-    return Life(
+    return TrackedEvent(
         event=event,
         scope=scope,
         first_seen=now.time,
@@ -219,14 +221,14 @@ def _born(tracked: Tracked, event: Event, now: Moment) -> Life:
         started=now.time if is_started else None,
         start_seen=is_started and watched,
         not_before=event.not_before,
-        told=event.not_before,
+        reported_not_before=event.not_before,
         interruption=now.gap if is_started and scope != "peer" else None,
-        unfelt=is_started and (now.gap is None or not watched),
+        unmeasured=is_started and (now.gap is None or not watched),
         steps=tracked.departed.get(event.key, {}),
     )
 
 
-def _grown(old: Life, event: Event, now: Moment) -> Life:
+def _grown(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
     starts = old.started is None and Phase.of(event) is Phase.STARTED
     return msgspec.structs.replace(
         old,
@@ -235,42 +237,42 @@ def _grown(old: Life, event: Event, now: Moment) -> Life:
         started=now.time if starts else old.started,
         start_seen=_watched(old, now) if starts else old.start_seen,
         not_before=event.not_before or old.not_before,
-        told=_told(old) if quiet(old.event, event, _told(old)) else event.not_before,
+        reported_not_before=_reported(old) if quiet(old.event, event, _reported(old)) else event.not_before,
         unread_since=None,
     )
 
 
-def _told(life: Life) -> datetime | None:
-    return life.told or life.event.not_before
+def _reported(life: TrackedEvent) -> datetime | None:
+    return life.reported_not_before or life.event.not_before
 
 
-def _watched(life: Life, now: Moment) -> bool:
+def _watched(life: TrackedEvent, now: Observation) -> bool:
     """Somebody looked all the time, and could read this event."""
     return now.watched and (life.unread_since is None or (now.time - life.unread_since).total_seconds() <= WATCHED)
 
 
-def _unread(life: Life, now: Moment) -> Life:
+def _unread(life: TrackedEvent, now: Observation) -> TrackedEvent:
     if life.unread_since is not None:
         return life
-    since = now.time - timedelta(seconds=now.blind) if now.blind is not None else life.first_seen
+    since = now.time - timedelta(seconds=now.silence) if now.silence is not None else life.first_seen
     return msgspec.structs.replace(life, unread_since=since)
 
 
-def _read(life: Life) -> Life:
+def _read(life: TrackedEvent) -> TrackedEvent:
     return life if life.unread_since is None else msgspec.structs.replace(life, unread_since=None)
 
 
-def _felt(life: Life, now: Moment) -> Life:
+def _felt(life: TrackedEvent, now: Observation) -> TrackedEvent:
     """Put the gap since the last answer down to this event, if it is one that interrupts this VM."""
     if life.started is None or not _hits(life):
         return life
     if now.gap is None:
-        return life if life.unfelt else msgspec.structs.replace(life, unfelt=True)
+        return life if life.unmeasured else msgspec.structs.replace(life, unmeasured=True)
     gap = life.interruption.widened(now.gap) if life.interruption else now.gap
     return life if gap == life.interruption else msgspec.structs.replace(life, interruption=gap)
 
 
-def _gone(life: Life, incarnation: int, now: Moment) -> tuple[dict[str, int], Change]:
+def _gone(life: TrackedEvent, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
     kind, reason = TRANSITIONS[Phase.of(life.event), Phase.ABSENT]
     if kind == "canceled" and life.started is not None:  # it had begun, whatever was listed of it after that
         kind, reason = "ended", "status_went_back"
@@ -289,13 +291,13 @@ def _gone(life: Life, incarnation: int, now: Moment) -> tuple[dict[str, int], Ch
     return life.steps, msgspec.structs.replace(change, outcome=outcome)
 
 
-def _proven_by_reboot(life: Life, now: Moment) -> bool:
+def _proven_by_reboot(life: TrackedEvent, now: Observation) -> bool:
     """This machine went down, and an event of its own that takes it down was due: that was it."""
     due = life.started is not None or (life.not_before is not None and life.not_before <= now.time)
     return life.scope == "self" and life.event.event_type in REBOOTING and due
 
 
-def _numbered(life: Life, kind: Kind, digest: str) -> tuple[Life, str]:
+def _numbered(life: TrackedEvent, kind: ChangeKind, digest: str) -> tuple[TrackedEvent, str]:
     step = f"{kind} {digest}".rstrip()
     nth = life.steps.get(step, 0)
     steps = {**life.steps, step: nth + 1}
@@ -305,7 +307,9 @@ def _numbered(life: Life, kind: Kind, digest: str) -> tuple[Life, str]:
     return life, change_id(life.event.key, kind, digest, nth)
 
 
-def _change(life: Life, identity: str, step: tuple[Kind, Reason], incarnation: int, now: Moment) -> Change:
+def _change(
+    life: TrackedEvent, identity: str, step: tuple[ChangeKind, Reason], incarnation: int, now: Observation
+) -> Change:
     kind, reason = step
     over = kind in OUTCOMES
     start = life.started or (now.time if kind == "canceled" else None)
@@ -325,9 +329,9 @@ def _change(life: Life, identity: str, step: tuple[Kind, Reason], incarnation: i
         notice_seconds=life.notice,
         scheduled_seconds=(start - life.first_seen).total_seconds() if scheduled and start else None,
         started_seconds=_started_seconds(life, now) if kind == "finished" else None,
-        interruption=life.interruption if over and life.scope == "self" and not life.unfelt else None,
+        interruption=life.interruption if over and life.scope == "self" and not life.unmeasured else None,
     )
 
 
-def _started_seconds(life: Life, now: Moment) -> float | None:
+def _started_seconds(life: TrackedEvent, now: Observation) -> float | None:
     return (now.time - life.started).total_seconds() if life.started and life.start_seen else None

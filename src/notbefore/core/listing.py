@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from notbefore.core.lifecycle import Life
+from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.record import Vm
 
 
@@ -39,7 +39,7 @@ class PendingEvent(Struct, frozen=True):
     approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
 
     @classmethod
-    def of(cls, life: Life, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
+    def of(cls, life: TrackedEvent, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
         """The event as it stands at ``now``."""
         event = life.event
         return cls(

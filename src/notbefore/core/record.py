@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.change import Approval, Change, Kind
+from notbefore.core.change import Approval, Change, ChangeKind
 
 Value = str | int | float | bool | list[str]
 Record = dict[str, Value]
@@ -120,7 +120,7 @@ RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
 
 
-_APPROVALS: Final[dict[Kind, str]] = {
+_APPROVALS: Final[dict[ChangeKind, str]] = {
     "approved": "approved: Azure may start it now, for all its resources",
     "approval_failed": "asked to be approved, without success",
     "approval_skipped": "not approved",
@@ -135,7 +135,7 @@ def sentence(change: Change) -> str:
     if change.kind == "announced":
         when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
         return f"{what} announced: {when}"
-    if change.left:
+    if change.no_longer_affected:
         return f"{event.event_type} does not hit this VM any longer"
     if change.kind == "updated":
         return f"{what} changed"

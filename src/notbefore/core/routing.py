@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-from notbefore.core.change import Change, Kind, Scope, quiet
+from notbefore.core.change import Change, ChangeKind, Scope, quiet
 from notbefore.core.document import Event
 from notbefore.core.duration import Duration
 
@@ -23,7 +23,7 @@ LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze i
 RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
 
 
-class Span(Struct, frozen=True, forbid_unknown_fields=True):
+class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of expected interruption, both ends included; one that Azure does not know is only in ``unknown``."""
 
     min: int | None = None  # seconds
@@ -49,7 +49,7 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
     event_type: tuple[str, ...] = ()
     event_source: tuple[str, ...] = ()
     scope: tuple[Scope, ...] = ()
-    duration: Span | None = None
+    duration: DurationRange | None = None
     notice_below: Duration | None = None  # an event whose notice is not known does not match
     resource: str | None = None  # a regular expression for the whole of a name in Resources
 
@@ -74,16 +74,16 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     """What a route asks of a change."""
 
-    change: tuple[Kind, ...] = ()
+    change: tuple[ChangeKind, ...] = ()
     event_status: tuple[str, ...] = ()
 
     def accepts(self, change: Change) -> bool:
         """Every matcher that is set agrees; who was told that an event hits this VM is told that it no longer does."""
-        event = change.previous if change.left and change.previous is not None else change.event
+        event = change.previous if change.no_longer_affected and change.previous is not None else change.event
         return (
             _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
-            and (_in_scope(change.scope, self.scope) or (change.left and "self" in self.scope))
+            and (_in_scope(change.scope, self.scope) or (change.no_longer_affected and "self" in self.scope))
             and self.holds(event, change.notice_seconds)
         )
 
@@ -100,7 +100,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     remind_before: Duration | None = None  # so long before NotBefore it is said again, once
 
 
-class Ticket(Struct, frozen=True):
+class RoutedTo(Struct, frozen=True):
     """One change is to go to one sink."""
 
     sink: str
@@ -125,9 +125,9 @@ def severity_of_event(event: Event) -> Severity:
     return "info"
 
 
-def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[Ticket, ...]:
+def route(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[RoutedTo, ...]:
     """The deliveries that a change causes on the VM named ``vm``; at most one for each sink, the first route's."""
-    found: dict[str, Ticket] = {}
+    found: dict[str, RoutedTo] = {}
     for route in routes or (Route(Match(scope=("self",)), sinks),):
         if not route.match.accepts(change):
             continue
@@ -135,9 +135,9 @@ def tickets(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tu
         if delay is not None and not (route.quiet_updates and _quiet(change)):
             severity = route.severity or severity_of(change)
             remind = route.remind_before.seconds if route.remind_before else None
-            given, left = route.severity is not None, change.left and route.announce_by != "all"
+            given, left = route.severity is not None, change.no_longer_affected and route.announce_by != "all"
             for sink in route.sinks:
-                found.setdefault(sink, Ticket(sink, severity, delay, remind, given, left))
+                found.setdefault(sink, RoutedTo(sink, severity, delay, remind, given, left))
         if not route.go_on:
             break
     return tuple(found.values())
@@ -154,7 +154,7 @@ def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
 
 def _quiet(change: Change) -> bool:
     before = change.previous
-    return change.kind == "updated" and before is not None and quiet(before, change.event, change.told)
+    return change.kind == "updated" and before is not None and quiet(before, change.event, change.previous_not_before)
 
 
 def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
@@ -170,7 +170,7 @@ def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | No
     if announce_by == "all" or vm is None or not names:
         return 0.0
     if announce_by == "affected":
-        return None if change.scope == "peer" and not change.left else 0.0
+        return None if change.scope == "peer" and not change.no_longer_affected else 0.0
     if vm.casefold() not in names:
         return None
     rank = names.index(vm.casefold())

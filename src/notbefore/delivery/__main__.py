@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from notbefore.delivery.courier import Courier, Line, known_secrets
+from notbefore.delivery.courier import AgentPipe, Courier, known_secrets
 from notbefore.delivery.message import Sink
 from notbefore.delivery.orders import LOST_STATE, unseal
 from notbefore.delivery.redact import Redactor
@@ -78,7 +78,7 @@ def main() -> int:
     with CourierLock(path.parent) as lock:
         lock.acquire(PREDECESSOR_PATIENCE, beat)
         with closing(Outbox(path)) as outbox:
-            courier = Courier(outbox, orders, sink, redact, Line(_control(), beat))
+            courier = Courier(outbox, orders, sink, redact, AgentPipe(_control(), beat))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: courier.stop())
             return courier.run()

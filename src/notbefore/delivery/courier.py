@@ -20,11 +20,11 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from notbefore.config.sinks import SinkConfig
-from notbefore.core.delivery import Delivery, Settled
+from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
-from notbefore.delivery.retry import LONGEST_ASKED, Outcome, plan
-from notbefore.delivery.worker import Attempt, Worker
+from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
+from notbefore.delivery.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
@@ -45,7 +45,7 @@ class Outbox(Protocol):
 
     def exchange(
         self,
-        settled: Sequence[Settled],
+        settled: Sequence[DeliveryResult],
         room: Mapping[str, int],
         now: float,
         until: float,
@@ -59,7 +59,7 @@ class Outbox(Protocol):
         ...
 
 
-class Line(Struct, frozen=True):
+class AgentPipe(Struct, frozen=True):
     """The courier's line to its agent; the default is none."""
 
     control: socket.socket | None = None  # on which the agent says STOP, LEAVE and WAKE; its end is the agent's
@@ -75,7 +75,7 @@ class Courier:
         orders: Orders,
         make: Callable[[str], Sink],
         redact: Callable[[str], str],
-        line: Line = Line(),  # noqa: B008 - frozen
+        line: AgentPipe = AgentPipe(),  # noqa: B008 - frozen
     ) -> None:
         self._outbox = outbox
         self._orders = orders
@@ -83,7 +83,7 @@ class Courier:
         self._redact = redact
         self._control = line.control
         self._beat = line.beat
-        self._reports: deque[Attempt] = deque()
+        self._reports: deque[SendAttempt] = deque()
         self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for everywhere
         for end in (self._reader, self._writer):
             end.settimeout(0)
@@ -91,7 +91,7 @@ class Courier:
         self._workers: dict[str, Worker] = {}
         self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
         self._abandoned: list[Worker] = []
-        self._unsaid: list[Settled] = []
+        self._unsaid: list[DeliveryResult] = []
         self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: it asked to be left alone till then
         self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
         self._stop_at: float | None = None
@@ -176,21 +176,21 @@ class Courier:
             )
         return self._workers[name]
 
-    def _report(self, attempt: Attempt) -> None:
+    def _report(self, attempt: SendAttempt) -> None:
         self._reports.append(attempt)
         self._poke()
 
-    def _settled(self) -> list[Settled]:
-        found: list[Settled] = []
+    def _settled(self) -> list[DeliveryResult]:
+        found: list[DeliveryResult] = []
         while self._reports:
             found.append(self._settle(self._reports.popleft()))
         return found
 
-    def _settle(self, attempt: Attempt) -> Settled:
+    def _settle(self, attempt: SendAttempt) -> DeliveryResult:
         delivery, receipt, error = attempt.delivery, attempt.receipt, attempt.error
         self._under_way.pop(delivery.delivery_id, None)
         now = datetime.now(UTC)
-        outcome = Outcome(
+        outcome = SendOutcome(
             accepted=receipt is not None,
             permanent=error is not None and error.permanent,
             retry_after=error.retry_after if error is not None else None,
@@ -203,7 +203,7 @@ class Courier:
             self._paused_until.pop(delivery.sink, None)
         cause = self._redact(str(error))[:MAX_ERROR] if error is not None else ""
         self._tell(delivery, then.state, cause)
-        return Settled(
+        return DeliveryResult(
             delivery_id=delivery.delivery_id,
             result=then.state,
             time=now.timestamp(),
@@ -250,7 +250,7 @@ class Courier:
             error = SendError(f"no end after {self._deadline(name):g} s: given up")
             events = {one.event_key for one in hanging}
             held_back = [one for one in left if one.event_key in events]  # they must not come before what hangs
-            self._reports.extend(Attempt(one, None, error) for one in [*hanging, *held_back])
+            self._reports.extend(SendAttempt(one, None, error) for one in [*hanging, *held_back])
             self._hand_over([one for one in left if one.event_key not in events])
 
     def _in_trouble(self, error: sqlite3.Error) -> None:
@@ -308,11 +308,11 @@ class Courier:
             self._writer.send(b".")
 
 
-def _homeless(delivery: Delivery) -> Attempt:
+def _homeless(delivery: Delivery) -> SendAttempt:
     """What becomes of a delivery whose sink is configured no more; a repetition ends: it was delivered long ago."""
     if delivery.state == "held":
-        return Attempt(delivery, Receipt())
-    return Attempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
+        return SendAttempt(delivery, Receipt())
+    return SendAttempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
 
 
 def known_secrets(sinks: dict[str, SinkConfig]) -> list[str]:

@@ -33,7 +33,7 @@ MAX_CAUSE: Final = 200  # characters of an answer that are told as the cause of 
 WIRE_SERVER: Final = ipaddress.ip_address("168.63.129.16")  # the host's agent channel in Azure: as private as IMDS
 
 
-class Answer(Struct, frozen=True):
+class HttpResponse(Struct, frozen=True):
     """What the far side said, whatever its status."""
 
     status: int
@@ -83,7 +83,7 @@ class Http:
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _GuardedAdapter() if guarded else _TimedAdapter())
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> Answer:
+    def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> HttpResponse:
         """Send and return the answer, whatever it is; raises ``SendError`` where there is none."""
         timeout = timeout or self._timeout
         deadline = time.monotonic() + timeout
@@ -101,7 +101,7 @@ class Http:
                 verify=self._ca_file,  # None: what the environment says, or the bundle of certifi
             ) as response:
                 content = _bounded(response, deadline, self._most)
-                return Answer(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
+                return HttpResponse(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
         except PrivateAddressError as error:
             raise SendError(str(error), permanent=True) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:

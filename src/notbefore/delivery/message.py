@@ -51,7 +51,7 @@ class Message(Struct, frozen=True):
         return self.kind in ("canceled", "finished", "ended")
 
     @property
-    def left(self) -> bool:
+    def no_longer_affected(self) -> bool:
         """The event was to hit the VM that tells of it, and no longer is."""
         return self.get("scope") == "peer" and self.get("previous_scope") is not None
 

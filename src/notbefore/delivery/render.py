@@ -69,16 +69,16 @@ def built_in(message: Message, now: datetime) -> Text:
     """The built-in words, as of ``now``."""
     get = message.get
     subject = get("host.name") or ", ".join(get("resources", [])[:1]) or "a VM"
-    if get("scope") == "peer" and not message.left:
+    if get("scope") == "peer" and not message.no_longer_affected:
         subject = f"{', '.join(get('resources', [])[:1])}, seen by {get('host.name') or 'a peer'}"
     time = _time(get("not_before")) if message.kind in ("announced", "updated", "reminder") else None
     when = f" {countdown(time, now)}" if time is not None else ""
     mark = "[EXERCISE] " if message.exercise else ""
-    if message.left:
+    if message.no_longer_affected:
         title = one_line(f"{mark}{get('type')} does not hit {subject} any longer")
     else:
         title = one_line(f"{mark}{get('type')} of {subject} {_verb(message)}{when}")
-    meaning = MEANINGS.get(str(get("type")), "") if not message.left else "Azure took this VM out of it."
+    meaning = MEANINGS.get(str(get("type")), "") if not message.no_longer_affected else "Azure took this VM out of it."
     facts = [Fact(name, one_line(value)) for name, value in _facts(message, time, now) if value]
     return Text(title=title, meaning=meaning, facts=tuple(facts), time=time)
 

@@ -16,7 +16,7 @@ LONGEST_ASKED: Final = 3600.0  # seconds: what a Retry-After may ask for at most
 RETRYABLE: Final = frozenset({408, 425, 429})  # of the 4xx: try again; every other 4xx is a refusal for good
 
 
-class Outcome(Struct, frozen=True):
+class SendOutcome(Struct, frozen=True):
     """What came of one attempt. ``retry_after`` is in seconds, as the far side said."""
 
     accepted: bool
@@ -24,32 +24,32 @@ class Outcome(Struct, frozen=True):
     retry_after: float | None = None
 
 
-class Next(Struct, frozen=True):
+class RetryPlan(Struct, frozen=True):
     """What becomes of the delivery; ``at`` is when it is due again, for ``retry``."""
 
     state: Literal["delivered", "retry", "dead"]
     at: datetime | None = None
 
 
-def outcome_of_status(status: int, retry_after: float | None = None) -> Outcome:
+def outcome_of_status(status: int, retry_after: float | None = None) -> SendOutcome:
     """The outcome that an HTTP status stands for: 2xx accepted; 4xx refused for good, but for 408, 425, 429."""
     if 200 <= status < 300:  # noqa: PLR2004 - the class of a status is its first digit
-        return Outcome(accepted=True)
+        return SendOutcome(accepted=True)
     if 500 <= status < 600 or status in RETRYABLE:  # noqa: PLR2004 - as above
-        return Outcome(accepted=False, retry_after=retry_after)
-    return Outcome(accepted=False, permanent=True)  # 1xx and 3xx too: no redirect is followed
+        return SendOutcome(accepted=False, retry_after=retry_after)
+    return SendOutcome(accepted=False, permanent=True)  # 1xx and 3xx too: no redirect is followed
 
 
-def plan(outcome: Outcome, attempt: int, now: datetime, dice: float) -> Next:
+def plan(outcome: SendOutcome, attempt: int, now: datetime, dice: float) -> RetryPlan:
     """What to do after the ``attempt``-th try (from 1). ``dice`` is a random number from 0 to 1."""
     if outcome.accepted:
-        return Next("delivered")
+        return RetryPlan("delivered")
     if outcome.permanent:
-        return Next("dead")
+        return RetryPlan("dead")
     pause = ceiling(attempt) * dice
     if outcome.retry_after is not None:
         pause = max(pause, min(outcome.retry_after, LONGEST_ASKED))
-    return Next("retry", now + timedelta(seconds=pause))
+    return RetryPlan("retry", now + timedelta(seconds=pause))
 
 
 def ceiling(attempt: int) -> float:

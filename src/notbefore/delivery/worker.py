@@ -16,7 +16,7 @@ from notbefore.errors import NotBeforeError, SendError
 log = logging.getLogger("notbefore.delivery")
 
 
-class Attempt(Struct, frozen=True):
+class SendAttempt(Struct, frozen=True):
     """What came of one attempt: a receipt, or an error."""
 
     delivery: Delivery
@@ -35,7 +35,7 @@ class Worker:
         self,
         name: str,
         make: Callable[[], Sink],
-        report: Callable[[Attempt], None],
+        report: Callable[[SendAttempt], None],
         batch: int = 1,
         secrets: Callable[[], list[str]] = list,
     ) -> None:
@@ -97,7 +97,7 @@ class Worker:
                 attempts = self._attempts(given)
             except Exception as error:  # a sink's library may raise anything; the others must go on
                 log.exception("sink %s: this should not have happened", self.name)
-                attempts = [Attempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
+                attempts = [SendAttempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
             self.quick = time.monotonic() - self._since < 0.25  # noqa: PLR2004 - a quarter of a second
             self._since, self._current = None, []
             for attempt in [*attempts, *self._held_back(attempts)]:
@@ -107,7 +107,7 @@ class Worker:
         if self._sink is not None:
             self._sink.close()
 
-    def _held_back(self, attempts: list[Attempt]) -> list[Attempt]:
+    def _held_back(self, attempts: list[SendAttempt]) -> list[SendAttempt]:
         """What was given after one that is to be tried again, of the same event: it must not come before that one.
 
         Where the far side asks for a pause, all that was given.
@@ -119,7 +119,7 @@ class Worker:
         text = "it asked for a pause" if pause else "an earlier one of the same event is to be sent first"
         error = SendError(text, retry_after=pause or None)
         return [
-            Attempt(one, None, error)
+            SendAttempt(one, None, error)
             for one in list(self._waiting.values())
             if (pause or one.event_key in failed) and one.delivery_id not in done
         ]
@@ -136,7 +136,7 @@ class Worker:
                 return
             yield job
 
-    def _attempts(self, given: list[Delivery]) -> list[Attempt]:
+    def _attempts(self, given: list[Delivery]) -> list[SendAttempt]:
         found = self._once(given)
         if self._sink is None or not any(one.error for one in found) or self._secrets() == self._made_with:
             return found
@@ -147,23 +147,25 @@ class Worker:
         again = self._once([one.delivery for one in refused]) if refused else []
         return [one for one in found if one not in refused] + again
 
-    def _once(self, given: list[Delivery]) -> list[Attempt]:
+    def _once(self, given: list[Delivery]) -> list[SendAttempt]:
         try:
             sink = self._sink or self._new()
         except NotBeforeError as error:  # a secret that cannot be read, say: somebody will mend it
-            return [Attempt(one, None, SendError(str(error))) for one in given]
+            return [SendAttempt(one, None, SendError(str(error))) for one in given]
         opened: dict[str, Message] = {}
-        found: list[Attempt] = []
+        found: list[SendAttempt] = []
         for one in given:
             try:
                 opened[one.delivery_id] = Message.of(one)
             except msgspec.DecodeError as error:
-                found.append(Attempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
+                found.append(SendAttempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
         outcomes = dict(zip(opened, self._send(sink, list(opened.values())), strict=True))
         for one in given:
             outcome = outcomes.get(one.delivery_id)
             if outcome is not None:
-                found.append(Attempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None))))
+                found.append(
+                    SendAttempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None)))
+                )
         return found
 
     def _new(self) -> Sink:

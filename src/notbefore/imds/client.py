@@ -38,7 +38,7 @@ _BY_STATUS: Final[dict[int, ImdsReason]] = {
 }
 
 
-class Answer(Struct, frozen=True):
+class ImdsAnswer(Struct, frozen=True):
     """A good answer: the body, or ``None`` for 304, "unchanged"."""
 
     body: bytes | None
@@ -113,14 +113,14 @@ class ImdsClient:
         """From the next request on ask there. From any thread."""
         self._target = _Target.read(endpoint)
 
-    def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> Answer:
+    def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> ImdsAnswer:
         """GET ``path``; raises ``ImdsError`` for everything but 200, and 304 where an ETag was given."""
         condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
         target = self._target
         request = f"GET {target.prefix}{path} HTTP/1.1\r\n{target.headers}{condition}\r\n"
         return self._request(target, request.encode("ascii"), timeout, etag)
 
-    def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> Answer:
+    def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """POST JSON to ``path``; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         target = self._target
@@ -141,7 +141,7 @@ class ImdsClient:
             self._socket.close()
         self._socket = None
 
-    def _request(self, target: "_Target", request: bytes, timeout: float, etag: str | None) -> Answer:
+    def _request(self, target: "_Target", request: bytes, timeout: float, etag: str | None) -> ImdsAnswer:
         if target is not self._connected_to:
             self.close()
             self._connected_to = target
@@ -163,7 +163,7 @@ class ImdsClient:
             self.close()
             raise ImdsError(_reason(error), str(error) or type(error).__name__) from error
 
-    def _exchange(self, request: bytes, deadline: float, etag: str | None) -> Answer:
+    def _exchange(self, request: bytes, deadline: float, etag: str | None) -> ImdsAnswer:
         connected = self._connected(deadline)
         connected.sendall(request)
         with closing(http.client.HTTPResponse(connected)) as response:
@@ -176,10 +176,10 @@ class ImdsClient:
             if response.will_close:
                 self.close()
             if response.status == http.client.NOT_MODIFIED and etag is not None:
-                return Answer(None, etag)
+                return ImdsAnswer(None, etag)
             if response.status != http.client.OK:
                 raise _refusal(response, content)
-            return Answer(content, _etag(response))
+            return ImdsAnswer(content, _etag(response))
 
     def _connected(self, deadline: float) -> DeadlineSocket:
         if self._aborted.is_set():

@@ -42,7 +42,7 @@ LEASES: Final[tuple[tuple[str, tuple[str, ...], Parser], ...]] = (
 )
 
 
-class Step(Struct, frozen=True):
+class SearchStep(Struct, frozen=True):
     """One place that was looked at: what was found there, whether it answers as IMDS does, and why not."""
 
     place: str
@@ -86,7 +86,7 @@ class Discovery:
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
         self._places = places or Places()
 
-    def search(self) -> Iterator[Step]:
+    def search(self) -> Iterator[SearchStep]:
         """Look at one place after the other; the last step is the one that answers, if any does."""
         asked: dict[str, str] = {}  # endpoint -> why it is none
         for candidate in self._candidates():
@@ -96,12 +96,12 @@ class Discovery:
             if candidate.found not in asked:
                 asked[candidate.found] = self._probe(candidate.found)
             why = asked[candidate.found]
-            yield Step(candidate.place, candidate.found, not why, why or candidate.why)
+            yield SearchStep(candidate.place, candidate.found, not why, why or candidate.why)
             if not why:
                 return
 
-    def _candidates(self) -> Iterator[Step]:
-        yield Step("configuration", self._configured)
+    def _candidates(self) -> Iterator[SearchStep]:
+        yield SearchStep("configuration", self._configured)
         if not may_be_elsewhere(self._configured):
             return
         yield _candidate(f"environment ({VARIABLE})", self._places.environment.get(VARIABLE), "not set")
@@ -110,13 +110,13 @@ class Discovery:
         try:
             yield _candidate("DHCP INFORM", self._places.ask_network(), "no answer with option 245")
         except CannotAskError as error:
-            yield Step("DHCP INFORM", why=str(error))
+            yield SearchStep("DHCP INFORM", why=str(error))
         try:
             yield _candidate("Windows registry", self._places.registry(), "not on this system")
         except OSError as error:
-            yield Step("Windows registry", why=str(error.strerror or error))
+            yield SearchStep("Windows registry", why=str(error.strerror or error))
 
-    def _leases(self, name: str, patterns: tuple[str, ...], parser: Parser) -> Iterator[Step]:
+    def _leases(self, name: str, patterns: tuple[str, ...], parser: Parser) -> Iterator[SearchStep]:
         unreadable = [folder for folder in self._folders(patterns) if not _is_readable(folder)]
         why = f"{unreadable[0]}: not readable for this user" if unreadable else "no lease"
         for path in self._newest(patterns):
@@ -126,10 +126,10 @@ class Discovery:
                 why = f"{path}: {error.strerror}"
                 continue
             if address is not None:
-                yield Step(f"{name} (option 245)", f"http://{address}", why=f"in {path}")
+                yield SearchStep(f"{name} (option 245)", f"http://{address}", why=f"in {path}")
                 return
             why = f"{path}: no option 245"
-        yield Step(f"{name} (option 245)", why=why)
+        yield SearchStep(f"{name} (option 245)", why=why)
 
     def _folders(self, patterns: tuple[str, ...]) -> Iterator[Path]:
         return (self._places.root / Path(pattern).parent for pattern in patterns)
@@ -155,10 +155,10 @@ class Discovery:
         return ""
 
 
-def _candidate(place: str, address: str | None, otherwise: str) -> Step:
+def _candidate(place: str, address: str | None, otherwise: str) -> SearchStep:
     if not address:
-        return Step(place, why=otherwise)
-    return Step(place, address if "://" in address else f"http://{address}")
+        return SearchStep(place, why=otherwise)
+    return SearchStep(place, address if "://" in address else f"http://{address}")
 
 
 def _age(path: Path) -> float:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from notbefore.core.delivery import FALLBACK, RESULTS, STATES
 from notbefore.core.document import STARTED
-from notbefore.core.lifecycle import Life, Tracked
+from notbefore.core.lifecycle import Tracked, TrackedEvent
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import (
@@ -53,7 +53,7 @@ class Family(Struct, frozen=True):
     since: datetime | None = None  # when counting began, for counters and histograms
 
 
-class View(Struct, frozen=True):
+class Snapshot(Struct, frozen=True):
     """All that samples are computed from."""
 
     tracked: Tracked
@@ -258,7 +258,7 @@ VM: Final = Metric(
 )
 
 
-def samples(view: View) -> Iterator[Family]:
+def samples(view: Snapshot) -> Iterator[Family]:
     """Every family with its samples at ``view.now``; a family without a sample is left out."""
     kept, own = view.totals.since, view.figures.since  # what the state keeps, and what each start begins anew
     for families, since in (
@@ -272,7 +272,7 @@ def samples(view: View) -> Iterator[Family]:
                 yield Family(family.metric, family.samples, since)
 
 
-def _listed(view: View) -> Iterator[Family]:
+def _listed(view: Snapshot) -> Iterator[Family]:
     lives = sorted(view.tracked.events.values(), key=_urgency)
     yield Family(PENDING, _pending(lives))
     shown = lives[:MAX_SERIES]
@@ -286,19 +286,19 @@ def _listed(view: View) -> Iterator[Family]:
     yield Family(UNLISTED, {(): float(len(lives) - len(shown))})
 
 
-def _urgency(life: Life) -> float:
+def _urgency(life: TrackedEvent) -> float:
     """Sort key: what is started first, then by NotBefore; without one last."""
     if life.event.event_status == STARTED:
         return 0.0
     return life.not_before.timestamp() if life.not_before else float("inf")
 
 
-def _state(life: Life) -> Labels:
+def _state(life: TrackedEvent) -> Labels:
     event = life.event
     return (event.event_type, event.event_status, event.event_source or UNKNOWN, life.scope)
 
 
-def _pending(lives: Iterable[Life]) -> dict[Labels, float | Histogram]:
+def _pending(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     counts: dict[Labels, float] = dict.fromkeys(_KNOWN_STATES, 0.0)
     for life in lives:
         labels = _state(life)
@@ -308,11 +308,11 @@ def _pending(lives: Iterable[Life]) -> dict[Labels, float | Histogram]:
     return dict(counts)
 
 
-def _info_labels(life: Life) -> Labels:
+def _info_labels(life: TrackedEvent) -> Labels:
     return (life.event.event_id, *_state(life), (life.event.description or "")[:MAX_DESCRIPTION_LABEL])
 
 
-def _next(lives: Iterable[Life]) -> dict[Labels, float | Histogram]:
+def _next(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     earliest: dict[Labels, float | Histogram] = {}
     for life in lives:  # in the order of NotBefore: the first of a scope is its earliest
         if life.event.event_status != STARTED and life.not_before is not None:
@@ -320,29 +320,29 @@ def _next(lives: Iterable[Life]) -> dict[Labels, float | Histogram]:
     return earliest
 
 
-def _not_before(life: Life, _now: datetime) -> float | None:
+def _not_before(life: TrackedEvent, _now: datetime) -> float | None:
     return life.not_before.timestamp() if life.not_before else None
 
 
-def _started_at(life: Life, _now: datetime) -> float | None:
+def _started_at(life: TrackedEvent, _now: datetime) -> float | None:
     return life.started.timestamp() if life.started else None
 
 
-def _expected(life: Life, _now: datetime) -> float | None:
+def _expected(life: TrackedEvent, _now: datetime) -> float | None:
     return float(life.event.duration) if life.event.duration is not None else None
 
 
-def _given_notice(life: Life, _now: datetime) -> float | None:
+def _given_notice(life: TrackedEvent, _now: datetime) -> float | None:
     return life.notice
 
 
-def _resources(life: Life, _now: datetime) -> float | None:
+def _resources(life: TrackedEvent, _now: datetime) -> float | None:
     return float(len(life.event.resources))
 
 
 _PER_EVENT: Final = (
     (NOT_BEFORE, _not_before),
-    (SECONDS_TO_NOT_BEFORE, Life.seconds_to),
+    (SECONDS_TO_NOT_BEFORE, TrackedEvent.seconds_to),
     (STARTED_AT, _started_at),
     (EXPECTED, _expected),
     (GIVEN_NOTICE, _given_notice),
@@ -364,7 +364,7 @@ def _counted(totals: Totals) -> Iterator[Family]:
     yield Family(FOLDED, _by_one(totals.folded))
 
 
-def _approvals(view: View) -> Family:
+def _approvals(view: Snapshot) -> Family:
     zeros: dict[Labels, float | Histogram] = dict.fromkeys(product(view.rules, APPROVAL_RESULTS), 0.0)
     return Family(APPROVALS, zeros | {labels: float(count) for labels, count in view.totals.approvals.items()})
 
@@ -374,7 +374,7 @@ def _known(bounds: tuple[float, ...]) -> dict[str, Histogram]:
     return {event_type: Histogram.empty(bounds) for event_type in TYPES}
 
 
-def _outbox(view: View) -> Iterator[Family]:
+def _outbox(view: Snapshot) -> Iterator[Family]:
     outbox = view.outbox
     sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
     yield Family(DELIVERIES, {labels: float(outbox.counts.get(labels, 0)) for labels in product(sinks, RESULTS)})

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from notbefore.core.change import STEPS, Change, Kind
+from notbefore.core.change import LIFECYCLE_KINDS, Change, ChangeKind
 
 TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 STATUSES: Final = ("Scheduled", "Started")
@@ -19,7 +19,7 @@ MAX_SERIES: Final = 200  # of a metric family; the texts in its labels come from
 _MAX_FREE: Final = 120  # series of changes beyond KNOWN_CHANGES; what is left is for those of `other`
 
 APPROVAL_RESULTS: Final = ("approved", "failed", "skipped", "dry_run")
-RESULT_OF: Final[dict[Kind, str]] = {
+RESULT_OF: Final[dict[ChangeKind, str]] = {
     "approved": "approved",
     "approval_failed": "failed",
     "approval_skipped": "skipped",
@@ -27,7 +27,7 @@ RESULT_OF: Final[dict[Kind, str]] = {
 
 Labels = tuple[str, ...]
 
-KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(STEPS, TYPES, SOURCES, ("self",)))
+KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(LIFECYCLE_KINDS, TYPES, SOURCES, ("self",)))
 """The series that are always there, at 0 before the first: increase() does not see a counter that begins at 1."""
 
 

@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from typing import Final
 
 from notbefore.core.document import Event
-from notbefore.metrics.families import Family, Metric, View
+from notbefore.metrics.families import Family, Metric, Snapshot
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Labels
 
 REQUEST_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # those of Go's client
@@ -29,7 +29,7 @@ REQUEST: Final = Metric(
 REQUEST_ERROR: Final = Metric("azure_scheduledevent_request_error", "unknown", "Polls of IMDS that failed.")
 
 
-def webdevops(view: View) -> Iterator[Family]:
+def webdevops(view: Snapshot) -> Iterator[Family]:
     """The families of the other exporter at ``view.now``."""
     figures, incarnation = view.figures, view.tracked.incarnation
     yield Family(EVENT, _events(view))
@@ -40,7 +40,7 @@ def webdevops(view: View) -> Iterator[Family]:
     yield Family(REQUEST_ERROR, {(): float(errors)})
 
 
-def _events(view: View) -> dict[Labels, float | Histogram]:
+def _events(view: Snapshot) -> dict[Labels, float | Histogram]:
     """At most ``MAX_SERIES``; those of this VM first."""
     me = view.figures.vm.get("name", "").casefold()
     pairs = [

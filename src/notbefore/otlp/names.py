@@ -43,8 +43,8 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
     "notbefore_template_errors": "{error}",
 }
 SECONDS: Final = "seconds"
-Kind = Literal["gauge", "sum", "histogram"]
-KINDS: Final[dict[str, Kind]] = {"gauge": "gauge", "counter": "sum", "histogram": "histogram"}
+InstrumentKind = Literal["gauge", "sum", "histogram"]
+KINDS: Final[dict[str, InstrumentKind]] = {"gauge": "gauge", "counter": "sum", "histogram": "histogram"}
 
 
 class Instrument(Struct, frozen=True):
@@ -52,7 +52,7 @@ class Instrument(Struct, frozen=True):
 
     name: str
     unit: str
-    kind: Kind
+    kind: InstrumentKind
 
 
 def instrument(metric: Metric) -> Instrument:

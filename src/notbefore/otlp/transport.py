@@ -24,7 +24,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from notbefore.config.sinks import Connection
-from notbefore.delivery.http import Answer, Http
+from notbefore.delivery.http import Http, HttpResponse
 from notbefore.errors import ConfigError, SendError
 
 Signal = Literal["metrics", "logs"]
@@ -159,7 +159,7 @@ def _addresses(connection: Connection, signal: Signal) -> tuple[str | None, str 
     return own, connection.endpoint
 
 
-def _cause(answer: Answer) -> str:
+def _cause(answer: HttpResponse) -> str:
     """The status and what is said of it; the bytes of protobuf around a ``google.rpc.Status``'s message left out."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in answer.cause).split())
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from notbefore.errors import SimulatorError
 from notbefore.simulator.scenarios import PREVIEW
-from notbefore.simulator.state import Fault, State, instance
+from notbefore.simulator.state import Fault, SimulatorState, instance
 
 EVENT_VERSIONS: Final = (
     PREVIEW,
@@ -143,8 +143,8 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     @property
-    def _state(self) -> State:
-        state: State = self.server.state  # type: ignore[attr-defined]  # it is a server._Server
+    def _state(self) -> SimulatorState:
+        state: SimulatorState = self.server.state  # type: ignore[attr-defined]  # it is a server._Server
         return state
 
     def _target(self) -> tuple[str | None, str, dict[str, str]]:

@@ -22,12 +22,12 @@ from typing import Any, Final, Self
 from urllib.parse import quote
 
 from notbefore.simulator.handler import Handler
-from notbefore.simulator.state import State
+from notbefore.simulator.state import SimulatorState
 
 CLOSING: Final = 1.0  # seconds that connections have to end when the server is closed
 
 
-class Simulator(State):
+class Simulator(SimulatorState):
     """The state, and the server around it. ``with Simulator() as sim:`` serves at ``sim.endpoint``."""
 
     def __init__(
@@ -75,7 +75,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
-    state: State
+    state: SimulatorState
 
     def __init__(self, listen: tuple[str, int], handler: type[Handler]) -> None:
         if ":" in listen[0]:

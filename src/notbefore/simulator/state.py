@@ -63,7 +63,7 @@ class Fault(Struct):
     until: float = math.inf
 
 
-class State:
+class SimulatorState:
     """The VMs of one group, which all see the same events. Safe to use from several threads."""
 
     def __init__(self, vms: Sequence[str], speed: float) -> None:

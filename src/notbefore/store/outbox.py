@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.core.delivery import FALLBACK, Delivery, Settled, Terms
+from notbefore.core.delivery import FALLBACK, Delivery, DeliveryResult, Terms
 from notbefore.metrics.totals import LATENCY_BOUNDS
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
 from notbefore.store.schema import connect, transaction
@@ -20,8 +20,8 @@ DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 HELD_SECONDS: Final = 400 * 86_400.0
 
 _COLUMNS: Final = (
-    "delivery_id, event_key, sink, kind, severity, severity_given, created, due, expires, fades, record, attempts,"
-    " state, error"
+    "delivery_id, event_key, sink, kind, severity, severity_given, created, due, expires, expires_with_event, record,"
+    " attempts, state, error"
 )
 # the order: nothing is sent before an earlier delivery of the same event to the same sink; a reminder waits for its
 # time, and nothing waits for it
@@ -56,7 +56,7 @@ class Outbox:
 
     def exchange(
         self,
-        settled: Sequence[Settled],
+        settled: Sequence[DeliveryResult],
         room: Mapping[str, int],
         now: float,
         until: float,
@@ -199,10 +199,10 @@ def _lease(db: sqlite3.Connection, rows: list[int], until: float) -> list[Delive
 def _delivery(row: tuple[Any, ...]) -> Delivery:
     names = [*_COLUMNS.split(", "), "thread"]
     values = dict(zip(names, row, strict=False))  # the thread is only asked for where it matters
-    return Delivery(**values | {name: bool(values[name]) for name in ("fades", "severity_given")})
+    return Delivery(**values | {name: bool(values[name]) for name in ("expires_with_event", "severity_given")})
 
 
-def _settle(db: sqlite3.Connection, one: Settled) -> None:
+def _settle(db: sqlite3.Connection, one: DeliveryResult) -> None:
     row = db.execute(
         "SELECT sink, event_key, state, created FROM outbox WHERE delivery_id = ?", (one.delivery_id,)
     ).fetchone()
@@ -242,7 +242,7 @@ def _settle(db: sqlite3.Connection, one: Settled) -> None:
     )
 
 
-def _delivered(db: sqlite3.Connection, one: Settled, row: tuple[str, str, str, float]) -> None:
+def _delivered(db: sqlite3.Connection, one: DeliveryResult, row: tuple[str, str, str, float]) -> None:
     sink, event_key, state, created = row
     if one.thread is not None:
         db.execute("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", (sink, event_key, one.thread, one.time))

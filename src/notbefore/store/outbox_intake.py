@@ -33,8 +33,8 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
         row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
         taken = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
-            " expires, fades, record, severity_given) VALUES (:delivery_id, :event_key, :sink, :kind, :severity,"
-            " :urgency, :created, :due, :expires, :fades, :record, :severity_given)",
+            " expires, expires_with_event, record, severity_given) VALUES (:delivery_id, :event_key, :sink, :kind,"
+            " :severity, :urgency, :created, :due, :expires, :expires_with_event, :record, :severity_given)",
             row,
         )
         if taken.rowcount:
@@ -63,7 +63,7 @@ def event_moved(db: sqlite3.Connection, event_key: str, seconds: float, record: 
 
 def event_ended(db: sqlite3.Connection, event_key: str, now: float) -> None:
     """What only helps before the end expires; what was repeated while the event lasted is at rest."""
-    _withdraw(db, "event_key = ? AND fades", (event_key,), now)
+    _withdraw(db, "event_key = ? AND expires_with_event", (event_key,), now)
     _rest(db, event_key)
 
 

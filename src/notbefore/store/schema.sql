@@ -52,7 +52,7 @@ CREATE TABLE outbox (
     due          REAL NOT NULL,
     expires      REAL NOT NULL,
     leased_until REAL NOT NULL DEFAULT 0,
-    fades        INTEGER NOT NULL,      -- 1: expires when the event ends
+    expires_with_event        INTEGER NOT NULL,      -- 1: expires when the event ends
     attempts     INTEGER NOT NULL DEFAULT 0,
     error        TEXT NOT NULL DEFAULT '',
     record       BLOB NOT NULL

@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct, field
 
-from notbefore.core.approval import Attempt
+from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery
-from notbefore.core.lifecycle import OUTCOMES, Life, Tracked
+from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
 from notbefore.core.record import Vm
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
@@ -40,7 +40,7 @@ _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 log = logging.getLogger("notbefore.store")
 
 
-class Memory(Struct):
+class StoredState(Struct):
     """What the agent knows when it starts: all that the last one wrote."""
 
     tracked: Tracked = field(default_factory=Tracked)
@@ -50,10 +50,10 @@ class Memory(Struct):
     beat: datetime | None = None  # when the machine was last known to be alive, likewise
     boot_id: str = ""
     clean: bool = False  # it stopped in order, at ``beat``
-    approvals: dict[str, Attempt] = field(default_factory=dict)  # by the event's key
+    approvals: dict[str, ApprovalAttempt] = field(default_factory=dict)  # by the event's key
 
 
-class Told(Struct, frozen=True):
+class StoredChange(Struct, frozen=True):
     """One change as it is kept: ``record`` is it as a JSON object, ``deliveries`` what is to be sent of it."""
 
     change: Change
@@ -74,9 +74,9 @@ class Store:
         self.damaged_files = 0
         self._mutex = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._unwritten: deque[Told] = deque(maxlen=HISTORY_ROWS)
+        self._unwritten: deque[StoredChange] = deque(maxlen=HISTORY_ROWS)
         self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
-        self._memory = Memory()
+        self._memory = StoredState()
         self._lock = DirectoryLock(directory)
         try:
             self._guarded(self._open)
@@ -86,13 +86,13 @@ class Store:
 
     # ---- what the agent calls
 
-    def load(self) -> Memory:
+    def load(self) -> StoredState:
         """What the last agent wrote; empty on a new or damaged file."""
         with self._mutex:
             self._guarded(self._load)
             return self._memory
 
-    def commit(self, memory: Memory, changes: Sequence[Told]) -> None:
+    def commit(self, memory: StoredState, changes: Sequence[StoredChange]) -> None:
         """Keep what is tracked now, the changes that led there and their deliveries: one transaction. Never raises."""
         with self._mutex:
             self._memory = memory
@@ -184,12 +184,12 @@ class Store:
         lives = db.execute("SELECT event_key, body FROM tracked").fetchall()
         steps = db.execute("SELECT event_key, steps FROM departed ORDER BY position").fetchall()
         tracked = Tracked(
-            events={key: msgspec.json.decode(body, type=Life) for key, body in lives},
+            events={key: msgspec.json.decode(body, type=TrackedEvent) for key, body in lives},
             departed={key: msgspec.json.decode(body, type=dict[str, int]) for key, body in steps},
             incarnation=int(meta["incarnation"]) if "incarnation" in meta else None,
             unreadable=meta.get("unreadable") == "yes",
         )
-        self._memory = Memory(
+        self._memory = StoredState(
             tracked=tracked,
             totals=msgspec.msgpack.decode(meta["totals"], type=Totals) if "totals" in meta else Totals(),
             vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
@@ -197,7 +197,9 @@ class Store:
             beat=datetime.fromisoformat(meta["beat"]) if "beat" in meta else None,
             boot_id=meta.get("boot_id", ""),
             clean=meta.get("clean") == "yes",
-            approvals=msgspec.json.decode(meta["approvals"], type=dict[str, Attempt]) if "approvals" in meta else {},
+            approvals=msgspec.json.decode(meta["approvals"], type=dict[str, ApprovalAttempt])
+            if "approvals" in meta
+            else {},
         )
         self._written = tracked
 
@@ -225,9 +227,9 @@ class Store:
                 outbox_intake.event_ended(db, told.change.event.key, now)
             elif told.change.kind == "started":
                 outbox_intake.event_started(db, told.change.event.key, now)
-            elif told.change.moved:
-                outbox_intake.event_moved(db, told.change.event.key, told.change.moved, told.record, now)
-            if told.change.left:
+            elif told.change.not_before_shift:
+                outbox_intake.event_moved(db, told.change.event.key, told.change.not_before_shift, told.record, now)
+            if told.change.no_longer_affected:
                 outbox_intake.event_left(db, told.change.event.key, now)
             outbox_intake.put(db, told.deliveries, now)
         if self._unwritten:
@@ -262,7 +264,7 @@ class Store:
         )
 
     @staticmethod
-    def _write_meta(db: sqlite3.Connection, memory: Memory) -> None:
+    def _write_meta(db: sqlite3.Connection, memory: StoredState) -> None:
         values: dict[str, object] = {
             "boot_id": memory.boot_id,
             "clean": "yes" if memory.clean else "no",
@@ -335,7 +337,7 @@ class Store:
             self._db = None
 
 
-def _times(memory: Memory) -> dict[str, str]:
+def _times(memory: StoredState) -> dict[str, str]:
     times = {"seen": memory.seen, "beat": memory.beat}
     return {name: time.isoformat() for name, time in times.items() if time is not None}
 

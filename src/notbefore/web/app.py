@@ -123,11 +123,11 @@ def _takes_gzip(accepted: str) -> bool:
 
 
 def _page(view: View, environ: Environ) -> Response:
-    from notbefore.web.page.model import Look  # noqa: PLC0415 - an agent that nobody looks at does without
+    from notbefore.web.page.model import PageModel  # noqa: PLC0415 - an agent that nobody looks at does without
     from notbefore.web.page.render import render  # noqa: PLC0415 - as above
 
     now = datetime.now(UTC)
-    look = Look.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.condition())
+    look = PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.condition())
     headers = (
         ("Content-Security-Policy", PAGE_POLICY),
         ("Referrer-Policy", "no-referrer"),

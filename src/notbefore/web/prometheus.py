@@ -29,7 +29,7 @@ _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMe
 }
 
 
-class Exposition:
+class MetricsText:
     """Renders the families that ``read`` gives at each scrape, and those of the process (CPU, memory, files).
 
     Most of them are as they were at the last scrape, and their text is kept: making it is what a scrape takes longest

@@ -55,7 +55,9 @@ class Sink:
             )
         self._tell(failures)
         # of an event that left this VM, those speak whom it still hits
-        repeat = None if message.over or message.left else self._settings.resolve_timeout.seconds / REPEATS
+        repeat = (
+            None if message.over or message.no_longer_affected else self._settings.resolve_timeout.seconds / REPEATS
+        )
         return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
 
     def _tell(self, failures: Mapping[str, SendError]) -> None:

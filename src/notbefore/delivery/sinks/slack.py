@@ -10,7 +10,7 @@ import msgspec
 
 from notbefore.config.sinks import Links, Slack
 from notbefore.core.record import json_line
-from notbefore.delivery.http import Answer, Http
+from notbefore.delivery.http import Http, HttpResponse
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Fact, Renderer, Text, countdown
 from notbefore.errors import SendError
@@ -83,7 +83,7 @@ class Sink:
         self._http.close()
 
 
-def _checked(answer: Answer) -> dict[str, Any]:
+def _checked(answer: HttpResponse) -> dict[str, Any]:
     try:
         said: dict[str, Any] = msgspec.json.decode(answer.body, type=dict[str, Any])
     except msgspec.MsgspecError:

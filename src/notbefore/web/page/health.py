@@ -4,13 +4,13 @@ from typing import Final
 
 from notbefore.core.duration import span
 from notbefore.web.page.html import Html, joined, tag
-from notbefore.web.page.model import Look
+from notbefore.web.page.model import PageModel
 from notbefore.web.page.pieces import moment, row, section, table
 
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; as of the alert
 
 
-def health(look: Look) -> Html:
+def health(look: PageModel) -> Html:
     """How the agent fares, for the top of the page."""
     condition, outbox = look.condition, look.condition.outbox
     waiting = sum(count for (_, state), count in outbox.rows.items() if state == "pending")
@@ -38,7 +38,7 @@ def _badge(name: str, text: str, *, ok: bool | None) -> Html:
     return tag("li", sign, f" {name}: ", tag("strong", text), class_=kind)
 
 
-def inside(look: Look) -> Html:
+def inside(look: PageModel) -> Html:
     """The section."""
     condition, last = look.condition, look.last_good
     answered = joined(moment(last), f", {_age(look, last.timestamp())} ago") if last else "never"
@@ -55,7 +55,7 @@ def _card(title: str, facts: list[tuple[str, str]]) -> Html:
     return tag("div", tag("h3", title), tag("dl", *pairs))
 
 
-def _sinks(look: Look) -> Html:
+def _sinks(look: PageModel) -> Html:
     condition, outbox = look.condition, look.condition.outbox
     names = [*condition.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - condition.sinks.keys())]
     if not names:
@@ -80,5 +80,5 @@ def _sinks(look: Look) -> Html:
     return joined(waits, tag("p", f"The courier {courier}."))
 
 
-def _age(look: Look, since: float) -> str:
+def _age(look: PageModel, since: float) -> str:
     return span(max(0.0, look.now.timestamp() - since))

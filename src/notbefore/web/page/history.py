@@ -6,7 +6,7 @@ from typing import Final
 
 from notbefore.core.duration import span
 from notbefore.web.page.html import Html, joined, tag
-from notbefore.web.page.model import MAX_ENDED, Life, Look, life_of
+from notbefore.web.page.model import MAX_ENDED, PageModel, PastEvent, past_event_of
 from notbefore.web.page.pieces import WHOM, moment, notice, row, section, table
 from notbefore.web.page.timeline import Scale, axis, line
 
@@ -14,9 +14,9 @@ ENDED_OPEN: Final = 10  # those shown without unfolding
 HEADS: Final = ("Event", "", "Notice", "Started for", "Interruption", "Outcome")  # the second is the axis
 
 
-def timeline(look: Look) -> Html:
+def timeline(look: PageModel) -> Html:
     """The section."""
-    lives = [*(life_of(event) for event in look.shown), *look.ended]
+    lives = [*(past_event_of(event) for event in look.shown), *look.ended]
     if not lives:
         return section("timeline", "Timeline", tag("p", "No event has been seen yet.", class_="nothing"))
     scale = Scale.over(lives, look.now)
@@ -32,12 +32,12 @@ def timeline(look: Look) -> Html:
 
 
 @lru_cache(2 * MAX_ENDED)
-def _over(life: Life, scale: Scale) -> Html:
+def _over(life: PastEvent, scale: Scale) -> Html:
     """Of what is over nothing changes: it is put into words once."""
     return _one(life, scale, life.gone or life.first_seen)
 
 
-def _one(life: Life, scale: Scale, now: datetime) -> Html:
+def _one(life: PastEvent, scale: Scale, now: datetime) -> Html:
     outcome = life.outcome or ("started" if life.started else "pending")
     event = joined(
         tag("strong", tag("bdi", life.event_type)),

@@ -1,4 +1,4 @@
-"""``Look``: all that the page shows, read from what the JSON interface answers; pure, so that a test needs no server.
+"""``PageModel``: all that the page shows, read from what the JSON interface answers. Pure: a test needs no server.
 
 An event's life is put together from its changes: the record of its end says most, the one of its start says when.
 """
@@ -43,7 +43,7 @@ class _History(Struct, frozen=True):
     changes: tuple[Recorded, ...] = ()
 
 
-class Life(Struct, frozen=True):
+class PastEvent(Struct, frozen=True):
     """An event from its first sight to its end; ``None`` is what was not observed, or is still to come."""
 
     event_id: str
@@ -64,7 +64,7 @@ class Life(Struct, frozen=True):
         return self.not_before or self.started or self.first_seen
 
 
-class Look(Struct, frozen=True):
+class PageModel(Struct, frozen=True):
     """The agent at one moment. ``pending`` is in the order of urgency, ``ended`` the newest first."""
 
     now: datetime
@@ -74,10 +74,10 @@ class Look(Struct, frozen=True):
     last_good: datetime | None = None
     unreadable: int = 0  # events that are listed and cannot be read
     pending: tuple[PendingEvent, ...] = ()
-    ended: tuple[Life, ...] = ()
+    ended: tuple[PastEvent, ...] = ()
 
     @classmethod
-    def of(cls, now: datetime, events: bytes, history: bytes, ready: Verdict, condition: Condition) -> "Look":
+    def of(cls, now: datetime, events: bytes, history: bytes, ready: Verdict, condition: Condition) -> "PageModel":
         """From the bodies of ``/api/v1/events`` and ``/api/v1/history``."""
         listed = msgspec.json.decode(events, type=PendingView)
         return cls(
@@ -103,9 +103,9 @@ def _urgency(event: PendingEvent) -> tuple[bool, bool, float]:
     return (event.scope == "peer", event.started is None, due)
 
 
-def life_of(event: PendingEvent) -> Life:
+def past_event_of(event: PendingEvent) -> PastEvent:
     """A listed event, as far as it has come."""
-    return Life(
+    return PastEvent(
         event_id=event.event_id,
         event_type=event.event_type,
         scope=event.scope,
@@ -116,10 +116,10 @@ def life_of(event: PendingEvent) -> Life:
     )
 
 
-def ended(changes: Iterable[Recorded]) -> list[Life]:
+def ended(changes: Iterable[Recorded]) -> list[PastEvent]:
     """The events that are gone, the newest first. An EventId that came back has several lives."""
     starts: dict[str, datetime] = {}
-    lives: list[Life] = []
+    lives: list[PastEvent] = []
     for change in changes:
         key = change.id.casefold()
         if change.change == "started":
@@ -129,10 +129,10 @@ def ended(changes: Iterable[Recorded]) -> list[Life]:
     return lives[::-1]
 
 
-def _ended(change: Recorded, started: datetime | None) -> Life:
+def _ended(change: Recorded, started: datetime | None) -> PastEvent:
     if started is None and change.started_seconds is not None:  # the record of its start is no longer kept
         started = change.time - timedelta(seconds=change.started_seconds)
-    return Life(
+    return PastEvent(
         event_id=change.id,
         event_type=change.type,
         scope=change.scope,

@@ -7,7 +7,7 @@ from notbefore.core.document import STARTED
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.web.page.html import Html, joined, tag
-from notbefore.web.page.model import Look
+from notbefore.web.page.model import PageModel
 from notbefore.web.page.pieces import WHOM, clock, moment, notice, row, section, table
 
 MAX_TEXT: Final = 400  # characters of a description
@@ -15,7 +15,7 @@ MAX_NAMES: Final = 5  # of affected VMs
 HEADS: Final = ("Event", "Countdown", "NotBefore", "Affects", "Expected interruption", "Notice", "Approval")
 
 
-def pending(look: Look) -> Html:
+def pending(look: PageModel) -> Html:
     """The section."""
     if look.pending:
         what = table("Events that Azure lists now", HEADS, [_one(event, look.now) for event in look.shown])

@@ -9,14 +9,14 @@ from notbefore.core.document import STARTED
 from notbefore.web.page.health import health, inside
 from notbefore.web.page.history import timeline
 from notbefore.web.page.html import Html, joined, tag
-from notbefore.web.page.model import Look
+from notbefore.web.page.model import PageModel
 from notbefore.web.page.pending import pending
 from notbefore.web.page.pieces import WHOM, clock, moment
 
 LINKS: Final = ("metrics", "api/v1/events", "api/v1/history", "readyz", "healthz")
 
 
-def render(look: Look) -> bytes:
+def render(look: PageModel) -> bytes:
     """The whole page."""
     name = look.vm.name if look.vm and look.vm.name else "this VM"
     count = f"{len(look.pending)} pending" if look.pending else "nothing pending"
@@ -35,7 +35,7 @@ def render(look: Look) -> bytes:
     return page.encode(errors="replace")  # the name of a file may hold what is no text
 
 
-def _header(look: Look, name: str) -> Html:
+def _header(look: PageModel, name: str) -> Html:
     vm = look.vm
     known = (vm.scale_set, vm.location, vm.zone and f"zone {vm.zone}", vm.vm_size) if vm else ()
     facts = " · ".join(filter(None, known))
@@ -53,7 +53,7 @@ def _header(look: Look, name: str) -> Html:
     )
 
 
-def summary(look: Look) -> str:
+def summary(look: PageModel) -> str:
     """The state of things in a sentence."""
     if not look.pending:
         if look.last_good is None:
@@ -73,7 +73,7 @@ def summary(look: Look) -> str:
     return f"{what}{when}." + (f" {others} more {'is' if others == 1 else 'are'} pending." if others else "")
 
 
-def _footer(look: Look) -> Html:
+def _footer(look: PageModel) -> Html:
     links = [joined(tag("a", f"/{link}", href=link), " ") for link in LINKS]
     return tag(
         "footer",

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from notbefore.core.duration import span
 from notbefore.web.page.html import Html, tag
-from notbefore.web.page.model import Life
+from notbefore.web.page.model import PastEvent
 
 LINEAR: Final = 20.0  # seconds around NotBefore that are told apart best
 TICKS: Final = (  # seconds
@@ -40,7 +40,7 @@ class Scale(Struct, frozen=True):
     after: int
 
     @classmethod
-    def over(cls, lives: Iterable[Life], now: datetime) -> "Scale":
+    def over(cls, lives: Iterable[PastEvent], now: datetime) -> "Scale":
         """The one on which all of them can be drawn: its ends are ticks, so that it seldom changes."""
         offsets = [(time - life.anchor).total_seconds() for life in lives for time in _times(life, now)]
         return cls(_tick(-min(offsets, default=0.0)), _tick(max(offsets, default=0.0)))
@@ -60,7 +60,7 @@ def _bent(seconds: float) -> float:
     return math.copysign(math.log1p(abs(seconds) / LINEAR), seconds)
 
 
-def _times(life: Life, now: datetime) -> list[datetime]:
+def _times(life: PastEvent, now: datetime) -> list[datetime]:
     return [time for time in (life.first_seen, life.started, life.gone or now) if time is not None]
 
 
@@ -81,7 +81,7 @@ def _label(x: float, text: str) -> Html:
     return tag("text", text, x=f"{x}%", y=14, text_anchor="middle")
 
 
-def line(life: Life, scale: Scale, now: datetime) -> Html:
+def line(life: PastEvent, scale: Scale, now: datetime) -> Html:
     """One event: announced, NotBefore, started, the interruption as felt, gone."""
 
     def x(time: datetime) -> float:
@@ -106,7 +106,7 @@ def line(life: Life, scale: Scale, now: datetime) -> Html:
     return tag("svg", *parts, class_="life", role="img", width="100%", height=HEIGHT)
 
 
-def _start(life: Life, end: float, x: Callable[[datetime], float]) -> float:
+def _start(life: PastEvent, end: float, x: Callable[[datetime], float]) -> float:
     return x(life.started) if life.started is not None else end
 
 
@@ -126,7 +126,7 @@ def _end(outcome: str | None, x: float) -> Html:
     return tag("text", "✕" if outcome == "canceled" else "?", class_="gone", x=f"{x}%", y=15, text_anchor="middle")
 
 
-def words(life: Life, now: datetime) -> str:
+def words(life: PastEvent, now: datetime) -> str:
     """The line in words."""
     parts = [f"{life.event_type}: seen first {_from_anchor(life, life.first_seen)}"]
     if life.started is not None:
@@ -141,7 +141,7 @@ def words(life: Life, now: datetime) -> str:
     return ", ".join(parts)
 
 
-def _from_anchor(life: Life, time: datetime) -> str:
+def _from_anchor(life: PastEvent, time: datetime) -> str:
     seconds = (time - life.anchor).total_seconds()
     what = "NotBefore" if life.not_before else "its start" if life.started else "the first sight"
     if abs(seconds) < 1:
