@@ -18,13 +18,14 @@ from pathlib import Path
 
 import pytest
 
+from notbefore.core.listing import PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
 from notbefore.web import server as module
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
-from notbefore.web.view import Condition, Verdict
+from notbefore.web.view import AgentStatus, CheckResult
 from support.agent import eventually, free_port
 from support.shown import NOTHING_PENDING
 
@@ -35,7 +36,7 @@ class Shown:
     """A view of fixed things."""
 
     def __init__(self) -> None:
-        self.verdict = Verdict(ok=True)
+        self.verdict = CheckResult(ok=True)
         self.asked: list[tuple[datetime | None, int]] = []
         self.body = METRICS
         self.broken = False
@@ -43,23 +44,23 @@ class Shown:
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 
-    def health(self) -> Verdict:
+    def health(self) -> CheckResult:
         return self.verdict
 
-    def ready(self) -> Verdict:
+    def ready(self) -> CheckResult:
         if self.broken:
             raise RuntimeError("a secret that nobody is to see")
         return self.verdict
 
-    def pending(self) -> bytes:
+    def pending(self) -> PendingView:
         return NOTHING_PENDING
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         self.asked.append((since, limit))
         return b'{"changes":[]}'
 
-    def condition(self) -> Condition:
-        return Condition()
+    def agent_status(self) -> AgentStatus:
+        return AgentStatus()
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_nothing_can_be_changed(server: HttpServer, method: str) -> None:
 
 def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) -> None:
     assert ask(server, "/healthz")[::2] == (200, b'{"status":"ok","reasons":[]}')
-    view.verdict = Verdict(ok=False, reasons=("no beat",))
+    view.verdict = CheckResult(ok=False, reasons=("no beat",))
     assert ask(server, "/healthz")[::2] == (503, b'{"status":"unhealthy","reasons":["no beat"]}')
 
 

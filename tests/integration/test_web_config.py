@@ -24,13 +24,15 @@ import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
 
+from notbefore.core.listing import PendingView
+from notbefore.core.record import json_line
 from notbefore.errors import ConfigError
 from notbefore.web import access as accesses
 from notbefore.web import channel as channels
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
-from notbefore.web.view import Condition, Verdict
+from notbefore.web.view import AgentStatus, CheckResult
 from notbefore.web.web_config import WebConfig
 from support.agent import eventually
 from support.shown import NOTHING_PENDING
@@ -52,19 +54,19 @@ class Shown:
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 
-    def health(self) -> Verdict:
-        return Verdict(ok=True, reasons=("the state is in /secret",))
+    def health(self) -> CheckResult:
+        return CheckResult(ok=True, reasons=("the state is in /secret",))
 
     ready = health
 
-    def pending(self) -> bytes:
+    def pending(self) -> PendingView:
         return NOTHING_PENDING
 
     def history(self, *_: Any) -> bytes:
         return b'{"changes":[]}'
 
-    def condition(self) -> Condition:
-        return Condition()
+    def agent_status(self) -> AgentStatus:
+        return AgentStatus()
 
 
 class Place:
@@ -231,7 +233,7 @@ def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: py
             said += piece
         assert said.count(b"HTTP/1.1 200 OK") == 3
         assert LONG in said
-        assert said.endswith(NOTHING_PENDING)
+        assert said.endswith(json_line(NOTHING_PENDING))
 
 
 def test_the_end_of_a_connection_is_said_in_tls(place: Place) -> None:
@@ -548,7 +550,7 @@ def test_the_right_password_opens(place: Place, given: str, status: int) -> None
         got, said, body = ask(server, "/api/v1/events", None, **headers)
         assert got == status
         assert ("WWW-Authenticate" in said) == (status == 401)
-        assert (body == NOTHING_PENDING) == (status == 200)
+        assert (body == json_line(NOTHING_PENDING)) == (status == 200)
 
 
 def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:

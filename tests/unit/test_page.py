@@ -23,7 +23,7 @@ from notbefore.web.page.model import MAX_ENDED, PageModel
 from notbefore.web.page.pending import counted
 from notbefore.web.page.render import render
 from notbefore.web.page.timeline import TICKS, Scale, words
-from notbefore.web.view import Condition, Verdict
+from notbefore.web.view import AgentStatus, CheckResult
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -62,8 +62,8 @@ class Agent:
             events=tuple(PendingEvent.of(life, at(seconds), approval) for life in lives),
         )
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
-        ready = said.pop("ready", Verdict(ok=True))
-        return PageModel.of(at(seconds), json_line(events), history, ready, Condition(**said))
+        ready = said.pop("ready", CheckResult(ok=True))
+        return PageModel.of(at(seconds), events, history, ready, AgentStatus(**said))
 
 
 class _Reader(HTMLParser):
@@ -121,7 +121,7 @@ def test_this_vms_events_come_before_those_of_others() -> None:
     ],
 )
 def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: bool, sentence: str) -> None:
-    assert sentence in said(Agent().look(0, polled=polled, ready=Verdict(ready)))
+    assert sentence in said(Agent().look(0, polled=polled, ready=CheckResult(ready)))
 
 
 def test_what_approval_would_do_stands_beside_the_event() -> None:
@@ -168,8 +168,8 @@ def test_the_agents_own_state_is_said() -> None:
     text = said(
         Agent().look(
             90,
-            ready=Verdict(ok=False, reasons=("the last good answer is old",)),
-            trouble="server_error",
+            ready=CheckResult(ok=False, reasons=("the last good answer is old",)),
+            imds_error="server_error",
             degraded="disk full",
             sinks={"oncall": "slack", "hook": "webhook"},
             outbox=outbox,
@@ -208,9 +208,9 @@ def test_every_text_from_outside_stays_text(text: str) -> None:
     agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
     agent.approval = dict.fromkeys(("action", "rule", "reason", "mode", "off", "state"), text)
     outbox = OutboxView(rows={(text, "pending"): 1})
-    doubt = Verdict(ok=False, reasons=(text,))
+    doubt = CheckResult(ok=False, reasons=(text,))
     seen = read(
-        agent.look(3, ready=doubt, trouble=text, degraded=text, endpoint=text, sinks={text: text}, outbox=outbox)
+        agent.look(3, ready=doubt, imds_error=text, degraded=text, endpoint=text, sinks={text: text}, outbox=outbox)
     )
     assert seen.elements <= ELEMENTS
     assert not {name for name, _ in seen.attributes if name.startswith("on") or name == "style"}

@@ -3,13 +3,17 @@
 import io
 import json
 import logging
-from typing import Any
+from datetime import UTC, datetime
 
 import pytest
 
 from notbefore.commands.approve import describe
 from notbefore.commands.tables import show_events, show_history
+from notbefore.core.change import Scope
+from notbefore.core.document import Event
 from notbefore.core.duration import span
+from notbefore.core.lifecycle import TrackedEvent
+from notbefore.core.listing import PendingEvent
 from notbefore.logs import JsonFormatter, set_up
 
 
@@ -97,12 +101,8 @@ def test_the_form_of_the_log_is_as_configured(
         ([], "unknown", "for VMs that Azure does not name."),
     ],
 )
-def test_whoever_approves_is_told_whose_event_it_is(resources: list[str], scope: str, said: str) -> None:
-    event: dict[str, Any] = {
-        "event_type": "Freeze",
-        "event_id": "E-1",
-        "event_status": "Scheduled",
-        "seconds_to_not_before": None,
-    }
-    event |= {"description": None, "expected_duration_seconds": 5, "resources": resources, "scope": scope}
-    assert describe(event).splitlines()[-1].endswith(said)
+def test_whoever_approves_is_told_whose_event_it_is(resources: list[str], scope: Scope, said: str) -> None:
+    moment = datetime(2026, 3, 1, tzinfo=UTC)
+    event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
+    listed = PendingEvent.of(TrackedEvent(event, scope, moment, beginning_seen=True), moment, None)
+    assert describe(listed).splitlines()[-1].endswith(said)

@@ -29,6 +29,7 @@ from notbefore.agent.systemd import SystemdNotifier
 from notbefore.agent.tracker import Tracker, now_utc
 from notbefore.config.model import Config
 from notbefore.config.sinks import Otlp
+from notbefore.core.listing import PendingView
 from notbefore.delivery.orders import Orders
 from notbefore.errors import ConfigError
 from notbefore.imds.client import TIMEOUT
@@ -41,7 +42,7 @@ from notbefore.web.access import access
 from notbefore.web.app import make_app
 from notbefore.web.prometheus import MetricsText
 from notbefore.web.server import HttpServer
-from notbefore.web.view import Condition, Verdict
+from notbefore.web.view import AgentStatus, CheckResult
 
 MEND_INTERVAL: Final = 10.0  # seconds between attempts to write a state that could not be written
 READY_BEATS: Final = 3
@@ -261,32 +262,32 @@ class Agent:
         """``/metrics``."""
         return self._exposition.render(accept)
 
-    def health(self) -> Verdict:
+    def health(self) -> CheckResult:
         """The beat is alive: the polling thread runs, and hangs in no request beyond its deadline."""
         watcher = self._watcher
         overdue = time.monotonic() - watcher.poller.due
         if not watcher.alive:
-            return Verdict(ok=False, reasons=("a thread that asks IMDS has ended",))
+            return CheckResult(ok=False, reasons=("a thread that asks IMDS has ended",))
         if overdue > watcher.poller.timeout + TIMEOUT:
-            return Verdict(ok=False, reasons=(f"no beat for {overdue:.0f} s",))
-        return Verdict(ok=True)
+            return CheckResult(ok=False, reasons=(f"no beat for {overdue:.0f} s",))
+        return CheckResult(ok=True)
 
-    def ready(self) -> Verdict:
+    def ready(self) -> CheckResult:
         """Polled well within three beats. A state kept in memory alone is said, and no reason not to be ready."""
         said = [f"the state is kept in memory alone: {self._store.degraded}"] if self._store.degraded else []
         if self._watch.unreadable:
             said.append(f"{self._watch.unreadable} listed events cannot be read: the log says why")
         last = self._watch.last_good
         if last is None:
-            return Verdict(ok=False, reasons=("IMDS has not answered yet", *said))
+            return CheckResult(ok=False, reasons=("IMDS has not answered yet", *said))
         age, limit = time.monotonic() - last, READY_BEATS * self._watcher.poller.interval
         if age > limit:
-            return Verdict(
+            return CheckResult(
                 ok=False, reasons=(f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s", *said)
             )
-        return Verdict(ok=True, reasons=tuple(said))
+        return CheckResult(ok=True, reasons=tuple(said))
 
-    def pending(self) -> bytes:
+    def pending(self) -> PendingView:
         """``/api/v1/events``."""
         return self._watch.pending()
 
@@ -295,12 +296,12 @@ class Agent:
         found = self._store.history(since.timestamp() if since else None, limit)
         return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"true" if found.cut else b"false")
 
-    def condition(self) -> Condition:
-        """What the page says of the agent itself."""
-        return Condition(
+    def agent_status(self) -> AgentStatus:
+        """The state of the agent itself, for its page."""
+        return AgentStatus(
             version=__version__,
             endpoint=self._watcher.endpoint,
-            trouble=self._watch.trouble,
+            imds_error=self._watch.trouble,
             state_file=str(self._store.path),
             degraded=self._store.degraded,
             damaged_files=self._store.damaged_files,

@@ -6,9 +6,7 @@ One thread decides; each event that is to be approved gets a thread of its own, 
 import logging
 import threading
 from datetime import datetime
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
@@ -233,8 +231,7 @@ class Approver:
         if order.content:
             return self._by_hand(life, order.content, user)
         words = _approved(self._watch.listed().attempts.get(key), life)
-        events: list[dict[str, Any]] = msgspec.json.decode(self._watch.pending())["events"]
-        event = next((one for one in events if one["event_id"].casefold() == key), None)
+        event = next((one for one in self._watch.pending().events if one.event_id.casefold() == key), None)
         return ControlReply(done=event is not None, words=words, event=event, content=content_of(life))
 
     def _by_hand(self, life: TrackedEvent, content: str, user: str) -> ControlReply:

@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.listing import PendingEvent
 from notbefore.errors import NotBeforeError
 
 NAME: Final = "control.sock"
@@ -39,7 +40,7 @@ class ControlReply(Struct, frozen=True):
 
     done: bool
     words: str = ""
-    event: dict[str, Any] | None = None  # as in /api/v1/events
+    event: PendingEvent | None = None
     content: str = ""  # what stands for it as it is shown
 
 

@@ -355,11 +355,11 @@ class Tracker:
             )
             return [family for source in (samples, *more) for family in source(view)]
 
-    def pending(self) -> bytes:
-        """The answer of ``/api/v1/events``."""
+    def pending(self) -> PendingView:
+        """What is listed now, as ``/api/v1/events`` answers it."""
         with self._lock:
             now, memory, last, listed = now_utc(), self._memory, self.figures.last_successful_poll, self.listed()
-            view = PendingView(
+            return PendingView(
                 incarnation=memory.tracked.incarnation,
                 last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
                 vm=self.vm,
@@ -368,7 +368,6 @@ class Tracker:
                     PendingEvent.of(life, now, self.preview(life, listed)) for life in memory.tracked.events.values()
                 ),
             )
-        return json_line(view)
 
 
 class ListedEvents(Struct, frozen=True):

@@ -4,11 +4,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from notbefore.agent.control_socket import ControlRequest, ask
 from notbefore.config.load import load
 from notbefore.core.duration import span
+from notbefore.core.listing import PendingEvent
 from notbefore.delivery.render import MEANINGS, one_line
 from notbefore.errors import NotBeforeError
 
@@ -39,16 +40,16 @@ def run(options: argparse.Namespace) -> int:
     return 0 if reply.done else 1
 
 
-def describe(event: dict[str, Any]) -> str:
+def describe(event: PendingEvent) -> str:
     """What is about to be approved, for whoever is asked."""
-    names = [one_line(name) for name in event["resources"]]
-    when = f", NotBefore in {span(event['seconds_to_not_before'])}" if event["seconds_to_not_before"] else ""
+    names = [one_line(name) for name in event.resources]
+    when = f", NotBefore in {span(event.seconds_to_not_before)}" if event.seconds_to_not_before else ""
     lines = [
-        f"{one_line(event['event_type'])} {one_line(event['event_id'])}, {one_line(event['event_status'])}{when}",
-        one_line(event["description"] or ""),
-        MEANINGS.get(event["event_type"], ""),
-        f"Expected interruption: {span(event['expected_duration_seconds'])}",
-        f"Approving lets Azure start it at once, for {_all_of(names, event['scope'])}.",
+        f"{one_line(event.event_type)} {one_line(event.event_id)}, {one_line(event.event_status)}{when}",
+        one_line(event.description or ""),
+        MEANINGS.get(event.event_type, ""),
+        f"Expected interruption: {span(event.expected_duration_seconds)}",
+        f"Approving lets Azure start it at once, for {_all_of(names, event.scope)}.",
     ]
     return "\n".join(filter(None, lines)) + "\n"
 

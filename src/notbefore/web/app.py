@@ -17,7 +17,8 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
-from notbefore.web.view import Verdict, View
+from notbefore.core.record import json_line
+from notbefore.web.view import CheckResult, View
 
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
@@ -68,7 +69,7 @@ def make_app(view: View) -> App:
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _verdict(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _verdict(view.ready(), "not ready", environ),
-        "/api/v1/events": lambda _: Response(view.pending()),
+        "/api/v1/events": lambda _: Response(json_line(view.pending())),
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
     }
@@ -127,7 +128,7 @@ def _page(view: View, environ: Environ) -> Response:
     from notbefore.web.page.render import render  # noqa: PLC0415 - as above
 
     now = datetime.now(UTC)
-    look = PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.condition())
+    look = PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.agent_status())
     headers = (
         ("Content-Security-Policy", PAGE_POLICY),
         ("Referrer-Policy", "no-referrer"),
@@ -140,7 +141,7 @@ def _page_file(name: str, _environ: Environ) -> Response:
     return Response(Path(__file__).with_name("page").joinpath(name).read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
 
 
-def _verdict(verdict: Verdict, otherwise: str, environ: Environ) -> Response:
+def _verdict(verdict: CheckResult, otherwise: str, environ: Environ) -> Response:
     reasons = () if environ.get(ANONYMOUS) else verdict.reasons  # they may name files and addresses
     body = {"status": "ok" if verdict.ok else otherwise, "reasons": reasons}
     status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE

@@ -1,51 +1,52 @@
-"""``View``: what can be looked at, as the HTTP application asks for it."""
+"""``View``: what the HTTP application asks of the agent."""
 
 from datetime import datetime
 from typing import Protocol
 
 from msgspec import Struct
 
+from notbefore.core.listing import PendingView
 from notbefore.metrics.outbox import OutboxView
 
 
-class Verdict(Struct, frozen=True):
-    """Yes or no, and why."""
+class CheckResult(Struct, frozen=True):
+    """The result of a health check, with its reasons."""
 
     ok: bool
     reasons: tuple[str, ...] = ()
 
 
-class Condition(Struct, frozen=True):
-    """How the agent itself fares: what the page says beside the events."""
+class AgentStatus(Struct, frozen=True):
+    """The state of the agent itself, for its page."""
 
     version: str = ""
     endpoint: str = ""  # of IMDS
-    trouble: str | None = None  # why the last answer of IMDS was no good
+    imds_error: str | None = None  # why the last answer of IMDS could not be used
     state_file: str = ""
-    degraded: str | None = None  # why the state is not written
+    degraded: str | None = None  # why the state cannot be written
     damaged_files: int = 0
     courier_running: bool = False
-    sinks: dict[str, str] = {}  # those that are configured, with their kinds
+    sinks: dict[str, str] = {}  # the configured ones: name -> kind
     outbox: OutboxView = OutboxView()
 
 
 class View(Protocol):
-    """What can be looked at. Called from several threads; must not wait for anything outside."""
+    """What the HTTP server shows. Its methods are called from several threads and never wait for the network."""
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """The body and the content type that the ``Accept`` header asks for."""
+        """The body and the content type for this ``Accept`` header."""
 
-    def health(self) -> Verdict:
+    def health(self) -> CheckResult:
         """Is the agent alive?"""
 
-    def ready(self) -> Verdict:
-        """Does it see what Azure says?"""
+    def ready(self) -> CheckResult:
+        """Does it receive good answers from IMDS?"""
 
-    def pending(self) -> bytes:
-        """What is listed now, as JSON."""
+    def pending(self) -> PendingView:
+        """The events that Azure lists now."""
 
     def history(self, since: datetime | None, limit: int) -> bytes:
-        """The last changes, as JSON."""
+        """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
 
-    def condition(self) -> Condition:
-        """How the agent itself fares."""
+    def agent_status(self) -> AgentStatus:
+        """The state of the agent itself."""

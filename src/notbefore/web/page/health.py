@@ -43,7 +43,7 @@ def inside(look: PageModel) -> Html:
     condition, last = look.condition, look.last_good
     answered = joined(moment(last), f", {_age(look, last.timestamp())} ago") if last else "never"
     imds = [("Ready", "yes" if look.ready.ok else "no"), ("Last good answer", answered)]
-    imds += [("Trouble", condition.trouble or "none"), ("Asked at", tag("code", condition.endpoint))]
+    imds += [("Trouble", condition.imds_error or "none"), ("Asked at", tag("code", condition.endpoint))]
     state = [("Written", "yes" if not condition.degraded else f"no, kept in memory alone: {condition.degraded}")]
     state += [("Damaged files set aside", str(condition.damaged_files)), ("File", tag("code", condition.state_file))]
     cards = tag("div", _card("IMDS", imds), _card("State", state), class_="cards")

@@ -13,7 +13,7 @@ from msgspec import Struct
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Vm
-from notbefore.web.view import Condition, Verdict
+from notbefore.web.view import AgentStatus, CheckResult
 
 MAX_PENDING: Final = 100  # events; all of them are in /api/v1/events
 MAX_ENDED: Final = 50
@@ -68,8 +68,8 @@ class PageModel(Struct, frozen=True):
     """The agent at one moment. ``pending`` is in the order of urgency, ``ended`` the newest first."""
 
     now: datetime
-    ready: Verdict
-    condition: Condition
+    ready: CheckResult
+    condition: AgentStatus
     vm: Vm | None = None
     last_good: datetime | None = None
     unreadable: int = 0  # events that are listed and cannot be read
@@ -77,9 +77,10 @@ class PageModel(Struct, frozen=True):
     ended: tuple[PastEvent, ...] = ()
 
     @classmethod
-    def of(cls, now: datetime, events: bytes, history: bytes, ready: Verdict, condition: Condition) -> "PageModel":
-        """From the bodies of ``/api/v1/events`` and ``/api/v1/history``."""
-        listed = msgspec.json.decode(events, type=PendingView)
+    def of(
+        cls, now: datetime, listed: PendingView, history: bytes, ready: CheckResult, condition: AgentStatus
+    ) -> "PageModel":
+        """From what is listed and the body of ``/api/v1/history``."""
         return cls(
             now=now,
             ready=ready,
