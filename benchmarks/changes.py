@@ -11,7 +11,7 @@ from pathlib import Path
 
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.core.record import json_line, record
+from notbefore.core.record import Record
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
@@ -59,7 +59,7 @@ def core(events: int) -> None:
         tracked = step.tracked
         for change in step.changes:
             totals.add(change)
-            json_line(record(change, None))
+            Record.of(change, None).line()
         seen += len(step.changes)
         if number == min(5_000, events // 10):
             before = resident()
@@ -80,7 +80,7 @@ def stored(changes: int) -> None:
                 totals.add(change)
             store.commit(
                 StoredState(tracked, totals),
-                [StoredChange(change, json_line(record(change, None))) for change in step.changes],
+                [StoredChange(change, Record.of(change, None).line()) for change in step.changes],
             )
             seen += len(step.changes)
             if number == changes // 10:

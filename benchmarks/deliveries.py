@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from contextlib import closing, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ import msgspec
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
 from notbefore.core.delivery import Delivery
+from notbefore.core.record import Record
 from notbefore.delivery.orders import WAKE, Orders, seal
 from notbefore.simulator.server import Simulator
 from notbefore.store import outbox_intake
@@ -205,11 +206,16 @@ def throughput(count: int) -> None:
 
 
 def fill(path: Path, first: int, count: int) -> None:
-    now = time.time()
+    now, moment = time.time(), datetime.now(UTC)
+    line = Record(
+        time=moment, event_name="azure.scheduled_event.announced", body="x" * 300, change_id="c", change="announced",
+        reason="first_seen_scheduled", event_id="e", event_type="Freeze", event_status="Scheduled", scope="self",
+        resources=("vm-0",), incarnation=1, first_seen=moment,
+    ).line()  # fmt: skip
     rows = [
         Delivery(
             f"{number:032x}", f"e-{number}", "hook", "announced", "info", now, now, now + 86_400, True,  # noqa: FBT003 - as in the table
-            b'{"azure.scheduled_event.type":"Freeze","azure.scheduled_event.id":"e","body":"' + b"x" * 700 + b'"}',
+            line,
         )
         for number in range(first, first + count)
     ]  # fmt: skip

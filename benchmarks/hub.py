@@ -113,7 +113,15 @@ def changes(count: int) -> list[Delivery]:
         for kind in KINDS:
             record = {
                 "time": "2026-01-01T00:00:00.000Z",
+                "event.name": f"azure.scheduled_event.{kind}",
                 "azure.scheduled_event.id": event,
+                "azure.scheduled_event.type": "Freeze",
+                "azure.scheduled_event.status": "Scheduled",
+                "azure.scheduled_event.scope": "self",
+                "azure.scheduled_event.resources": [f"vm-{vm}"],
+                "azure.scheduled_event.reason": "first_seen_scheduled",
+                "azure.scheduled_event.incarnation": 1,
+                "azure.scheduled_event.first_seen": "2026-01-01T00:00:00.000Z",
                 "azure.scheduled_event.change": kind,
                 "azure.scheduled_event.change_id": f"{event}-{kind}",
                 "host.name": f"vm-{vm}",

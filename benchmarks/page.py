@@ -24,7 +24,7 @@ from notbefore.commands.tables import ask
 from notbefore.core.change import Gap
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.core.record import Vm, json_line, record
+from notbefore.core.record import Record, Vm
 from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
 from notbefore.store.state import Store, StoredChange, StoredState
@@ -92,7 +92,7 @@ def remember(state: Path, count: int) -> None:
             step = diff(tracked, Document(number, listed), Observation(moment, ME, gap=felt))
             tracked = step.tracked
             store.commit(
-                StoredState(tracked=tracked), [StoredChange(one, json_line(record(one, vm))) for one in step.changes]
+                StoredState(tracked=tracked), [StoredChange(one, Record.of(one, vm).line()) for one in step.changes]
             )
     store.close()
 

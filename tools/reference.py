@@ -26,7 +26,7 @@ from notbefore.config.sinks import KINDS, SinkSettings
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.core.record import Vm, json_line, record
+from notbefore.core.record import Record, Vm
 from notbefore.metrics import families
 from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView
@@ -305,7 +305,7 @@ def _example() -> bytes:
     }
     document = parse(json.encode({"DocumentIncarnation": 2, "Events": [event]}))
     (change,) = diff(Tracked(), document, Observation(NOW, "WestNO_0")).changes
-    return json_line(record(change, Vm(name="WestNO_0", location="westeurope", zone="1")))
+    return Record.of(change, Vm(name="WestNO_0", location="westeurope", zone="1")).line()
 
 
 def opentelemetry() -> str:

@@ -32,9 +32,10 @@ from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
 from notbefore.store.state import FILE_NAME, Store
 from support.agent import eventually
+from support.messages import message
 from support.peers import HttpPeer, Say
 
-RECORD = b'{"azure.scheduled_event.type":"Freeze"}'
+RECORD = message().line
 
 
 class Recording:

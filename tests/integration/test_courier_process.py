@@ -22,6 +22,7 @@ from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
 from notbefore.store.state import FILE_NAME, Store
 from support.agent import eventually
+from support.messages import message
 
 
 @pytest.fixture(params=["posix_spawn", "popen"], autouse=True)
@@ -113,9 +114,8 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
     Store(tmp_path).close()
     now = time.time()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        row = Delivery(
-            "id", "e", "hook", "started", "info", now, now, now + 1e6, expires_with_event=False, record=b'{"a":1}'
-        )
+        line = message().line
+        row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, expires_with_event=False, record=line)
         with transaction(outbox._db) as db:
             outbox_intake.put(db, [row], now)
         poked: list[int] = []
@@ -139,7 +139,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
             return not figures.courier_running
 
         eventually(left)
-    assert got.read_bytes() == b'{"a":1}\n'
+    assert got.read_bytes() == line + b"\n"
     assert figures.courier_starts == {**Figures().courier_starts, "due": 1}
 
 

@@ -62,7 +62,7 @@ def test_a_webhook_gets_the_record_and_the_delivery_id() -> None:
         sent(webhook(peer, headers={"X-Api-Key": Secret("k")}), one)
         (request,) = peer.requests
     values = json.loads(request.body)
-    assert values.items() >= one.record.items()
+    assert values.items() >= one.record.flat().items()
     assert values["notbefore.delivery.kind"] == "announced"
     assert request.headers["idempotency-key"] == values["notbefore.delivery.id"] == one.delivery_id
     assert request.headers["x-api-key"] == "k"
@@ -498,8 +498,7 @@ def test_a_member_that_fails_is_told_once_and_once_more_when_it_is_back(caplog: 
 
 
 def test_an_exercise_says_so_in_a_label() -> None:
-    exercise = message()
-    exercise.record["azure.scheduled_event.exercise"] = True
+    exercise = message(exercise=True)
     with HttpPeer() as peer:
         sent(alertmanager(peer.url), exercise, message())
         assert [alert_of(request)["labels"].get("exercise") for request in peer.requests] == ["true", None]
@@ -555,7 +554,7 @@ def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypat
     one = message()
     sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), one)
     record, environment = json.loads(out.read_text(encoding="utf-8"))
-    assert record == one.record
+    assert record == one.record.flat()
     assert environment["NOTBEFORE_CHANGE"] == "announced"
     assert environment["NOTBEFORE_EVENT_TYPE"] == "Freeze"
     assert environment["NOTBEFORE_EVENT_RESOURCES"] == ME

@@ -14,7 +14,7 @@ import pytest
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import Vm, json_line, record
+from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.store import state as module
 from notbefore.store.outbox import Outbox
@@ -47,7 +47,7 @@ class Writer:
 
 
 def line(change: Change) -> bytes:
-    return json_line(record(change, None))
+    return Record.of(change, None).line()
 
 
 def waiting(directory: Path) -> list[Delivery]:

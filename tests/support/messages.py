@@ -7,7 +7,7 @@ import msgspec
 from notbefore.config.sinks import Links, SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import Vm, json_line, record
+from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.delivery.message import Message, Sink
 from notbefore.delivery.sinks import make
@@ -26,14 +26,16 @@ VM = Vm(
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
 
 
-def message(*looks: dict[str, Any] | None, vm: Vm = VM, kind: str | None = None, **fields: Any) -> Message:
+def message(
+    *looks: dict[str, Any] | None, vm: Vm = VM, kind: str | None = None, exercise: bool = False, **fields: Any
+) -> Message:
     """The message about the last change of an event that was listed with these fields; ``None``: not listed."""
     tracked, last = diff(Tracked(), document(), now(0)).tracked, None
     for second, look in enumerate(looks or ({},), start=1):
         step = diff(tracked, document(*([] if look is None else [item(**look)])), now(second))
         tracked, last = step.tracked, step.changes[-1]
     assert last
-    line = json_line(record(last, vm))
+    line = Record.of(last, vm, exercise=exercise).line()
     (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), ME)
     found = Message.of(delivery)
     return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
@@ -42,3 +44,8 @@ def message(*looks: dict[str, Any] | None, vm: Vm = VM, kind: str | None = None,
 def sink_of(config: SinkConfig, links: Links = Links()) -> Sink:  # noqa: B008 - frozen
     """The sink as the courier would make it."""
     return make("it", config, links)
+
+
+def recording(one: Message, **fields: Any) -> Message:
+    """The message with other fields in its record."""
+    return msgspec.structs.replace(one, content=msgspec.structs.replace(one.record, **fields))

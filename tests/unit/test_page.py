@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
-from notbefore.core.record import Vm, json_line, record
+from notbefore.core.record import Record, Vm, json_line
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
 from notbefore.web.page.html import tag
@@ -48,7 +48,7 @@ class Agent:
     def sees(self, seconds: float, *items: Any, **fields: Any) -> "Agent":
         step = diff(self.tracked, document(*items), now(seconds, **fields))
         self.tracked = step.tracked
-        self.records += [json_line(record(change, self.vm)) for change in step.changes]
+        self.records += [Record.of(change, self.vm).line() for change in step.changes]
         return self
 
     def look(self, seconds: float, *, polled: bool = True, **said: Any) -> PageModel:

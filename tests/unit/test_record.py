@@ -3,13 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import Change, Gap
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import Vm, cloud_event, json_line, record, sentence
+from notbefore.core.record import Record, Vm, cloud_event, json_line, sentence
 from support.azure import ID, ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -33,7 +34,7 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
         (900, (item(**STARTED),), {"gap": Gap(2.5, 2.25)}),
         (1500, (), {"gap": Gap(0, 0)}),
     )
-    told = record(last, VM)
+    told = Record.of(last, VM).flat()
     assert told["event.name"] == "azure.scheduled_event.finished"
     assert told["cloud.provider"] == "azure"
     assert told["cloud.region"] == "westeurope"
@@ -50,7 +51,7 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
 def test_what_is_unknown_is_left_out() -> None:
     bare = {"EventId": "a", "EventType": "Freeze", "EventStatus": "Scheduled"}
     (only,) = changes((0, (bare,), {"silence": None}))
-    told = record(only, None)
+    told = Record.of(only, None).flat()
     assert None not in told.values()
     assert "azure.scheduled_event.notice_seconds" not in told
     assert "host.id" not in told
@@ -87,7 +88,7 @@ UNSAFE = "\r\n\x1b\x00\x7f\x85\u2028\u2029\u202e\u2066\u200b\ufeff"
 
 def test_whatever_the_description_holds_it_is_one_safe_line() -> None:
     (only,) = changes((0, (item(Description=UNSAFE + "end"),), {}))
-    line = json_line(record(only, VM))
+    line = Record.of(only, VM).line()
     assert not set(line.decode()) & set(UNSAFE)
     assert json.loads(line)["azure.scheduled_event.description"] == UNSAFE + "end"
 
@@ -105,8 +106,8 @@ def test_every_text_comes_back_as_it_was(text: str) -> None:
 
 def test_a_cloud_event_s_source_is_a_uri_reference_whatever_the_vm_is_called() -> None:
     change = diff(Tracked(), document(item()), now(0)).changes[0]
-    values = record(change, Vm(name="a b\u202e"))
-    assert cloud_event(values, {})["source"] == "/a-b-"
-    assert cloud_event(record(change, None), {})["source"] == "/unknown"
-    assert cloud_event(record(change, VM), {"x": 1})["data"] == {"x": 1}
-    assert "subject" not in cloud_event({**values, "azure.scheduled_event.id": ""}, {})
+    odd = Record.of(change, Vm(name="a b\u202e"))
+    assert cloud_event(odd, "d", {})["source"] == "/a-b-"
+    assert cloud_event(Record.of(change, None), "d", {})["source"] == "/unknown"
+    assert cloud_event(Record.of(change, VM), "d", {"x": 1})["data"] == {"x": 1}
+    assert "subject" not in cloud_event(msgspec.structs.replace(odd, event_id=""), "d", {})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import DATA_SCHEMA, Vm, cloud_event, heartbeat, json_line, record
+from notbefore.core.record import DATA_SCHEMA, Heartbeat, Record, Vm, cloud_event
 from support.azure import ME, PEER, T0, document, item, now
 from support.messages import VM
 
@@ -40,7 +40,7 @@ def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]
         step = diff(tracked, document(*(item(**fields) for fields in items), incarnation=second), now(second))
         tracked = step.tracked
         for change in step.changes:
-            VALIDATOR.validate(json.loads(json_line(record(change, vm))))
+            VALIDATOR.validate(json.loads(Record.of(change, vm).line()))
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,23 @@ def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]
 def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
     change = diff(Tracked(), document(item()), now(0)).changes[0]
     with pytest.raises(jsonschema.ValidationError):
-        VALIDATOR.validate(record(change, VM) | damage)
+        VALIDATOR.validate(Record.of(change, VM).flat() | damage)
 
 
 def test_the_schema_is_named_in_the_envelope() -> None:
     assert SCHEMA["$id"] == DATA_SCHEMA
-    values = record(diff(Tracked(), document(item()), now(0)).changes[0], VM)
-    assert cloud_event(values, values)["dataschema"] == DATA_SCHEMA
+    record = Record.of(diff(Tracked(), document(item()), now(0)).changes[0], VM)
+    assert cloud_event(record, "d", {})["dataschema"] == DATA_SCHEMA
 
 
 def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
-    values = heartbeat(VM, 3, "1.2.3", T0)
-    envelope = cloud_event(values, {**values, "notbefore.delivery.id": "d"})
+    heartbeat = Heartbeat.of(VM, 3, "1.2.3", T0)
+    values = heartbeat.flat()
+    envelope = cloud_event(heartbeat, "d", values)
     assert (envelope["type"], envelope["id"], envelope["source"]) == ("notbefore.heartbeat.v1", "d", VM.resource_id)
     assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
     assert "dataschema" not in envelope
-    assert "host.name" not in heartbeat(None, 0, "1", T0)
+    assert "host.name" not in Heartbeat.of(None, 0, "1", T0).flat()
 
 
 def test_the_queries_for_azure_monitor_ask_for_what_is_there() -> None:

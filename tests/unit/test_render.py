@@ -46,9 +46,7 @@ def test_a_moved_not_before_says_what_it_was() -> None:
 
 
 def test_an_exercise_says_so_first() -> None:
-    one = message()
-    one.record["azure.scheduled_event.exercise"] = True
-    text = built_in(one, EARLY)
+    text = built_in(message(exercise=True), EARLY)
     assert text.title.startswith("[EXERCISE] Freeze")
     assert "nothing has happened" in text.plain
 

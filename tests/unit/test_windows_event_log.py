@@ -5,7 +5,6 @@ import re
 import sys
 from types import ModuleType, SimpleNamespace
 
-import msgspec
 import pytest
 
 from notbefore.config.checks import check_installed
@@ -23,7 +22,7 @@ from notbefore.delivery.sinks.windows_event_log import (
 )
 from notbefore.errors import ConfigError, SendError
 from support.azure import T0
-from support.messages import STARTED, message
+from support.messages import STARTED, message, recording
 
 
 def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_grave() -> None:
@@ -39,9 +38,9 @@ def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_grave() -> None:
         found = entry(one, built_in(one, T0))
         assert found[:2] == (event_id, kind)
         title, text, record = found[2]
-        assert one.record["azure.scheduled_event.type"] in title
+        assert one.record.event_type in title
         assert "Affected: WestNO_0" in text
-        assert json.loads(record) == one.record
+        assert json.loads(record) == one.record.flat()
 
 
 def test_every_change_has_an_id_of_its_own() -> None:
@@ -57,7 +56,7 @@ def test_what_the_system_would_not_take_is_cut_and_the_record_stays_json() -> No
     record = json.loads(strings[2])
     assert record["notbefore.truncated"] == ["description", "resources"]
     assert record["azure.scheduled_event.resources"] == resources[:20]
-    huge = msgspec.structs.replace(large, record={"body": "x" * 30_000})
+    huge = recording(large, body="x" * 30_000)
     _, _, strings = entry(huge, Text("t\0" * 5_000, "", ()))
     assert (strings[0], strings[2]) == ("t" * MAX_TITLE, "{}")
 
@@ -67,7 +66,7 @@ def test_what_azure_says_stands_for_no_other_string() -> None:
     _, _, strings = entry(one, built_in(one, T0))
     assert not any(re.search(r"%[%\d]", text) for text in strings)
     assert "Why: 100% 1 % % 2 50% of it" in strings[1]
-    assert json.loads(strings[2]) == one.record
+    assert json.loads(strings[2]) == one.record.flat()
 
 
 class Registry(ModuleType):

@@ -19,7 +19,7 @@ from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED
 from notbefore.core.lifecycle import TrackedEvent
-from notbefore.core.record import json_line, record
+from notbefore.core.record import Record, json_line
 from notbefore.errors import ImdsError, SendError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 
@@ -128,7 +128,9 @@ class StartRequest:
 
         where = self._watch.listed().where
         undecided = self.attempt.change("approval_skipped", "not_ready", "", where)
-        values = {name: value for name, value in record(undecided, self._watch.vm).items() if name not in _UNDECIDED}
+        values = {
+            name: value for name, value in Record.of(undecided, self._watch.vm).flat().items() if name not in _UNDECIDED
+        }
         environment = variables(values, {"RULE": self.attempt.rule, "VM": where.vm or ""})
         try:
             code, said = run(guard.command, json_line(values), environment, guard.timeout.seconds, self._stop.is_set)

@@ -22,7 +22,7 @@ from notbefore.core.delivery import Routing, deliveries, heartbeat_delivery
 from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import WATCHED, DiffResult, Observation, TrackedEvent, diff
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
-from notbefore.core.record import Vm, heartbeat, json_line, record
+from notbefore.core.record import Heartbeat, Record, Vm, json_line
 from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.families import Family, Snapshot, samples
@@ -187,7 +187,7 @@ class Tracker:
         memory.boot_id, memory.clean = self._boot_id, False
 
     def _told(self, change: Change) -> StoredChange:
-        line = json_line(record(change, self.vm))
+        line = Record.of(change, self.vm).line()
         return StoredChange(change, line, deliveries(change, line, self.routing, self._vm_name))
 
     def _commit(self, changes: list[StoredChange]) -> None:
@@ -252,8 +252,8 @@ class Tracker:
             name, now = self._vm_name, now_utc()
             if name is None:
                 return
-            values = heartbeat(self.vm, len(self._memory.tracked.events), self.figures.version, now)
-        self._store.put([heartbeat_delivery(sink, name, json_line(values), now.timestamp(), interval)])
+            content = Heartbeat.of(self.vm, len(self._memory.tracked.events), self.figures.version, now)
+        self._store.put([heartbeat_delivery(sink, name, content.line(), now.timestamp(), interval)])
         self.wake()
 
     # ---- what the approver calls

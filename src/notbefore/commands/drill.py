@@ -27,7 +27,7 @@ from notbefore.core.delivery import Delivery, DeliveryResult, Routing, deliverie
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.core.record import Vm, json_line, record
+from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.delivery.courier import Courier, known_secrets
 from notbefore.delivery.message import Message, Sink
@@ -175,7 +175,7 @@ class Exercise:
 
     def send(self, change: Change, patience: float) -> None:
         """Have one change delivered; what fails is tried again for so many seconds."""
-        line = json_line(record(change, self._vm) | {"azure.scheduled_event.exercise": True})
+        line = Record.of(change, self._vm, exercise=True).line()
         self._store.commit(
             StoredState(), [StoredChange(change, line, deliveries(change, line, self._routing, self._vm.name))]
         )

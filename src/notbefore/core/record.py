@@ -1,21 +1,21 @@
-"""``Change`` -> record: a flat mapping for log lines, OTLP and everything that is sent, and its one JSON line.
+"""``Record``: a change as flat, typed data, for log lines, OTLP, the page and everything that is sent.
 
-Attribute names follow OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*``,
-``azure.*`` resource attributes); the rest stands under ``azure.scheduled_event.``. Unknown values are left out.
+Inside the program its fields are typed; ``flat`` gives the attributes as they are written out. Attribute names follow
+OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the
+rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from notbefore.core.change import Approval, Change, ChangeKind
+from notbefore.core.change import Change, ChangeKind
 
 Value = str | int | float | bool | list[str]
-Record = dict[str, Value]
 
 
 class Vm(Struct, frozen=True):
@@ -36,81 +36,168 @@ class Vm(Struct, frozen=True):
     os_type: str = ""
 
 
-def record(change: Change, vm: Vm | None) -> Record:
-    """The change as flat data. Times are RFC 3339 in UTC, durations seconds."""
-    event = change.event
-    values: dict[str, Value | None] = {
-        "time": rfc3339(change.time),
-        "event.name": f"azure.scheduled_event.{change.kind}",
-        "body": sentence(change),
-        **(identity(vm) if vm is not None else {"cloud.provider": "azure"}),
-        "azure.scheduled_event.change_id": change.id,
-        "azure.scheduled_event.change": change.kind,
-        "azure.scheduled_event.reason": change.reason,
-        "azure.scheduled_event.outcome": change.outcome,
-        "azure.scheduled_event.id": event.event_id,
-        "azure.scheduled_event.type": event.event_type,
-        "azure.scheduled_event.status": event.event_status,
-        "azure.scheduled_event.source": event.event_source,
-        "azure.scheduled_event.scope": change.scope,
-        "azure.scheduled_event.resource_type": event.resource_type,
-        "azure.scheduled_event.resources": list(event.resources),
-        "azure.scheduled_event.description": event.description,
-        "azure.scheduled_event.incarnation": change.incarnation,
-        "azure.scheduled_event.first_seen": rfc3339(change.first_seen),
-        "azure.scheduled_event.not_before": rfc3339(change.not_before) if change.not_before else None,
-        "azure.scheduled_event.previous_not_before": _previous_not_before(change),
-        "azure.scheduled_event.previous_scope": change.previous_scope,
-        **_durations(change),
-        **_approval(change.approval),
-    }
-    return {name: value for name, value in values.items() if value is not None}
+class BaseRecord(Struct, frozen=True, kw_only=True):
+    """What every record says: when, what, and which VM reports it. The names are those that are written out."""
+
+    time: datetime
+    event_name: str = field(name="event.name")
+    body: str  # in a sentence
+    cloud_provider: str = field(default="azure", name="cloud.provider")
+    cloud_platform: str | None = field(default=None, name="cloud.platform")
+    location: str | None = field(default=None, name="cloud.region")
+    zone: str | None = field(default=None, name="cloud.availability_zone")
+    subscription_id: str | None = field(default=None, name="cloud.account.id")
+    resource_id: str | None = field(default=None, name="cloud.resource_id")
+    resource_group: str | None = field(default=None, name="azure.resource_group.name")
+    scale_set: str | None = field(default=None, name="azure.vm.scaleset.name")
+    vm_id: str | None = field(default=None, name="host.id")
+    vm_name: str | None = field(default=None, name="host.name")
+    vm_size: str | None = field(default=None, name="host.type")
+
+    def flat(self) -> dict[str, Value]:
+        """The attributes as they are written out: times as RFC 3339 in UTC, nothing that is unknown."""
+        values = zip(self.__struct_encode_fields__, map(self.__getattribute__, self.__struct_fields__), strict=True)
+        return {name: _written(value) for name, value in values if value is not None}
+
+    def line(self) -> bytes:
+        """The attributes as one line of JSON, as it is stored."""
+        return json_line(self.flat())
+
+    @classmethod
+    def read(cls, line: bytes) -> Self:
+        """A stored line, read; attributes that are not known are ignored. Raises ``msgspec.DecodeError``."""
+        return msgspec.json.decode(line, type=cls)
 
 
-def _approval(approval: Approval | None) -> dict[str, Value | None]:
-    if approval is None:
-        return {}
-    return {
-        "azure.scheduled_event.approval.rule": approval.rule,
-        "azure.scheduled_event.approval.by": approval.by,
-        "azure.scheduled_event.approval.detail": approval.detail or None,
-        "azure.scheduled_event.approval.requests": approval.requests,
-    }
+def _attribute(name: str) -> str:
+    return f"azure.scheduled_event.{name}"
 
 
-def _previous_not_before(change: Change) -> str | None:
+class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
+    """One change. Durations are seconds. Words that may become more in a newer version are plain texts."""
+
+    change_id: str
+    change: str
+    reason: str
+    outcome: str | None = None
+    event_id: str = field(name=_attribute("id"))
+    event_type: str = field(name=_attribute("type"))
+    event_status: str = field(name=_attribute("status"))
+    event_source: str | None = field(default=None, name=_attribute("source"))
+    scope: str
+    resource_type: str | None = None
+    resources: tuple[str, ...]
+    description: str | None = None
+    incarnation: int
+    first_seen: datetime
+    not_before: datetime | None = None
+    previous_not_before: datetime | None = None
+    previous_scope: str | None = None
+    exercise: bool | None = None
+    expected_duration_seconds: int | None = None
+    notice_seconds: float | None = None
+    scheduled_seconds: float | None = None
+    started_seconds: float | None = None
+    interruption_seconds: float | None = None
+    interruption_wall_seconds: float | None = None
+    interruption_monotonic_seconds: float | None = None
+    approval_rule: str | None = field(default=None, name=_attribute("approval.rule"))
+    approval_by: str | None = field(default=None, name=_attribute("approval.by"))
+    approval_detail: str | None = field(default=None, name=_attribute("approval.detail"))
+    approval_requests: int | None = field(default=None, name=_attribute("approval.requests"))
+    truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")  # what was cut away to fit
+
+    @classmethod
+    def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False) -> Self:
+        """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this is)."""
+        event, gap, approval = change.event, change.interruption, change.approval
+        return cls(
+            time=change.time,
+            event_name=_attribute(change.kind),
+            body=sentence(change),
+            **_vm_fields(vm),
+            change_id=change.id,
+            change=change.kind,
+            reason=change.reason,
+            outcome=change.outcome,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            event_status=event.event_status,
+            event_source=event.event_source,
+            scope=change.scope,
+            resource_type=event.resource_type,
+            resources=event.resources,
+            description=event.description,
+            incarnation=change.incarnation,
+            first_seen=change.first_seen,
+            not_before=change.not_before,
+            previous_not_before=_previous_not_before(change),
+            previous_scope=change.previous_scope,
+            exercise=exercise or None,
+            expected_duration_seconds=event.duration,
+            notice_seconds=change.notice_seconds,
+            scheduled_seconds=change.scheduled_seconds,
+            started_seconds=change.started_seconds,
+            interruption_seconds=round(gap.seconds, 3) if gap else None,
+            interruption_wall_seconds=round(gap.wall, 3) if gap else None,
+            interruption_monotonic_seconds=round(gap.monotonic, 3) if gap else None,
+            approval_rule=approval.rule if approval else None,
+            approval_by=approval.by if approval else None,
+            approval_detail=(approval.detail or None) if approval else None,
+            approval_requests=approval.requests if approval else None,
+        )
+
+    @property
+    def no_longer_affected(self) -> bool:
+        """The event was to affect the VM that reports it, and no longer does."""
+        return self.scope == "peer" and self.previous_scope is not None
+
+
+class Heartbeat(BaseRecord, frozen=True, kw_only=True):
+    """A sign of life: this VM is watched, so that a silent one can be told from a quiet one."""
+
+    pending: int = field(name="azure.scheduled_events.pending")
+    service_version: str = field(name="service.version")
+
+    @classmethod
+    def of(cls, vm: Vm | None, pending: int, version: str, now: datetime) -> Self:
+        """The heartbeat at ``now``; ``pending``: how many scheduled events are listed."""
+        return cls(
+            time=now,
+            event_name="notbefore.heartbeat",
+            body=f"notbefore watches this VM; {pending} scheduled events are pending",
+            **_vm_fields(vm),
+            pending=pending,
+            service_version=version,
+        )
+
+
+def _written(value: Any) -> Value:
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    written: Value = list(value) if isinstance(value, tuple) else value
+    return written
+
+
+def _previous_not_before(change: Change) -> datetime | None:
     before = change.previous.not_before if change.previous is not None else None
-    return rfc3339(before) if before is not None and before != change.event.not_before else None
+    return before if before != change.event.not_before else None
 
 
-def _durations(change: Change) -> dict[str, Value | None]:
-    felt = change.interruption
-    return {
-        "azure.scheduled_event.expected_duration_seconds": change.event.duration,
-        "azure.scheduled_event.notice_seconds": change.notice_seconds,
-        "azure.scheduled_event.scheduled_seconds": change.scheduled_seconds,
-        "azure.scheduled_event.started_seconds": change.started_seconds,
-        "azure.scheduled_event.interruption_seconds": round(felt.seconds, 3) if felt else None,
-        "azure.scheduled_event.interruption_wall_seconds": round(felt.wall, 3) if felt else None,
-        "azure.scheduled_event.interruption_monotonic_seconds": round(felt.monotonic, 3) if felt else None,
+def _vm_fields(vm: Vm | None) -> dict[str, Any]:
+    """The fields of a record that say who the VM is."""
+    if vm is None:
+        return {}
+    same = ("location", "zone", "subscription_id", "resource_id", "resource_group", "scale_set", "vm_id", "vm_size")
+    return {"cloud_platform": "azure.vm", "vm_name": vm.name or None} | {
+        name: getattr(vm, name) or None for name in same
     }
 
 
-def identity(vm: Vm) -> dict[str, Value | None]:
+def identity(vm: Vm) -> dict[str, str | None]:
     """The attributes of a VM that OpenTelemetry has names for."""
-    return {
-        "cloud.provider": "azure",
-        "cloud.platform": "azure.vm",
-        "cloud.region": vm.location or None,
-        "cloud.availability_zone": vm.zone or None,
-        "cloud.account.id": vm.subscription_id or None,
-        "cloud.resource_id": vm.resource_id or None,
-        "azure.resource_group.name": vm.resource_group or None,
-        "azure.vm.scaleset.name": vm.scale_set or None,
-        "host.id": vm.vm_id or None,
-        "host.name": vm.name or None,
-        "host.type": vm.vm_size or None,
-    }
+    names = dict(zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True))
+    return {"cloud.provider": "azure"} | {names[field]: value for field, value in _vm_fields(vm).items()}
 
 
 RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
@@ -165,46 +252,30 @@ def json_line(values: object) -> bytes:
 _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 
 
-TRUNCATED: Final = "notbefore.truncated"  # what was cut away to fit
 MAX_RESOURCES_CUT: Final = 20  # names that stay when resources are cut
 DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
 
 
-def cut(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def cut(record: Record) -> Iterator[Record]:
     """The record made smaller, step by step, with a mark that says so."""
-    prefix = "azure.scheduled_event."
-    less = {name: value for name, value in record.items() if name != prefix + "description"}
-    yield less | {TRUNCATED: ["description"]}
-    resources = record.get(prefix + "resources", [])[:MAX_RESOURCES_CUT]
-    yield less | {prefix + "resources": resources, TRUNCATED: ["description", "resources"]}
+    less = msgspec.structs.replace(record, description=None, truncated=("description",))
+    yield less
+    resources = record.resources[:MAX_RESOURCES_CUT]
+    yield msgspec.structs.replace(less, resources=resources, truncated=("description", "resources"))
 
 
-def cloud_event(values: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """A record as a CloudEvents 1.0 envelope (JSON format) around ``data``; the id is the change's."""
-    event_id = values.get("azure.scheduled_event.id", "")
-    change = values.get("azure.scheduled_event.change")  # none in a heartbeat
-    source = str(values.get("cloud.resource_id") or f"/{values.get('host.name', 'unknown')}")
+    change = record if isinstance(record, Record) else None
+    source = record.resource_id or f"/{record.vm_name or 'unknown'}"
     return {
         "specversion": "1.0",
-        "id": values.get("azure.scheduled_event.change_id") or data["notbefore.delivery.id"],
+        "id": change.change_id if change else delivery_id,
         "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, or what is known of it
-        "type": f"notbefore.scheduled_event.{change}.v1" if change else "notbefore.heartbeat.v1",
-        **({"subject": event_id} if event_id else {}),
-        "time": values["time"],
+        "type": f"notbefore.scheduled_event.{change.change}.v1" if change else "notbefore.heartbeat.v1",
+        **({"subject": change.event_id} if change and change.event_id else {}),
+        "time": rfc3339(record.time),
         "datacontenttype": "application/json",
         **({"dataschema": DATA_SCHEMA} if change else {}),
         "data": data,
     }
-
-
-def heartbeat(vm: Vm | None, pending: int, version: str, now: datetime) -> Record:
-    """That this VM is watched: a silent one can be told from a quiet one."""
-    values: dict[str, Value | None] = {
-        "time": rfc3339(now),
-        "event.name": "notbefore.heartbeat",
-        "body": f"notbefore watches this VM; {pending} scheduled events are pending",
-        **(identity(vm) if vm is not None else {"cloud.provider": "azure"}),
-        "azure.scheduled_events.pending": pending,
-        "service.version": version,
-    }
-    return {name: value for name, value in values.items() if value is not None}

@@ -1,16 +1,14 @@
 """``Message``: what a sink is given; ``Receipt``: what it answers; ``Sink``: the Protocol between."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.record import Heartbeat, Record
 from notbefore.core.routing import Severity
 from notbefore.errors import SendError
-
-_PREFIX = "azure.scheduled_event."
 
 
 class Message(Struct, frozen=True):
@@ -21,44 +19,37 @@ class Message(Struct, frozen=True):
     sink: str
     kind: MessageKind
     severity: Severity
-    record: dict[str, Any]
+    content: Record | Heartbeat
     line: bytes  # the record as it is stored: JSON
     thread: str | None = None
     severity_given: bool = False  # by the route
 
     @classmethod
     def of(cls, delivery: Delivery) -> "Message":
-        """Open a delivery; raises ``msgspec.DecodeError`` when its record is no JSON object."""
+        """Open a delivery; raises ``msgspec.DecodeError`` when its record cannot be read."""
         return cls(
             delivery_id=delivery.delivery_id,
             event_key=delivery.event_key,
             sink=delivery.sink,
             kind=delivery.kind,
             severity=delivery.severity,
-            record=msgspec.json.decode(delivery.record, type=dict[str, Any]),
+            content=(Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record),
             line=delivery.record,
             thread=delivery.thread,
             severity_given=delivery.severity_given,
         )
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """An attribute of the event: ``type``, ``not_before``; or of the record as a whole: ``host.name``."""
-        return self.record.get(_PREFIX + name, self.record.get(name, default))
+    @property
+    def record(self) -> Record:
+        """The change; raises ``SendError`` for a heartbeat, which is only for sinks that send any content."""
+        if isinstance(self.content, Heartbeat):
+            raise SendError("this sink cannot send a heartbeat", permanent=True)
+        return self.content
 
     @property
     def over(self) -> bool:
         """The event has ended."""
         return self.kind in ("canceled", "finished", "ended")
-
-    @property
-    def no_longer_affected(self) -> bool:
-        """The event was to hit the VM that tells of it, and no longer is."""
-        return self.get("scope") == "peer" and self.get("previous_scope") is not None
-
-    @property
-    def exercise(self) -> bool:
-        """Nothing has happened: somebody tries whether the message arrives."""
-        return bool(self.get("exercise"))
 
 
 class Receipt(Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from notbefore.core.record import Record
 from notbefore.delivery.message import Message
 
 MAX_TEXT: Final = 8_000  # characters of a title or body that a template makes
@@ -67,18 +68,18 @@ class Text(Struct, frozen=True):
 
 def built_in(message: Message, now: datetime) -> Text:
     """The built-in words, as of ``now``."""
-    get = message.get
-    subject = get("host.name") or ", ".join(get("resources", [])[:1]) or "a VM"
-    if get("scope") == "peer" and not message.no_longer_affected:
-        subject = f"{', '.join(get('resources', [])[:1])}, seen by {get('host.name') or 'a peer'}"
-    time = _time(get("not_before")) if message.kind in ("announced", "updated", "reminder") else None
+    record = message.record
+    subject = record.vm_name or ", ".join(record.resources[:1]) or "a VM"
+    if record.scope == "peer" and not record.no_longer_affected:
+        subject = f"{', '.join(record.resources[:1])}, seen by {record.vm_name or 'a peer'}"
+    time = record.not_before if message.kind in ("announced", "updated", "reminder") else None
     when = f" {countdown(time, now)}" if time is not None else ""
-    mark = "[EXERCISE] " if message.exercise else ""
-    if message.no_longer_affected:
-        title = one_line(f"{mark}{get('type')} does not hit {subject} any longer")
+    mark = "[EXERCISE] " if record.exercise else ""
+    if record.no_longer_affected:
+        title = one_line(f"{mark}{record.event_type} does not hit {subject} any longer")
     else:
-        title = one_line(f"{mark}{get('type')} of {subject} {_verb(message)}{when}")
-    meaning = MEANINGS.get(str(get("type")), "") if not message.no_longer_affected else "Azure took this VM out of it."
+        title = one_line(f"{mark}{record.event_type} of {subject} {_verb(message)}{when}")
+    meaning = MEANINGS.get(record.event_type, "") if not record.no_longer_affected else "Azure took this VM out of it."
     facts = [Fact(name, one_line(value)) for name, value in _facts(message, time, now) if value]
     return Text(title=title, meaning=meaning, facts=tuple(facts), time=time)
 
@@ -89,58 +90,52 @@ def one_line(text: str) -> str:
 
 
 def _verb(message: Message) -> str:
-    if message.kind == "started" and message.get("notice_seconds") == 0:
+    if message.kind == "started" and message.record.notice_seconds == 0:
         return "started without notice"
-    if message.kind == "ended" and message.get("outcome") == "finished":
+    if message.kind == "ended" and message.record.outcome == "finished":
         return "finished"
     return _VERBS[message.kind]
 
 
 def _facts(message: Message, time: datetime | None, now: datetime) -> list[tuple[str, str]]:
-    get = message.get
-    moved = get("previous_not_before")
+    record = message.record
+    previous = record.previous_not_before
     place = [
-        ("group", get("azure.resource_group.name")),
-        ("scale set", get("azure.vm.scaleset.name")),
-        ("zone", get("cloud.availability_zone")),
-        ("region", get("cloud.region")),
-        ("subscription", get("cloud.account.id")),
+        ("group", record.resource_group),
+        ("scale set", record.scale_set),
+        ("zone", record.zone),
+        ("region", record.location),
+        ("subscription", record.subscription_id),
     ]
-    expected, felt = get("expected_duration_seconds"), get("interruption_seconds")
-    exercise = "This is an exercise: nothing has happened, nothing will." if message.exercise else ""
+    expected, measured = record.expected_duration_seconds, record.interruption_seconds
+    exercise = "This is an exercise: nothing has happened, nothing will." if record.exercise else ""
     return [
         ("Exercise", exercise),
         ("Not before", f"{_clock(time)} ({countdown(time, now)})" if time else ""),
-        ("It was", _clock(_time(moved)) if moved and time and _time(moved) != time else ""),
+        ("It was", _clock(previous) if time and previous != time else ""),
         ("Expected interruption", "" if message.over else (span(expected) if expected is not None else "not known")),
-        ("Interruption as felt", span(felt) if felt is not None else ""),
-        ("VM", str(get("host.name") or "")),
+        ("Measured interruption", span(measured) if measured is not None else ""),
+        ("VM", record.vm_name or ""),
         ("Place", ", ".join(f"{name} {value}" for name, value in place if value)),
-        ("Affected", _names(get("resources", []))),
-        ("Why", str(get("description") or "")),
-        ("Approval", _approval(message)),
-        ("Source", str(get("source") or "")),
+        ("Affected", _names(record.resources)),
+        ("Why", record.description or ""),
+        ("Approval", _approval(record)),
+        ("Source", record.event_source or ""),
         ("Severity", message.severity),
-        ("Event", str(get("id"))),
+        ("Event", record.event_id),
     ]
 
 
-def _approval(message: Message) -> str:
-    rule = message.get("approval.rule")
-    if rule is None:
+def _approval(record: Record) -> str:
+    if record.approval_rule is None:
         return ""
-    words = [str(message.get("reason")).replace("_", " "), f"rule {rule}", f"by {message.get('approval.by')}"]
-    detail = message.get("approval.detail")
-    return ", ".join(words) + (f": {detail}" if detail else "")
+    words = [record.reason.replace("_", " "), f"rule {record.approval_rule}", f"by {record.approval_by}"]
+    return ", ".join(words) + (f": {record.approval_detail}" if record.approval_detail else "")
 
 
-def _names(names: list[str]) -> str:
+def _names(names: tuple[str, ...]) -> str:
     more = len(names) - MAX_RESOURCES
     return ", ".join(names[:MAX_RESOURCES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _time(text: Any) -> datetime | None:
-    return datetime.fromisoformat(text) if isinstance(text, str) else None
 
 
 def _clock(time: datetime | None) -> str:
@@ -226,25 +221,20 @@ def compile_template(source: str, escape: Callable[[str], str]) -> Any:
 
 
 def _values(message: Message, text: Text, now: datetime) -> dict[str, Any]:
-    get = message.get
+    record = message.record
+    flat = record.flat()
     event = ("type", "status", "source", "description", "resources", "id", "not_before", "scope", "notice_seconds")
-    vm = {
-        "name": "host.name",
-        "resource_group": "azure.resource_group.name",
-        "scale_set": "azure.vm.scaleset.name",
-        "zone": "cloud.availability_zone",
-        "location": "cloud.region",
-        "subscription": "cloud.account.id",
-        "resource_id": "cloud.resource_id",
-    }
+    vm = ("resource_group", "scale_set", "zone", "location", "resource_id")
     return {
-        "event": {name: get(name, "") for name in event} | {"duration": get("expected_duration_seconds", "")},
-        "vm": {name: get(attribute, "") for name, attribute in vm.items()},
+        "event": {name: flat.get(f"azure.scheduled_event.{name}", "") for name in event}
+        | {"duration": flat.get("azure.scheduled_event.expected_duration_seconds", "")},
+        "vm": {name: getattr(record, name) or "" for name in vm}
+        | {"name": record.vm_name or "", "subscription": record.subscription_id or ""},
         "change": message.kind,
         "severity": message.severity,
-        "exercise": message.exercise,
+        "exercise": bool(record.exercise),
         "countdown": countdown(text.time, now) if text.time else "",
         "title": text.title,
         "body": text.plain,
-        "record": message.record,
+        "record": flat,
     }

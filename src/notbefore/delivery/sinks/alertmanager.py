@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from notbefore.config.sinks import Alertmanager, Links
-from notbefore.core.record import json_line
+from notbefore.core.record import json_line, rfc3339
 from notbefore.core.routing import CRITICAL_TYPES, LONG_FREEZE, SEVERITIES
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
@@ -56,7 +56,9 @@ class Sink:
         self._tell(failures)
         # of an event that left this VM, those speak whom it still hits
         repeat = (
-            None if message.over or message.no_longer_affected else self._settings.resolve_timeout.seconds / REPEATS
+            None
+            if message.over or message.record.no_longer_affected
+            else self._settings.resolve_timeout.seconds / REPEATS
         )
         return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
 
@@ -85,27 +87,27 @@ def _authorization(settings: Alertmanager) -> dict[str, str]:
 
 def alert(message: Message, text: Text, settings: Alertmanager, links: Links) -> dict[str, Any]:
     """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
-    get = message.get
-    affected = get("resources", [])
+    record = message.record
+    affected = record.resources
     labels = {
         **settings.labels,
         "alertname": ALERT_NAME,
-        "event_id": str(get("id")),
-        "event_type": str(get("type")),
-        "event_source": str(get("source") or "unknown"),
+        "event_id": record.event_id,
+        "event_type": record.event_type,
+        "event_source": record.event_source or "unknown",
         "severity": severity(message),
-        "subscription": str(get("cloud.account.id") or ""),
-        "resource_group": str(get("azure.resource_group.name") or ""),
-        "scale_set": str(get("azure.vm.scaleset.name") or ""),
+        "subscription": record.subscription_id or "",
+        "resource_group": record.resource_group or "",
+        "scale_set": record.scale_set or "",
         "vm": affected[0] if len(affected) == 1 else "",
-        "exercise": "true" if message.exercise else "",
+        "exercise": "true" if record.exercise else "",
     }
     annotations = {
         "summary": text.title,
         "description": text.plain,
-        "status": str(get("status") or ""),
+        "status": record.event_status,
         "resources": ", ".join(affected),
-        "not_before": str(get("not_before") or ""),
+        "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
         "dashboard": links.dashboard or "",
         "runbook_url": links.runbook or "",
@@ -113,11 +115,11 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
     values: dict[str, Any] = {
         "labels": {name: value for name, value in labels.items() if value},
         "annotations": {name: value for name, value in annotations.items() if value},
-        "startsAt": get("first_seen"),
+        "startsAt": rfc3339(record.first_seen),
         "generatorURL": settings.generator_url or links.dashboard or "",
     }
     if message.over:
-        values["endsAt"] = get("time")
+        values["endsAt"] = rfc3339(record.time)
     return values
 
 
@@ -131,7 +133,7 @@ def severity(message: Message) -> str:
         return message.thread
     if message.severity_given:
         return message.severity
-    if message.get("type") in CRITICAL_TYPES:
+    if message.record.event_type in CRITICAL_TYPES:
         return "critical"
-    duration = message.get("expected_duration_seconds")
+    duration = message.record.expected_duration_seconds
     return "warning" if duration is None or duration >= LONG_FREEZE else "info"

@@ -40,9 +40,9 @@ class Sink:
             "DELIVERY_ID": message.delivery_id,
             "CHANGE": message.kind,
             "SEVERITY": message.severity,
-            "VM": str(message.get("host.name") or ""),
+            "VM": message.content.vm_name or "",
         }
-        code, said = run(self._command, message.line, variables(message.record, own), self._timeout)
+        code, said = run(self._command, message.line, variables(message.content.flat(), own), self._timeout)
         if code != 0:
             # a signal comes from outside: the machine goes down, or is out of memory
             raise SendError(ending(code, said), permanent=code > 0 and code != EX_TEMPFAIL)

@@ -24,7 +24,7 @@ from azure.eventhub.exceptions import (
 )
 
 from notbefore.config.sinks import EventHub, Links
-from notbefore.core.record import cloud_event, cut, json_line
+from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
@@ -134,16 +134,18 @@ class Sink:
         await client.send_batch(batch)
         outcomes.update({message.delivery_id: Receipt() for message in inside})
 
-    def _add(self, batch: Any, message: Message, record: dict[str, Any] | None = None) -> bool:
+    def _add(self, batch: Any, message: Message, record: Record | None = None) -> bool:
         try:
-            batch.add(event_data(message, record or message.record, self._settings.format))
+            batch.add(event_data(message, record or message.content, self._settings.format))
         except ValueError:  # it is full
             return False
         return True
 
     def _add_cut(self, batch: Any, message: Message) -> bool:
         """Without the description, then with a few of the resources; what was cut is said."""
-        return any(self._add(batch, message, record) for record in cut(message.record))
+        return not isinstance(message.content, Heartbeat) and any(
+            self._add(batch, message, record) for record in cut(message.content)
+        )
 
     def _open(self) -> EventHubProducerClient:
         if self._client is None:
@@ -165,10 +167,10 @@ def _by_event(messages: Sequence[Message]) -> Iterator[list[Message]]:
     yield from groups.values()
 
 
-def event_data(message: Message, record: dict[str, Any], form: str) -> EventData:
+def event_data(message: Message, record: Record | Heartbeat, form: str) -> EventData:
     """The change as a CloudEvent: the envelope in the body, or in the application's properties."""
-    values = record | {"notbefore.delivery.id": message.delivery_id}
-    envelope = cloud_event(record, values)
+    values = record.flat() | {"notbefore.delivery.id": message.delivery_id}
+    envelope = cloud_event(record, message.delivery_id, values)
     if form == "structured":
         data = EventData(json_line(envelope))
         data.content_type = STRUCTURED

@@ -8,7 +8,6 @@ are there twice, under one ``notbefore.delivery.id``.
 import logging
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -102,7 +101,7 @@ def _rejected(partial: Partial) -> SendError:
 
 def convert(message: Message) -> tuple[dict[str, Any], LogRecord]:
     """The attributes of its resource, and the record."""
-    values = message.record
+    values = message.content.flat()
     resource = {name: value for name, value in values.items() if name in RESOURCE_ATTRIBUTES}
     instance = values.get("host.id") or values.get("host.name")
     if instance:
@@ -112,10 +111,10 @@ def convert(message: Message) -> tuple[dict[str, Any], LogRecord]:
     }
     attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
     record = log_record(
-        datetime.fromisoformat(values["time"]),
+        message.content.time,
         message.severity,
-        str(values.get("body", "")),
+        message.content.body,
         attributes,
-        str(values.get("event.name", "")),
+        message.content.event_name,
     )
     return resource, record

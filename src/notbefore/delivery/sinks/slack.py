@@ -61,7 +61,7 @@ class Sink:
             "channel": self._channel,
             "metadata": {
                 "event_type": "notbefore_change",
-                "event_payload": {"delivery_id": message.delivery_id, "event_id": str(message.get("id"))},
+                "event_payload": {"delivery_id": message.delivery_id, "event_id": message.record.event_id},
             },
         }
         # a thread is its channel's: after the channel was changed there is none yet

@@ -28,7 +28,7 @@ class Sink:
 
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
-        values = message.record | {
+        values = message.content.flat() | {
             "notbefore.delivery.id": message.delivery_id,
             "notbefore.delivery.kind": message.kind,
             "notbefore.delivery.severity": message.severity,
@@ -36,7 +36,7 @@ class Sink:
         content_type = "application/json"
         if self._format == "cloudevents":
             content_type = "application/cloudevents+json"
-            body = json_line(cloud_event(message.record, values))
+            body = json_line(cloud_event(message.content, message.delivery_id, values))
         else:
             body = json_line(values)
         headers = self._headers | {"Content-Type": content_type, "Idempotency-Key": message.delivery_id}

@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 
 from notbefore.config.sinks import Links, WindowsEventLog
-from notbefore.core.record import cut, json_line
+from notbefore.core.record import cut
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
 from notbefore.errors import SendError
@@ -74,7 +74,7 @@ def entry(message: Message, text: Text) -> tuple[int, int, list[str]]:
     """The id, the type and the strings of an entry. No string may hold ``%1``, which would stand for another."""
     kind = INFORMATION if message.over else TYPES[message.severity]
     # the escape is the same JSON; what is too large is cut as it is for an Event Hub
-    lines = (json_line(one).decode().replace("%", r"\u0025") for one in (message.record, *cut(message.record)))
+    lines = (one.line().decode().replace("%", r"\u0025") for one in (message.record, *cut(message.record)))
     record = next((line for line in lines if len(line) <= MAX_RECORD), "{}")
     return EVENT_IDS[message.kind], kind, [harmless(text.title, MAX_TITLE), harmless(text.plain, MAX_TEXT), record]
 
