@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
-from notbefore.core.record import Record, Vm, json_line
+from notbefore.core.record import Record, Vm
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
 from notbefore.web.page.html import tag

@@ -22,7 +22,7 @@ from notbefore.core.delivery import Routing, deliveries, heartbeat_delivery
 from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import WATCHED, DiffResult, Observation, TrackedEvent, diff
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
-from notbefore.core.record import Heartbeat, Record, Vm, json_line
+from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.families import Family, Snapshot, samples
