@@ -203,7 +203,7 @@ def test_slack_s_own_address_is_reached_through_the_proxy(
         assert proxy.asked == ["hooks.slack.com:443"]
     assert request.path == "/services/T0/B0/x"
     payload = json.loads(request.body)
-    assert payload["text"].startswith("Freeze of WestNO_0 announced")
+    assert payload["text"].startswith("Freeze of WestNO_0 was due ")
     shown = json.dumps(payload["attachments"][0]["blocks"])
     for fact in ("rg-1", "WestNO", "zone 2", "s-1", "Expected interruption*\\n5 s", "Platform", "Live Migration"):
         assert fact in shown
@@ -313,7 +313,7 @@ def test_the_mails_of_one_event_are_one_thread(tmp_path: Path) -> None:
     assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
     assert first["Message-ID"] != second["Message-ID"]
     assert first["References"] == second["References"] != stranger["References"]
-    assert first["Subject"].startswith("Freeze of WestNO_0 announced")
+    assert first["Subject"].startswith("Freeze of WestNO_0 was due ")
     text, html = (part.get_content() for part in first.iter_parts())
     assert "Expected interruption: 5 s" in text
     assert "Runbook: https://wiki.example.org/r" in text
@@ -415,7 +415,7 @@ def test_apprise_gets_title_body_and_kind() -> None:
     with HttpPeer() as peer:
         sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
         values = json.loads(peer.requests[0].body)
-    assert values["title"].startswith("Freeze of WestNO_0 announced")
+    assert values["title"].startswith("Freeze of WestNO_0 was due ")
     assert "Expected interruption: 5 s" in values["message"]
     assert values["type"] == "info"
 

@@ -67,7 +67,7 @@ def test_what_is_unknown_is_left_out() -> None:
             [((), {}), ((item(EventType="Reboot", Resources=[PEER], **STARTED),), {})],
             "Reboot of another VM started without notice",
         ),
-        ([((item(),), {}), ((item(Resources=[PEER]),), {})], "Freeze does not hit this VM any longer"),
+        ([((item(),), {}), ((item(Resources=[PEER]),), {})], "Freeze no longer affects this VM"),
         ([((item(),), {}), ((item(**STARTED),), {})], "Freeze of this VM started"),
         ([((item(),), {}), ((), {})], "Freeze of this VM canceled"),
         (

@@ -4,32 +4,50 @@ from datetime import timedelta
 
 import pytest
 
-from notbefore.delivery.render import Renderer, built_in, span
+from notbefore.core import duration
+from notbefore.delivery.render import Renderer, built_in
 from notbefore.delivery.sinks.slack import inert
 from support.azure import ME, PEER, T0, at
-from support.messages import STARTED, message
+from support.messages import STARTED, message, recording
 
 EARLY = T0 + timedelta(seconds=60)
 
 
 def test_the_title_says_what_whom_and_when() -> None:
-    assert built_in(message(), EARLY).title == "Freeze of WestNO_0 announced in 14 min"
+    assert built_in(message(), EARLY).title == "Freeze of WestNO_0 in 14 min"
+
+
+def test_a_message_that_is_late_does_not_claim_that_it_has_happened() -> None:
+    assert built_in(message(), at(1080)).title == "Freeze of WestNO_0 was due 3 min ago"
 
 
 @pytest.mark.parametrize(
     ("looks", "title"),
     [
-        (({}, STARTED), "Freeze of WestNO_0 started"),
-        ((STARTED,), "Freeze of WestNO_0 started without notice"),
+        (({}, STARTED), "Freeze of WestNO_0 has started"),
+        ((STARTED,), "Freeze of WestNO_0 has started without notice"),
         (({}, None), "Freeze of WestNO_0 canceled"),
-        (({}, STARTED, None), "Freeze of WestNO_0 finished"),
-        (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze does not hit WestNO_0 any longer"),
-        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 changed in 14 min"),
-        (({"Resources": [PEER]},), "Freeze of WestNO_1, seen by WestNO_0 announced in 14 min"),
+        (({}, STARTED, None), "Freeze of WestNO_0 is over: 0 s of interruption (5 s expected)"),
+        (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze no longer affects WestNO_0"),
+        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 in 14 min (changed)"),
+        (({"Resources": [PEER]},), "Freeze of WestNO_1 (seen by WestNO_0) in 14 min"),
     ],
 )
 def test_each_change_has_its_words(looks: tuple[dict[str, str] | None, ...], title: str) -> None:
     assert built_in(message(*looks), EARLY).title == title
+
+
+def test_what_is_over_says_how_long_it_took() -> None:
+    over = message({}, STARTED, None)
+    title = "Freeze of WestNO_0 is over: 4.2 s of interruption"
+    assert built_in(recording(over, interruption_seconds=4.2), EARLY).title == f"{title} (5 s expected)"
+    unknown = recording(over, interruption_seconds=4.2, expected_duration_seconds=None)
+    assert built_in(unknown, EARLY).title == title
+
+
+def test_what_was_not_seen_ending_says_so() -> None:
+    gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
+    assert built_in(gone, EARLY).title == "Freeze of WestNO_0 is gone: how it ended was not seen"
 
 
 def test_what_is_not_known_is_not_claimed() -> None:
@@ -41,7 +59,7 @@ def test_what_is_not_known_is_not_claimed() -> None:
 
 def test_a_moved_not_before_says_what_it_was() -> None:
     text = built_in(message({}, {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}), EARLY)
-    assert "It was: 2026-03-01 12:15:00 UTC" in text.plain
+    assert "Previously: 2026-03-01 12:15:00 UTC" in text.plain
     assert "Not before: 2026-03-01 12:30:00 UTC (in 29 min)" in text.plain
 
 
@@ -52,13 +70,14 @@ def test_an_exercise_says_so_first() -> None:
 
 
 def test_a_reminder_counts_down() -> None:
-    assert built_in(message(kind="reminder"), at(600)).title == "Freeze of WestNO_0 is near in 5 min"
+    assert built_in(message(kind="reminder"), at(600)).title == "Freeze of WestNO_0 in 5 min (reminder)"
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
         (0.34, "0.3 s"),
+        (4.24, "4.2 s"),
         (7, "7 s"),
         (119, "119 s"),
         (840, "14 min"),
@@ -68,7 +87,7 @@ def test_a_reminder_counts_down() -> None:
     ],
 )
 def test_spans_are_read_at_a_glance(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert duration.words(seconds) == words
 
 
 def test_many_names_are_counted() -> None:

@@ -1,6 +1,7 @@
-"""``Duration``: a span of time as Prometheus writes it."""
+"""``Duration``: a span of time as Prometheus writes it; spans in tables (``span``) and in sentences (``words``)."""
 
 import re
+from datetime import datetime
 from typing import Final
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -32,7 +33,7 @@ class Duration:
 
 
 def span(seconds: float | None) -> str:
-    """Seconds for people: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
+    """Seconds for a column of a table: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
     if seconds is None:
         return "-"
     sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
@@ -40,3 +41,23 @@ def span(seconds: float | None) -> str:
         if whole >= size:
             return f"{sign}{whole // size}{unit}{whole % size // part:02d}{below}"
     return f"{seconds:.1f}s"
+
+
+def words(seconds: float) -> str:
+    """Seconds for a sentence: ``4.2 s``, ``90 s``, ``14 min``, ``3 h 10 min``, ``6 d 4 h``."""
+    if seconds < 10:  # noqa: PLR2004 - below, a tenth of a second says something
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    whole = round(seconds)
+    for size, unit, below, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit}" + (f" {rest} {part}" if rest else "")
+    return f"{whole // 60} min" if whole >= 120 else f"{whole} s"  # noqa: PLR2004 - within two minutes each second counts
+
+
+def countdown(time: datetime, now: datetime) -> str:
+    """``in 14 min``, ``now``, ``3 min ago``."""
+    seconds = (time - now).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {words(seconds)}" if seconds > 0 else f"{words(-seconds)} ago"

@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from notbefore.core.duration import countdown, words
 from notbefore.core.record import Record
 from notbefore.delivery.message import Message
 
 MAX_TEXT: Final = 8_000  # characters of a title or body that a template makes
 MAX_RESOURCES: Final = 10  # names that are spelled out
+AHEAD: Final = ("announced", "updated", "reminder")  # kinds of message about what is to come
 
 log = logging.getLogger("notbefore.render")
 
@@ -27,17 +29,13 @@ MEANINGS: Final = {
     "Preempt": "The Spot VM is evicted: it is deleted or deallocated, and does not come back by itself.",
     "Terminate": "The VM is deleted.",
 }
-_VERBS: Final = {
-    "announced": "announced",
-    "updated": "changed",
-    "started": "started",
+_NOTES: Final = {"updated": " (changed)", "reminder": " (reminder)"}
+_TITLES: Final = {
     "canceled": "canceled",
-    "finished": "finished",
-    "ended": "ended, how is not known",
-    "reminder": "is near",
+    "ended": "is gone: how it ended was not seen",
     "approved": "approved: it may start at once",
-    "approval_failed": "asked to be approved, without success",
-    "approval_skipped": "left alone, though a rule would approve it",
+    "approval_failed": "could not be approved",
+    "approval_skipped": "not approved, though a rule would approve it",
 }
 
 
@@ -71,15 +69,18 @@ def built_in(message: Message, now: datetime) -> Text:
     record = message.record
     subject = record.vm_name or ", ".join(record.resources[:1]) or "a VM"
     if record.scope == "peer" and not record.no_longer_affected:
-        subject = f"{', '.join(record.resources[:1])}, seen by {record.vm_name or 'a peer'}"
-    time = record.not_before if message.kind in ("announced", "updated", "reminder") else None
-    when = f" {countdown(time, now)}" if time is not None else ""
+        subject = f"{', '.join(record.resources[:1])} (seen by {record.vm_name or 'a peer'})"
+    time = record.not_before if message.kind in AHEAD else None
     mark = "[EXERCISE] " if record.exercise else ""
     if record.no_longer_affected:
-        title = one_line(f"{mark}{record.event_type} does not hit {subject} any longer")
+        title = one_line(f"{mark}{record.event_type} no longer affects {subject}")
     else:
-        title = one_line(f"{mark}{record.event_type} of {subject} {_verb(message)}{when}")
-    meaning = MEANINGS.get(record.event_type, "") if not record.no_longer_affected else "Azure took this VM out of it."
+        title = one_line(f"{mark}{record.event_type} of {subject} {_what(message, time, now)}")
+    meaning = (
+        MEANINGS.get(record.event_type, "")
+        if not record.no_longer_affected
+        else "Azure removed this VM from the event."
+    )
     facts = [Fact(name, one_line(value)) for name, value in _facts(message, time, now) if value]
     return Text(title=title, meaning=meaning, facts=tuple(facts), time=time)
 
@@ -89,12 +90,26 @@ def one_line(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
-def _verb(message: Message) -> str:
-    if message.kind == "started" and message.record.notice_seconds == 0:
-        return "started without notice"
-    if message.kind == "ended" and message.record.outcome == "finished":
-        return "finished"
-    return _VERBS[message.kind]
+def _what(message: Message, time: datetime | None, now: datetime) -> str:
+    """What becomes of the event: ``in 14 min``, ``has started``, ``is over: 4.2 s of interruption (5 s expected)``."""
+    record = message.record
+    if message.kind in AHEAD:
+        late = "was due " if time is not None and time < now else ""
+        when = late + countdown(time, now) if time is not None else "announced, at a time not given"
+        return when + _NOTES.get(message.kind, "")
+    if message.kind == "started":
+        return "has started" + (" without notice" if record.notice_seconds == 0 else "")
+    if record.outcome == "finished":
+        return "is over" + _measured(record)
+    return _TITLES[message.kind]
+
+
+def _measured(record: Record) -> str:
+    if record.interruption_seconds is None:
+        return ""
+    expected = record.expected_duration_seconds
+    beside = f" ({words(expected)} expected)" if expected is not None else ""
+    return f": {words(record.interruption_seconds)} of interruption{beside}"
 
 
 def _facts(message: Message, time: datetime | None, now: datetime) -> list[tuple[str, str]]:
@@ -112,9 +127,9 @@ def _facts(message: Message, time: datetime | None, now: datetime) -> list[tuple
     return [
         ("Exercise", exercise),
         ("Not before", f"{_clock(time)} ({countdown(time, now)})" if time else ""),
-        ("It was", _clock(previous) if time and previous != time else ""),
-        ("Expected interruption", "" if message.over else (span(expected) if expected is not None else "not known")),
-        ("Measured interruption", span(measured) if measured is not None else ""),
+        ("Previously", _clock(previous) if time and previous != time else ""),
+        ("Expected interruption", "" if message.over else (words(expected) if expected is not None else "not known")),
+        ("Measured interruption", words(measured) if measured is not None else ""),
         ("VM", record.vm_name or ""),
         ("Place", ", ".join(f"{name} {value}" for name, value in place if value)),
         ("Affected", _names(record.resources)),
@@ -140,28 +155,6 @@ def _names(names: tuple[str, ...]) -> str:
 
 def _clock(time: datetime | None) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if time else ""
-
-
-def countdown(time: datetime, now: datetime) -> str:
-    """``in 14 min``, ``now``, ``3 min ago``."""
-    seconds = (time - now).total_seconds()
-    if abs(seconds) < 1:
-        return "now"
-    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
-
-
-def span(seconds: float) -> str:
-    """Seconds in words: ``7 s``, ``14 min``, ``3 h 10 min``, ``6 d 4 h``."""
-    whole = round(seconds)
-    if whole < 1:
-        return f"{seconds:.1f} s"
-    for size, unit, below, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min")):
-        if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {unit}" + (f" {rest} {part}" if rest else "")
-    if whole >= 120:  # noqa: PLR2004 - two minutes: below, each second counts
-        return f"{whole // 60} min"
-    return f"{whole} s"
 
 
 class Renderer:

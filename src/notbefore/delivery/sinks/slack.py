@@ -9,10 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.config.sinks import Links, Slack
+from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.delivery.http import Http, HttpResponse
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Fact, Renderer, Text, countdown
+from notbefore.delivery.render import Fact, Renderer, Text
 from notbefore.errors import SendError
 
 MAX_HEADER: Final = 150  # characters; Slack's limits
