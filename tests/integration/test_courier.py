@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig, Slack, Webhook
-from notbefore.core.delivery import Delivery, DeliveryResult
+from notbefore.core.delivery import Delivery
 from notbefore.core.duration import Duration
 from notbefore.delivery.courier import AgentPipe, Courier
 from notbefore.delivery.message import Message, Receipt, Sink
@@ -28,7 +28,7 @@ from notbefore.delivery.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
-from notbefore.store.outbox import Outbox
+from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.schema import transaction
 from notbefore.store.state import FILE_NAME, Store
 from support.agent import eventually
@@ -132,7 +132,7 @@ def hold(outbox: Outbox, delivery_id: str, sink: str = "chat") -> None:
     """It was delivered, and is to be repeated now."""
     put(outbox, delivery_id, sink=sink)
     with transaction(outbox._db) as db:
-        db.execute("UPDATE outbox SET state = 'held' WHERE delivery_id = ?", (delivery_id,))
+        db.execute("UPDATE outbox SET state = 'repeating' WHERE delivery_id = ?", (delivery_id,))
 
 
 def test_a_repetition_that_is_refused_is_told_as_one(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
@@ -141,7 +141,7 @@ def test_a_repetition_that_is_refused_is_told_as_one(outbox: Outbox, caplog: pyt
     with courier(outbox, orders(outbox), lambda _name: refusing) as found:
         found.run()
     (row,) = outbox.rows()
-    assert (row.state, row.error) == ("held", "401")
+    assert (row.state, row.error) == ("repeating", "401")
     assert "did not take the repetition of `announced` of event e-a (401): it will be tried again" in caplog.text
     assert "for good" not in caplog.text
 
@@ -357,20 +357,13 @@ class Flaky:
 
     def __init__(self, outbox: Outbox, failures: int) -> None:
         self._outbox, self._failures = outbox, failures
-        self.void_leases, self.sinks_with_work = outbox.void_leases, outbox.sinks_with_work
+        self.release_leases, self.sinks_with_work = outbox.release_leases, outbox.sinks_with_work
 
-    def exchange(
-        self,
-        settled: Sequence[DeliveryResult],
-        room: Mapping[str, int],
-        now: float,
-        until: float,
-        whole: Collection[str] = (),
-    ) -> list[Delivery]:
-        if settled and self._failures:
+    def exchange(self, turn: CourierTurn) -> list[Delivery]:
+        if turn.results and self._failures:
             self._failures -= 1
             raise sqlite3.OperationalError("database or disk is full")
-        return self._outbox.exchange(settled, room, now, until, whole)
+        return self._outbox.exchange(turn)
 
 
 def test_what_was_accepted_and_cannot_be_written_is_not_sent_again(outbox: Outbox) -> None:

@@ -1,7 +1,6 @@
 """The outbox on disk: order, leases, expiry, bounds, and the sum that must always be right."""
 
 import itertools
-import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,9 +17,9 @@ from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
 from notbefore.store import outbox_intake
-from notbefore.store.outbox import Outbox
+from notbefore.store.outbox import BATCH_ROWS, DEAD_SECONDS, REPEAT_SECONDS, CourierTurn, Outbox
 from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.schema import SCHEMA, transaction
+from notbefore.store.schema import transaction
 from notbefore.store.state import FILE_NAME, Store
 
 NUMBERS = itertools.count()
@@ -68,10 +67,8 @@ class Box:
         with transaction(self.outbox._db) as db:
             outbox_intake.event_started(db, event_key, now)
 
-    def lease(
-        self, now: float = 1.0, *settled: DeliveryResult, until: float | None = None, **room: int
-    ) -> list[Delivery]:
-        return self.outbox.exchange(settled, room or {"chat": 100, "hub": 100}, now, until or now + 60)
+    def lease(self, now: float = 1.0, *results: DeliveryResult, **room: int) -> list[Delivery]:
+        return self.outbox.exchange(CourierTurn(results, room or {"chat": 100, "hub": 100}, now))
 
     def expire(self, now: float, max_rows: int = 10_000) -> None:
         with transaction(self.outbox._db) as db:
@@ -103,19 +100,21 @@ def delivered(one: Delivery, time: float = 1.0, **fields: Any) -> DeliveryResult
     return DeliveryResult(one.delivery_id, "delivered", time, **fields)
 
 
-def test_what_is_leased_is_not_leased_again_until_the_lease_runs_out(box: Box) -> None:
+def test_what_is_leased_is_not_leased_again_whatever_the_clock_says(box: Box) -> None:
     one = delivery()
     box.put(one)
-    assert ids(box.lease(1, until=50)) == [one.delivery_id]
-    assert box.lease(49) == []
-    (again,) = box.lease(50)
+    (first,) = box.lease(1)
+    assert (first.delivery_id, first.attempts) == (one.delivery_id, 0)
+    assert box.lease(1e8) == []
+    box.outbox.release_leases(2)
+    (again,) = box.lease(2)
     assert (again.delivery_id, again.attempts) == (one.delivery_id, 1)
 
 
 def test_a_new_courier_takes_over_at_once(box: Box) -> None:
     box.put(delivery())
     box.lease(1)
-    box.outbox.void_leases(1)
+    box.outbox.release_leases(1)
     assert len(box.lease(1)) == 1
 
 
@@ -161,7 +160,7 @@ def test_nothing_waits_for_a_clock_that_was_set_back(box: Box, monkeypatch: pyte
     for clock, due in ((6000.0, 5000.0), (1000.0, 1000.0)):
         monkeypatch.setattr("time.time", lambda clock=clock: clock)
         assert box.outbox.next_due() == box.reader.look()[1] == due
-    taken = box.outbox.exchange([], {"chat": 10}, 1000, 1060, {"chat"})
+    taken = box.outbox.exchange(CourierTurn([], {"chat": 10}, 1000, {"chat"}))
     assert ids(taken) == [first.delivery_id, second.delivery_id]
     failed = DeliveryResult(first.delivery_id, "retry", 1001, due=1010)
     assert ids(box.lease(1002, failed, delivered(second, 1001))) == []  # a pause is a pause
@@ -173,7 +172,7 @@ def test_nor_does_what_was_on_its_way_or_had_failed_before_the_clock_was_set_bac
     box.put(killed, failed)
     assert len(box.lease(50_000)) == 2
     box.lease(50_001, DeliveryResult(failed.delivery_id, "retry", 50_001, due=50_200))
-    box.outbox.void_leases(1_000)
+    box.outbox.release_leases(1_000)
     assert ids(box.lease(1_000)) == [killed.delivery_id, failed.delivery_id]
 
 
@@ -234,7 +233,7 @@ def test_a_reminder_goes_along_when_not_before_moves_and_its_sink_is_not_told(bo
     reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
     box.put(reminder, delivery("f", kind="reminder", due=100.0), now=4)
     with transaction(box.outbox._db) as db:
-        outbox_intake.event_moved(db, "e", seconds, b'{"moved":1}', 5)
+        outbox_intake.not_before_changed(db, "e", seconds, b'{"moved":1}', 5)
     found = {one.delivery_id: one for one in box.outbox.rows()}
     moved = found[reminder.delivery_id]
     assert (moved.created, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
@@ -248,9 +247,9 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.put(one)
     box.lease(1)
     box.lease(2, delivered(one, 2, repeat=30.0))
-    assert box.view.rows == {("chat", "held"): 1}
+    assert box.view.rows == {("chat", "repeating"): 1}
     (again,) = box.lease(32)
-    assert again.state == "held"
+    assert again.state == "repeating"
     box.lease(33, DeliveryResult(one.delivery_id, "retry", 33, due=40))
     assert [row.delivery_id for row in box.lease(40)] == [one.delivery_id]
     box.lease(41, delivered(one, 41, repeat=30.0))
@@ -265,13 +264,13 @@ def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Bo
     box.lease(2, delivered(one, 2, repeat=30.0))
     assert len(box.lease(32)) == 1
     box.lease(33, DeliveryResult(one.delivery_id, "dead", 33, error="401"))
-    (row,) = box.outbox.rows("held")
+    (row,) = box.outbox.rows("repeating")
     assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
     assert box.outbox.retry([one.delivery_id], 40, 60) == 1
     (again,) = box.lease(40)
-    assert again.state == "held"
+    assert again.state == "repeating"
     box.lease(41, delivered(one, 41, repeat=30.0))
-    (row,) = box.outbox.rows("held")
+    (row,) = box.outbox.rows("repeating")
     assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
 
 
@@ -292,7 +291,7 @@ def test_a_reminder_that_waits_does_not_end_the_repetition(box: Box) -> None:
     box.put(announced, delivery(kind="reminder", due=500.0))
     box.lease(1)
     box.lease(2, delivered(announced, 2, repeat=30.0))
-    assert ids(box.outbox.rows("held")) == [announced.delivery_id]
+    assert ids(box.outbox.rows("repeating")) == [announced.delivery_id]
 
 
 def test_what_is_repeated_lasts_as_long_as_its_event(box: Box) -> None:
@@ -314,10 +313,10 @@ def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> Non
 def test_a_sink_that_takes_several_gets_all_that_is_due_of_an_event_in_order(box: Box) -> None:
     first, second, later, last = delivery(), delivery(kind="started"), delivery(due=50.0), delivery()
     box.put(first, delivery("f"), second, later, last)
-    taken = box.outbox.exchange([], {"chat": 10}, 1, 60, {"chat"})
+    taken = box.outbox.exchange(CourierTurn([], {"chat": 10}, 1, {"chat"}))
     assert [one.event_key for one in taken] == ["e", "e", "f"]
     assert ids(taken)[:2] == [first.delivery_id, second.delivery_id]
-    assert box.outbox.exchange([], {"chat": 10}, 2, 60, {"chat"}) == []
+    assert box.outbox.exchange(CourierTurn([], {"chat": 10}, 2, {"chat"})) == []
 
 
 def test_one_event_is_repeated_once_at_a_time(box: Box) -> None:
@@ -327,7 +326,7 @@ def test_one_event_is_repeated_once_at_a_time(box: Box) -> None:
     box.lease(2, delivered(announced, 2, repeat=100.0))
     box.lease(50)
     box.lease(51, delivered(reminder, 51, repeat=100.0))
-    assert ids(box.outbox.rows("held")) == [reminder.delivery_id]
+    assert ids(box.outbox.rows("repeating")) == [reminder.delivery_id]
 
 
 def test_later_deliveries_of_an_event_are_told_its_thread(box: Box) -> None:
@@ -374,7 +373,8 @@ def test_a_thread_is_forgotten_a_month_after_its_last_message(box: Box) -> None:
     (last,) = box.lease(3, delivered(second, 3))
     assert last.thread == "1234.5"
     box.expire(2 + month)
-    assert box.lease(60 + month)[0].thread is None
+    box.outbox.release_leases(2 + month)
+    assert box.lease(3 + month)[0].thread is None
 
 
 def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
@@ -391,17 +391,19 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
 def test_what_is_on_its_way_is_not_sent_again_by_hand(box: Box) -> None:
     one = delivery()
     box.put(one)
-    box.lease(1, until=60)
-    assert box.outbox.retry([one.delivery_id], 2, 60) == 0
-    assert box.outbox.retry([one.delivery_id], 60, 60) == 1
+    box.lease(1)
+    assert box.outbox.retry([one.delivery_id], 1e6, 60) == 0
+    box.outbox.release_leases(2)
+    assert box.outbox.retry([one.delivery_id], 2, 60) == 1
 
 
 def test_what_is_dropped_is_counted(box: Box) -> None:
     one, under_way = delivery(), delivery("f")
     box.put(one, under_way)
     box.lease(1, chat=2)
-    assert box.outbox.drop([one.delivery_id], 2) == 0  # on its way: too late
-    assert box.outbox.drop([one.delivery_id], 100) == 1
+    assert box.outbox.drop([one.delivery_id]) == 0  # on its way: too late
+    box.outbox.release_leases(2)
+    assert box.outbox.drop([one.delivery_id, "unheard of"]) == 1
     assert box.count("dropped") == 1
 
 
@@ -442,18 +444,213 @@ def test_the_reader_follows_a_file_that_is_set_aside(box: Box, tmp_path: Path) -
     assert box.view.rows == {}
 
 
-def test_what_an_older_version_left_in_a_damaged_file_is_brought_over(box: Box, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    with closing(sqlite3.connect(old, isolation_level=None)) as db:
-        db.executescript("".join(f"-- version {statements}" for statements in SCHEMA[:2]))
-        db.execute(
-            "INSERT INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due, expires,"
-            " expires_with_event, record) VALUES ('a', 'e', 'chat', 'announced', 'critical', 0, 0, 0, 1e9, 1, '{}')"
-        )
+def test_what_can_be_read_of_a_damaged_file_is_copied(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with closing(Box(tmp_path / "old")) as old:
+        old.put(delivery("a"), delivery("b"), delivery("c"))
+        (first, _, third) = old.lease(1)
+        old.lease(2, delivered(first, thread="1234.5"), DeliveryResult(third.delivery_id, "dead", 2))
+        expected, counts = old.outbox.rows(), old.view.counts
     with transaction(box.outbox._db) as db:
-        assert outbox_intake.salvage(old, db) == 1
+        assert outbox_intake.copy_readable(old.path, db) == 2
+    assert box.outbox.rows() == expected
+    assert box.view.counts == counts
+    assert box.view.latency["chat"].count == 1
+    box.put(delivery("a", kind="started"))
+    box.outbox.release_leases(3)
+    assert [one.thread for one in box.lease(3) if one.event_key == "a"] == ["1234.5"]
+
+
+def test_what_became_of_each_delivery_is_counted(box: Box) -> None:
+    box.put(delivery("a"), delivery("b"), delivery("c"), delivery("d", sink="hub"))
+    a, b, c, d = box.lease(1)
+    box.lease(
+        2,
+        delivered(a, fallback=True),
+        DeliveryResult(b.delivery_id, "retry", 2, due=50),
+        DeliveryResult(c.delivery_id, "dead", 2),
+        DeliveryResult(d.delivery_id, "dead", 2),
+    )
+    assert box.view.counts == {
+        ("chat", "accepted"): 3, ("chat", "fallback"): 1, ("chat", "delivered"): 1, ("chat", "failed"): 1,
+        ("chat", "dead"): 1, ("hub", "accepted"): 1, ("hub", "dead"): 1,
+    }  # fmt: skip
+    assert box.view.rows == {("chat", "pending"): 1, ("chat", "dead"): 1, ("hub", "dead"): 1}
+
+
+def test_a_dead_letter_is_kept_for_a_month_and_a_heartbeat_no_longer_than_before(box: Box) -> None:
+    box.put(delivery("a", expires=100.0), delivery("b", kind="heartbeat", expires=100.0))
+    box.lease(2, *[DeliveryResult(one.delivery_id, "dead", 2, error="404") for one in box.lease(1)])
+    assert [(one.state, one.expires, one.error) for one in box.outbox.rows()] == [
+        ("dead", 2 + DEAD_SECONDS, "404"),
+        ("dead", 100, "404"),
+    ]
+    box.expire(2 + DEAD_SECONDS - 1)
+    assert [one.event_key for one in box.outbox.rows()] == ["a"]
+    box.expire(2 + DEAD_SECONDS)
+    assert box.outbox.rows() == []
+
+
+def test_a_pause_is_for_all_that_waits_for_the_sink_but_reminders_and_dead_letters(box: Box) -> None:
+    dead, asks, waits, later, reminder, other = (
+        delivery("a"), delivery("b"), delivery("c"), delivery("d", due=500.0),
+        delivery("e", kind="reminder", due=10.0), delivery("f", sink="hub"),
+    )  # fmt: skip
+    box.put(dead, asks, waits, later, reminder, other)
+    box.lease(1, chat=2)
+    box.lease(
+        2, DeliveryResult(dead.delivery_id, "dead", 2), DeliveryResult(asks.delivery_id, "retry", 2, due=90, pause=True)
+    )
+    assert [(one.event_key, one.due) for one in box.outbox.rows()] == [
+        ("a", 0), ("b", 90), ("c", 90), ("d", 500), ("e", 10), ("f", 0),
+    ]  # fmt: skip
+
+
+def test_a_failed_attempt_is_made_again_at_its_time_and_says_why(box: Box) -> None:
+    box.put(delivery())
+    (one,) = box.lease(1)
+    assert box.lease(2, DeliveryResult(one.delivery_id, "retry", 2, due=90, error="503")) == []
+    assert [(row.due, row.error, row.attempts, row.state) for row in box.outbox.rows()] == [(90, "503", 1, "pending")]
+    (again,) = box.lease(90)
+    assert again.attempts == 1
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_latency(box: Box) -> None:
+    box.put(delivery(created=100.0, due=100.0))
+    (one,) = box.lease(100)
+    box.lease(101, delivered(one, 40.0))
+    assert box.view.latency["chat"].sum == 0
+    assert box.view.latency["chat"].counts[0] == 1
+
+
+def test_each_latency_has_its_bucket(box: Box) -> None:
+    for seconds in (0.025, 0.03, 30_000.0):
+        box.put(delivery(created=1.0, due=1.0))
+        (one,) = box.lease(1)
+        box.lease(2, delivered(one, 1.0 + seconds))
+    counts = box.view.latency["chat"].counts
+    assert {index: count for index, count in enumerate(counts) if count} == {0: 1, 1: 1, len(counts) - 1: 1}
+
+
+def test_the_most_severe_goes_first_then_what_is_due_for_longest_then_the_oldest(box: Box) -> None:
+    keys = {"a": ("info", 0.5), "b": ("critical", 0.7), "c": ("critical", 0.2), "d": ("critical", 0.2)}
+    box.put(*[delivery(key, severity=severity, due=due) for key, (severity, due) in keys.items()])
+    assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
+
+
+def test_no_more_is_leased_than_there_is_room_for(box: Box) -> None:
+    box.put(*[delivery(key) for key in "abcd"])
+    assert len(box.lease(1, chat=3)) == 3
+    assert len(box.lease(1, chat=3)) == 1
+
+
+def test_a_batch_of_one_event_is_bounded(box: Box) -> None:
+    box.put(*[delivery() for _ in range(BATCH_ROWS + 5)])
+    taken = box.outbox.exchange(CourierTurn([], {"chat": 1000}, 1, {"chat"}))
+    assert len(taken) == BATCH_ROWS + 1
+
+
+def test_a_batch_ends_once_there_is_no_more_room_and_before_what_is_on_its_way(box: Box) -> None:
+    box.put(delivery("a"), delivery("a"), delivery("b"))
+    (first,) = box.lease(1, chat=1)
+    box.lease(2, DeliveryResult(first.delivery_id, "retry", 2, due=3))
+    taken = box.outbox.exchange(CourierTurn([], {"chat": 2}, 4, {"chat"}))
+    assert [one.event_key for one in taken] == ["a", "a"]
+    assert box.outbox.exchange(CourierTurn([], {"chat": 0, "hub": 3}, 4, {"chat"})) == []
+
+
+def test_what_a_dead_courier_left_is_due_at_once_and_nothing_else_is(box: Box) -> None:
+    box.put(delivery("a"), delivery("b", due=900.0))
+    box.lease(1)
+    box.outbox.release_leases(1)
+    assert [one.due for one in box.outbox.rows()] == [0, 900]
+
+
+def test_dead_letters_are_no_work(box: Box) -> None:
+    box.put(delivery(), delivery(sink="hub"))
+    box.lease(2, *[DeliveryResult(one.delivery_id, "dead", 2) for one in box.lease(1, chat=1)], chat=0)
+    assert box.outbox.sinks_with_work() == {"hub"}
+    box.lease(4, *[DeliveryResult(one.delivery_id, "dead", 4) for one in box.lease(3, hub=1)], chat=0)
+    assert (box.outbox.sinks_with_work(), box.outbox.next_due()) == (set(), None)
+
+
+def test_the_rows_of_one_sink_or_one_state_are_listed_up_to_a_limit(box: Box) -> None:
+    box.put(delivery("a"), delivery("b", sink="hub"), delivery("c"))
+    box.lease(2, *[DeliveryResult(one.delivery_id, "dead", 2) for one in box.lease(1, chat=1)])
+
+    def keys(**chosen: Any) -> list[str]:
+        return [one.event_key for one in box.outbox.rows(**chosen)]
+
+    assert (keys(), keys(sink="hub"), keys(state="dead"), keys(limit=2)) == (["a", "b", "c"], ["b"], ["a"], ["a", "b"])
+    assert keys(state="dead", sink="hub") == []
+
+
+def test_what_is_sent_again_by_hand_has_a_day_at_least_where_its_sink_is_not_known(box: Box) -> None:
+    box.put(delivery("a", expires=50.0), delivery("b", expires=1e9), delivery("c", kind="heartbeat", expires=50.0))
+    box.lease(2, *[DeliveryResult(one.delivery_id, "retry", 2, due=40) for one in box.lease(1)])
+    assert box.outbox.retry([one.delivery_id for one in box.outbox.rows()], 10, None) == 3
+    assert [(one.expires, one.due, one.attempts) for one in box.outbox.rows()] == [
+        (10 + 86_400, 10, 0), (1e9, 10, 0), (50, 10, 0),
+    ]  # fmt: skip
+    assert box.outbox.retry(["unheard of"], 10, None) == 0
+
+
+def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or_event(box: Box) -> None:
+    box.put(
+        delivery(kind="reminder", due=100.0),
+        delivery(kind="reminder", due=100.0, sink="hub"),
+        delivery("f", kind="reminder", due=100.0),
+        delivery(kind="approved"),
+    )
+    assert {one.expires for one in box.outbox.rows()} == {1e9}
+    box.put(delivery(kind="updated"), now=7)
+    assert [one.expires for one in box.outbox.rows()] == [7, 1e9, 1e9, 1e9, 1e9]
+
+
+def test_a_start_withdraws_reminders_alone_and_an_event_that_is_anothers_is_not_repeated(box: Box) -> None:
+    said = delivery("e")
+    box.put(said, delivery("f"), now=0)
+    box.lease(2, *[delivered(one, 2, repeat=30.0) for one in box.lease(1)])
+    box.put(delivery("e", kind="reminder", sink="hub", due=100.0), now=3)
+    box.started("e", now=4)
+    assert {one.kind: one.expires for one in box.outbox.rows() if one.event_key == "e"}["reminder"] == 4
+    assert box.view.rows == {("chat", "repeating"): 2, ("hub", "pending"): 1}
+    with transaction(box.outbox._db) as db:
+        outbox_intake.no_longer_affected(db, "e", 5)
+    assert [(one.event_key, one.state) for one in box.outbox.rows()] == [("f", "repeating"), ("e", "pending")]
+
+
+def test_what_is_on_its_way_neither_expires_nor_is_pushed_out(box: Box) -> None:
+    box.put(delivery("a", expires=10.0), delivery("b"), delivery("c"))
+    box.lease(1, chat=2)
+    box.expire(10, max_rows=1)
+    assert [one.event_key for one in box.outbox.rows()] == ["a", "b"]
+    assert (box.count("expired"), box.count("overflowed")) == (0, 1)
+    box.outbox.release_leases(10)
+    box.expire(9, max_rows=2)
+    assert box.count("expired") == 0
+    box.expire(10, max_rows=2)
+    assert [one.event_key for one in box.outbox.rows()] == ["b"]
+
+
+def test_an_outbox_that_is_just_full_pushes_out_nothing(box: Box) -> None:
+    box.put(delivery("a"), delivery("b"))
+    box.expire(1, max_rows=2)
+    assert len(box.outbox.rows()) == 2
+    assert box.count("overflowed") == 0
+
+
+def test_a_repetition_is_due_after_its_interval_and_for_a_year_at_most(box: Box) -> None:
+    box.put(delivery())
+    (one,) = box.lease(1)
+    box.lease(2, DeliveryResult(one.delivery_id, "retry", 2, due=3, error="503"))
+    (one,) = box.lease(3)
+    box.lease(4, delivered(one, 4, repeat=30.0))
     (row,) = box.outbox.rows()
-    assert (row.delivery_id, row.severity, row.severity_given) == ("a", "critical", False)
+    assert (row.due, row.expires, row.attempts, row.error) == (34, 4 + REPEAT_SECONDS, 0, "")
+    box.expire(4 + REPEAT_SECONDS)
+    assert box.outbox.rows() == []
+    assert box.count("expired") == 0
 
 
 class Sums(RuleBasedStateMachine):
@@ -500,13 +697,13 @@ class Sums(RuleBasedStateMachine):
             for one, result in zip(self.leased, results, strict=False)
         ]
         self.leased = self.leased[len(settled) :]
-        taken = self.box.outbox.exchange(settled, {"chat": room, "hub": room}, self.now, self.now + 30)
+        taken = self.box.outbox.exchange(CourierTurn(settled, {"chat": room, "hub": room}, self.now))
         waiting = set(ids(self.box.outbox.rows("pending")))
         for one in taken:
             earlier = self.order.get((one.sink, one.event_key), [])
             if one.delivery_id in earlier:
                 before = earlier[: earlier.index(one.delivery_id)]
-                assert one.state == "held" or not waiting & set(before)
+                assert one.state == "repeating" or not waiting & set(before)
         self.leased += [one for one in taken if one.delivery_id not in ids(self.leased)]
 
     @rule(seconds=st.sampled_from([1.0, 8.0, 40.0]))
@@ -515,7 +712,7 @@ class Sums(RuleBasedStateMachine):
 
     @rule()
     def another_courier(self) -> None:
-        self.box.outbox.void_leases(self.now)
+        self.box.outbox.release_leases(self.now)
         self.leased = []
 
     @rule(rows=st.integers(1, 5))
@@ -528,7 +725,7 @@ class Sums(RuleBasedStateMachine):
             if again:
                 self.box.outbox.retry([row.delivery_id], self.now, 100)
             else:
-                self.box.outbox.drop([row.delivery_id], self.now)
+                self.box.outbox.drop([row.delivery_id])
 
     @invariant()
     def the_sum_is_right(self) -> None:

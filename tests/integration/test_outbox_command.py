@@ -13,7 +13,8 @@ import pytest
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.store import outbox_intake
-from notbefore.store.outbox import DEAD_SECONDS, Outbox
+from notbefore.store.lock import CourierLock
+from notbefore.store.outbox import DEAD_SECONDS, CourierTurn, Outbox
 from notbefore.store.schema import transaction
 from notbefore.store.state import FILE_NAME, Store
 from support.agent import notbefore
@@ -55,8 +56,9 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
             outbox_intake.put(db, refused, time.time())
             db.executemany("INSERT INTO tracked VALUES (?, '{}')", [(key,) for key in listed])
         now = time.time()
-        outbox.exchange([], {one.sink: 100 for one in refused}, now, now + 60)
-        outbox.exchange([DeliveryResult(one.delivery_id, "dead", now, error="404") for one in refused], {}, now, now)
+        outbox.exchange(CourierTurn([], {one.sink: 100 for one in refused}, now))
+        results = [DeliveryResult(one.delivery_id, "dead", now, error="404") for one in refused]
+        outbox.exchange(CourierTurn(results, {}, now))
     return directory
 
 
@@ -114,9 +116,12 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
     with outbox_in(tmp_path) as outbox:
         with transaction(outbox._db) as db:
             outbox_intake.put(db, [dead("a")], time.time())
-        outbox.exchange([], {"hook": 1}, time.time(), time.time() + 600)
-    assert done("retry", "a", "--state-dir", str(tmp_path)).endswith("is running, 1 left: on their way.\n")
-    assert done("drop", "a", "--state-dir", str(tmp_path)) == "0 dropped, 1 left: on their way\n"
+        outbox.exchange(CourierTurn([], {"hook": 1}, time.time()))
+    with CourierLock(tmp_path) as lock:
+        lock.acquire(1, lambda: None)
+        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith("is running, 1 left: on their way.\n")
+        assert done("drop", "a", "--state-dir", str(tmp_path)) == "0 dropped, 1 left: on their way\n"
+    assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped\n"  # that courier has ended
 
 
 def test_a_sign_of_life_that_was_refused_is_not_kept(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
-from notbefore.store import state as module
+from notbefore.store import history as history_module
+from notbefore.store import schema
+from notbefore.store.history import read_history
 from notbefore.store.outbox import Outbox
-from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState, read_history
+from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState
 from support.azure import ME, at, document, item, now
 
 FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
@@ -111,7 +113,7 @@ def test_what_waited_in_a_damaged_file_is_saved(tmp_path: Path, caplog: pytest.L
     store.close()
     assert store.damaged_files == 1
     assert len(waiting(tmp_path)) == 2
-    assert "deliveries saved from it: 2" in caplog.text
+    assert "2 deliveries were copied from the damaged file" in caplog.text
 
 
 def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
@@ -215,13 +217,36 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     assert rows(tmp_path) == 1
 
 
+def test_an_older_file_is_copied_and_then_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Writer(tmp_path).sees(item("a")).store.close()
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", 3)
+    steps = {1: "CREATE TABLE second (x);", 2: "CREATE TABLE third (x); INSERT INTO third VALUES (7);"}
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    store = Store(tmp_path)
+    assert (list(store.load().tracked.events), store.damaged_files) == (["a"], 0)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+        assert db.execute("SELECT x FROM third").fetchone() == (7,)
+    with closing(sqlite3.connect(tmp_path / f"{FILE_NAME}.schema-1")) as copy:
+        assert copy.execute("PRAGMA user_version").fetchone() == (1,)
+        assert copy.execute("SELECT count(*) FROM tracked").fetchone() == (1,)
+    assert not list(tmp_path.glob("*.schema-2"))
+
+
+def test_a_file_of_this_version_is_not_copied(tmp_path: Path) -> None:
+    Writer(tmp_path).sees(item()).store.close()
+    Store(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} == {FILE_NAME, "agent.lock"}
+
+
 def test_the_history_is_bounded_by_rows_and_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HISTORY_ROWS", 10)
+    monkeypatch.setattr(history_module, "MAX_ROWS", 10)
     writer = Writer(tmp_path)
     for number in range(30):
         writer.sees(item(f"id-{number}"))
     assert rows(tmp_path) == 10
-    monkeypatch.setattr(module, "HISTORY_SECONDS", -1_000_000_000)
+    monkeypatch.setattr(history_module, "MAX_AGE", -1_000_000_000)
     writer.sees()
     assert rows(tmp_path) == 0
     writer.store.close()

@@ -21,7 +21,7 @@ from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.process import Figures
 from notbefore.store import state as store_module
-from notbefore.store.outbox import Outbox
+from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state import FILE_NAME, Store
 from support.azure import ID, ME, PEER, T0, body, item
 
@@ -219,7 +219,7 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     agents.clock.go(15 * 60 - 120)
     later = agents.clock.now().timestamp()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        assert [one.kind for one in outbox.exchange([], {"chat": 9}, later, later + 60)] == ["announced"]
+        assert [one.kind for one in outbox.exchange(CourierTurn([], {"chat": 9}, later))] == ["announced"]
     agents.sees({**MINE, "Description": "other"})
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
@@ -277,15 +277,16 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
     agents.sees({**MINE, "Resources": [ME, PEER]})
     now = agents.clock.now().timestamp()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        told = outbox.exchange([], {"chat": 1, "pager": 1}, now, now + 60)
+        told = outbox.exchange(CourierTurn([], {"chat": 1, "pager": 1}, now))
         assert [one.kind for one in told] == ["announced", "announced"]
-        outbox.exchange([DeliveryResult(one.delivery_id, "delivered", now, repeat=60) for one in told], {}, now, now)
+        results = [DeliveryResult(one.delivery_id, "delivered", now, repeat=60) for one in told]
+        outbox.exchange(CourierTurn(results, {}, now))
         assert (
             sorted((one.kind, one.state) for one in outbox.rows())
-            == [("announced", "held")] * 2 + [("reminder", "pending")] * 2
+            == [("announced", "repeating")] * 2 + [("reminder", "pending")] * 2
         )
         agents.sees({**MINE, "Resources": [PEER]})
         agents.clock.go(15 * 60 - 120)
         later = agents.clock.now().timestamp()
-        due = outbox.exchange([], {"chat": 9, "pager": 9}, later, later + 60)
+        due = outbox.exchange(CourierTurn([], {"chat": 9, "pager": 9}, later))
     assert [one.kind for one in due] == (["updated", "updated"] if announce_by == "affected" else [])

@@ -156,8 +156,8 @@ def _outbox() -> Panel:
     starts = rate_by("reason", "notbefore_courier_starts_total", function="increase")
     return parts.lines_panel(
         "Outbox and courier",
-        "Notifications that are kept: pending; dead, which an operator must look at; held, repeated while the event"
-        " lasts. And the couriers that were started, by why.",
+        "Notifications that are kept: pending; dead, which an operator must look at; repeating, sent again while the"
+        " event lasts. And the couriers that were started, by why.",
         "short",
         over_time(f"sum by (state) ({chosen('notbefore_outbox_rows')})", "{{state}}", "rows"),
         over_time(f"{starts} > 0", "started: {{reason}}", "starts"),

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,7 +38,7 @@ from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
-from notbefore.store.outbox import Outbox
+from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState
 
 SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interruption
@@ -140,22 +139,15 @@ class Listening:
         self.results: list[Result] = []
         self._outbox = outbox
         self._leased: dict[str, tuple[Delivery, float]] = {}
-        self.void_leases = outbox.void_leases
+        self.release_leases = outbox.release_leases
         self.sinks_with_work = outbox.sinks_with_work
 
-    def exchange(
-        self,
-        settled: Sequence[DeliveryResult],
-        room: Mapping[str, int],
-        now: float,
-        until: float,
-        whole: Collection[str] = (),
-    ) -> list[Delivery]:
+    def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """As the outbox does it."""
-        for one in settled:
-            delivery, since = self._leased[one.delivery_id]
-            self.results.append(Result(delivery, one, one.time - since))
-        leased = self._outbox.exchange(settled, room, now, until, whole)
+        for result in turn.results:
+            delivery, since = self._leased[result.delivery_id]
+            self.results.append(Result(delivery, result, result.time - since))
+        leased = self._outbox.exchange(turn)
         self._leased |= {one.delivery_id: (one, time.time()) for one in leased}
         return leased
 

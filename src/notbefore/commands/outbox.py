@@ -19,6 +19,7 @@ from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
 from notbefore.core.record import json_line, rfc3339
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.store.lock import no_courier
 from notbefore.store.outbox import Outbox
 from notbefore.store.state import FILE_NAME
 
@@ -62,7 +63,11 @@ def run(options: argparse.Namespace) -> int:
         chosen = _chosen(outbox, options)
         if options.action == "show":
             _show(chosen, as_json=options.json)
-        elif options.action == "retry":
+            return 0
+        with no_courier(outbox.path.parent) as nobody:
+            if nobody:  # what is leased was left by a courier that was killed
+                outbox.release_leases(time.time())
+        if options.action == "retry":
             _retry(outbox, chosen, config)
         else:
             _drop(outbox, chosen)
@@ -79,7 +84,7 @@ def _retry(outbox: Outbox, chosen: list[Delivery], config: Config) -> None:
 
 
 def _drop(outbox: Outbox, chosen: list[Delivery]) -> None:
-    done = outbox.drop([one.delivery_id for one in chosen], time.time())
+    done = outbox.drop([one.delivery_id for one in chosen])
     sys.stdout.write(f"{done} dropped{_left(chosen, done)}\n")
 
 
@@ -91,7 +96,7 @@ def _left(chosen: list[Delivery], done: int) -> str:
 def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
     if getattr(options, "all", False):
         dead = outbox.rows("dead", options.sink)
-        return dead if options.action == "drop" else _timely(dead, outbox.listed())
+        return dead if options.action == "drop" else _timely(dead, outbox.listed_events())
     if not options.ids:
         every = "" if options.action == "show" else ", or --all"
         raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`){every}")

@@ -14,7 +14,8 @@ from notbefore.commands.client import AgentClient
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError, StoreError
-from notbefore.store.state import FILE_NAME, read_history
+from notbefore.store.history import read_history
+from notbefore.store.state import FILE_NAME
 
 _PREFIX: Final = "azure.scheduled_event."
 

@@ -22,7 +22,7 @@ accepted = delivered + expired + overflowed + dropped + the rows that are pendin
 
 
 FALLBACK: Final = "fallback"  # counted as well: messages whose template failed
-STATES: Final = ("pending", "dead", "held")
+STATES: Final = ("pending", "dead", "repeating")
 
 
 class Delivery(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Delivery(Struct, frozen=True):
     record: bytes  # the change as JSON
     severity_given: bool = False  # by the route, not by type and notice
     attempts: int = 0  # made so far
-    state: str = "pending"  # dead: refused for good; held: delivered, and to be repeated while the event lasts
+    state: str = "pending"  # dead: refused for good; repeating: delivered, and sent again while the event lasts
     error: str = ""  # why the last attempt failed
     thread: str | None = None  # what the sink said of the first message of this event
 

@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -26,9 +26,9 @@ from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LO
 from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
 from notbefore.delivery.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
+from notbefore.store.outbox import CourierTurn
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
-LEASE_SECONDS: Final = 60.0  # beyond the sink's own deadline
 STATE_PATIENCE: Final = 60.0  # seconds in which the outbox may be out of reach
 MAX_ABANDONED: Final = 4
 MAX_ERROR: Final = 500  # characters of a cause that are kept
@@ -39,23 +39,15 @@ log = logging.getLogger("notbefore.courier")
 class Outbox(Protocol):
     """What the courier asks of the outbox (``store.outbox.Outbox``); raises ``sqlite3.Error``."""
 
-    def void_leases(self, now: float) -> None:
-        """Free what a dead courier held."""
-        ...
+    def release_leases(self, now: float) -> None:
+        """Make due again what a courier that has ended left on its way."""
 
-    def exchange(
-        self,
-        settled: Sequence[DeliveryResult],
-        room: Mapping[str, int],
-        now: float,
-        until: float,
-        whole: Collection[str] = (),
-    ) -> list[Delivery]:
-        """Say what came of deliveries, and lease what is due; to the sinks ``whole`` all that is due of an event."""
+    def exchange(self, turn: CourierTurn) -> list[Delivery]:
+        """Record the results of a turn, and lease what is due."""
         ...
 
     def sinks_with_work(self) -> set[str]:
-        """Whose deliveries wait."""
+        """The sinks that have deliveries to send."""
         ...
 
 
@@ -89,7 +81,7 @@ class Courier:
             end.settimeout(0)
         self._under_way: dict[str, Delivery] = {}  # given to a worker, and not yet answered for here
         self._workers: dict[str, Worker] = {}
-        self._whole = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
+        self._batched = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
         self._abandoned: list[Worker] = []
         self._unsaid: list[DeliveryResult] = []
         self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: it asked to be left alone till then
@@ -107,7 +99,7 @@ class Courier:
 
     def run(self) -> int:
         """Work until there has been nothing to do for a while, or until told to stop; returns the exit code."""
-        self._outbox.void_leases(time.time())
+        self._outbox.release_leases(time.time())
         if self._stop_at is None:
             self._look_for_homeless()
         while True:
@@ -133,10 +125,9 @@ class Courier:
         self._unsaid += self._settled()
         now = time.time()
         room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._homeless, BATCH)
-        until = now + max((self._deadline(name) for name in self._orders.sinks), default=0.0) + LEASE_SECONDS
         said = bool(self._unsaid)
         try:
-            leased = self._outbox.exchange(self._unsaid, room, now, until, self._whole)
+            leased = self._outbox.exchange(CourierTurn(self._unsaid, room, now, self._batched))
         except sqlite3.Error as error:
             self._in_trouble(error)
             return False
@@ -218,7 +209,7 @@ class Courier:
     @staticmethod
     def _tell(delivery: Delivery, state: str, cause: str) -> None:
         what = (delivery.sink, delivery.kind, delivery.event_key, delivery.delivery_id[:8])
-        if delivery.state == "held" and state != "delivered":
+        if delivery.state == "repeating" and state != "delivered":
             log.warning(
                 "sink %s did not take the repetition of `%s` of event %s (%s): it will be tried again", *what[:3], cause
             )
@@ -310,7 +301,7 @@ class Courier:
 
 def _homeless(delivery: Delivery) -> SendAttempt:
     """What becomes of a delivery whose sink is configured no more; a repetition ends: it was delivered long ago."""
-    if delivery.state == "held":
+    if delivery.state == "repeating":
         return SendAttempt(delivery, Receipt())
     return SendAttempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
 

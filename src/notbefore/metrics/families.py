@@ -217,7 +217,7 @@ LATENCY: Final = Metric(
 OUTBOX_ROWS: Final = Metric(
     "notbefore_outbox_rows",
     "gauge",
-    "Deliveries in the outbox: pending; dead, refused for good; held, delivered and repeated while the event lasts.",
+    "Deliveries in the outbox: pending; dead, refused for good; repeating, delivered and sent again while it lasts.",
     ("sink", "state"),
 )
 OLDEST_PENDING: Final = Metric(

@@ -1,7 +1,7 @@
-"""The outbox: what is to be delivered, on disk until the far side has it.
+"""The outbox: the deliveries, on disk until the receiver has accepted them.
 
 The agent puts deliveries in (``outbox_intake``) and shows what is there (``OutboxReader``). The courier, a process of
-its own with a connection of its own (``Outbox``), takes what is due and says what came of it.
+its own with a connection of its own (``Outbox``), leases what is due and reports the results.
 """
 
 import sqlite3
@@ -11,34 +11,47 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from notbefore.core.delivery import FALLBACK, Delivery, DeliveryResult, Terms
 from notbefore.metrics.totals import LATENCY_BOUNDS
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
 from notbefore.store.schema import connect, transaction
 
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
-HELD_SECONDS: Final = 400 * 86_400.0
+REPEAT_SECONDS: Final = 400 * 86_400.0  # how long a delivery is repeated at most, when its event never ends
+FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
+BATCH_ROWS: Final = 100  # deliveries of one event that are leased at once
 
 _COLUMNS: Final = (
     "delivery_id, event_key, sink, kind, severity, severity_given, created, due, expires, expires_with_event, record,"
     " attempts, state, error"
 )
-# the order: nothing is sent before an earlier delivery of the same event to the same sink; a reminder waits for its
-# time, and nothing waits for it
+# The order: a delivery waits for the earlier ones of its event to the same sink. Nothing waits for a reminder: it has a
+# time of its own.
 _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
     SELECT 1 FROM outbox AS earlier
     WHERE earlier.sink = outbox.sink AND earlier.event_key = outbox.event_key AND earlier.seq < outbox.seq
       AND earlier.state = 'pending' AND earlier.kind <> 'reminder')"""
-# the clock was set back after the change was seen: nobody waits until it is that time again. A reminder's time is
-# NotBefore's; what was tried has a pause that is to be kept, and none is longer than an hour
-_AHEAD: Final = """(created > :now + 1 AND (attempts = 0 OR due > :now + 3600) AND state = 'pending'
+# The clock was set back after the change was seen: the delivery does not wait until it is that time again. A reminder
+# does, for its time comes from NotBefore. So does what has failed, for its pause; no pause is longer than an hour.
+_FUTURE: Final = """(created > :now + 1 AND (attempts = 0 OR due > :now + 3600) AND state = 'pending'
     AND kind <> 'reminder')"""
 
 
-class Outbox:
-    """A hold on the outbox of a state file beside the agent's; one thread at a time. Methods raise ``sqlite3.Error``.
+class CourierTurn(Struct, frozen=True):
+    """One turn of the courier: what came of its deliveries, and what it can take now."""
 
-    Raises ``StoreError`` where there is no such file, or another version's.
+    results: Sequence[DeliveryResult]
+    room: Mapping[str, int]  # sink -> how many deliveries it can take
+    now: float  # Unix seconds
+    batched: Collection[str] = ()  # sinks that take all due deliveries of an event at once
+
+
+class Outbox:
+    """A connection to the outbox of a state file, for the courier and for commands; for one thread at a time.
+
+    Raises ``StoreError`` where there is no such file, or one with another schema; its methods raise ``sqlite3.Error``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,48 +59,41 @@ class Outbox:
         self._db = connect(path, "rw")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
-    def void_leases(self, now: float) -> None:
-        """Whoever held a lease is dead: what it had is free, and was due."""
+    def release_leases(self, now: float) -> None:
+        """Make due again what a courier that has ended left on its way. Only one courier runs at a time."""
         with transaction(self._db) as db:
-            db.execute("UPDATE outbox SET leased_until = 0, due = min(due, ?) WHERE leased_until > 0", (now,))
+            db.execute("UPDATE outbox SET leased = 0, due = min(due, ?) WHERE leased", (now,))
 
-    def exchange(
-        self,
-        settled: Sequence[DeliveryResult],
-        room: Mapping[str, int],
-        now: float,
-        until: float,
-        whole: Collection[str] = (),
-    ) -> list[Delivery]:
-        """Say what came of deliveries, and lease what is due: at most ``room[sink]`` each, until that time.
+    def exchange(self, turn: CourierTurn) -> list[Delivery]:
+        """Record the results of a turn, and lease what is due, the most severe first; returns the leased deliveries.
 
-        To the sinks ``whole`` go all due deliveries of an event at once, in order; to others one after the other.
-        One transaction; none at all where there is nothing to say and nothing due.
+        A sink is given one delivery of an event at a time; a batched sink is given all that are due, in order.
+        One transaction; none where there is no result and nothing is due.
         """
-        wanted = {sink: count for sink, count in room.items() if count > 0}
-        if not settled and not self._anything_due(wanted, now):
+        wanted = {sink: count for sink, count in turn.room.items() if count > 0}
+        if not turn.results and not self._anything_due(wanted, turn.now):
             return []
         with transaction(self._db) as db:
-            for one in settled:
-                _settle(db, one)
-            expire(db, now)
+            for result in turn.results:
+                _record_result(db, result)
+            expire(db, turn.now)
             leased: list[Delivery] = []
             for sink, count in wanted.items():
-                leased += _lease(db, _due(db, sink, count, now, whole=sink in whole), until)
+                leased += _lease(db, _due(db, sink, count, turn.now, batched=sink in turn.batched))
             return leased
 
     def _anything_due(self, sinks: Iterable[str], now: float) -> bool:
         query = (
             "SELECT 1 FROM outbox WHERE sink = :sink AND state <> 'dead'"  # noqa: S608 - ours
-            f" AND (due <= :now OR expires <= :now OR {_AHEAD}) LIMIT 1"
+            f" AND (due <= :now OR expires <= :now OR {_FUTURE}) LIMIT 1"
         )
         return any(self._db.execute(query, {"sink": sink, "now": now}).fetchone() for sink in sinks)
 
     def sinks_with_work(self) -> set[str]:
-        """Whose deliveries wait, now or later."""
+        """The sinks that have deliveries to send, now or later."""
         return {sink for (sink,) in self._db.execute("SELECT DISTINCT sink FROM outbox WHERE state <> 'dead'")}
 
     def next_due(self) -> float | None:
@@ -95,7 +101,7 @@ class Outbox:
         return next_due(self._db, time.time())
 
     def rows(self, state: str | None = None, sink: str | None = None, limit: int = MAX_ROWS) -> list[Delivery]:
-        """What is in the outbox, oldest first."""
+        """What is in the outbox, oldest first; of one state or one sink where these are given."""
         found = self._db.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR sink = ?2)"  # noqa: S608 - ours
             " ORDER BY seq LIMIT ?3",
@@ -104,62 +110,62 @@ class Outbox:
         return [_delivery(row) for row in found]
 
     def find(self, prefix: str) -> list[Delivery]:
-        """The deliveries whose id begins so."""
+        """The deliveries whose id begins with ``prefix``."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM outbox WHERE substr(delivery_id, 1, ?) = ?",  # noqa: S608 - ours
             (len(prefix), prefix),
         )
         return [_delivery(row) for row in rows]
 
-    def listed(self) -> set[str]:
-        """The events that are listed now, by their keys."""
+    def listed_events(self) -> set[str]:
+        """The keys of the events that are listed now."""
         return {key for (key,) in self._db.execute("SELECT event_key FROM tracked")}
 
     def retry(self, ids: Iterable[str], now: float, expire_after: float | None) -> int:
-        """Have deliveries sent again now, as if never tried; returns how many there were.
+        """Make deliveries due now, as if never tried; returns how many. What is on its way is left alone.
 
-        ``expire_after``: the sink's; where it is not known, they have a day at least, and what they had.
+        ``expire_after``: the sink's, in seconds; ``None`` where it is not known: they are kept for a day at least.
         """
         with transaction(self._db) as db:
             return sum(
                 db.execute(
                     "UPDATE outbox SET due = ?1, attempts = 0,"
-                    " state = CASE state WHEN 'held' THEN 'held' ELSE 'pending' END,"
+                    " state = CASE state WHEN 'repeating' THEN 'repeating' ELSE 'pending' END,"
                     " expires = CASE WHEN kind = 'heartbeat' THEN expires"
                     " WHEN state = 'dead' AND ?4 THEN ?2 ELSE max(expires, ?2) END"
-                    " WHERE delivery_id = ?3 AND leased_until <= ?1",
+                    " WHERE delivery_id = ?3 AND NOT leased",
                     (now, now + (expire_after or Terms().expire_after), one, expire_after is not None),
                 ).rowcount
                 for one in ids
             )
 
-    def drop(self, ids: Iterable[str], now: float) -> int:
-        """Take deliveries out, counted as dropped; returns how many there were."""
+    def drop(self, ids: Iterable[str]) -> int:
+        """Delete deliveries and count them as dropped; returns how many. What is on its way is left alone."""
         dropped = 0
         with transaction(self._db) as db:
             for one in ids:
                 gone = db.execute(
-                    "DELETE FROM outbox WHERE delivery_id = ? AND leased_until <= ? RETURNING sink, state", (one, now)
+                    "DELETE FROM outbox WHERE delivery_id = ? AND NOT leased RETURNING sink, state", (one,)
                 ).fetchall()
                 dropped += len(gone)
                 for sink, state in gone:
-                    if state != "held":
+                    if state != "repeating":
                         count(db, sink, "dropped")
         return dropped
 
 
-def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bool) -> list[int]:
-    """What may be sent now, the gravest first: rows by their numbers."""
+def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, batched: bool) -> list[int]:
+    """What may be sent now, the most severe first: the numbers of the rows."""
     rows = db.execute(
-        f"SELECT seq, event_key FROM outbox WHERE sink = :sink AND state <> 'dead' AND (due <= :now OR {_AHEAD})"  # noqa: S608 - ours
-        f" AND leased_until <= :now AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT :count",
+        f"SELECT seq, event_key FROM outbox WHERE sink = :sink AND state <> 'dead' AND (due <= :now OR {_FUTURE})"  # noqa: S608 - ours
+        f" AND NOT leased AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT :count",
         {"sink": sink, "now": now, "count": count},
     ).fetchall()
     # two of one event may both be free (a reminder and a change): one after the other
     first: dict[str, int] = {}
     for seq, event_key in rows:
         first.setdefault(event_key, seq)
-    if not whole:
+    if not batched:
         return list(first.values())
     found: list[int] = []
     for event_key, seq in first.items():
@@ -170,29 +176,28 @@ def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, whole: bo
 
 
 def _followers(db: sqlite3.Connection, head: tuple[str, str, int], now: float) -> list[int]:
-    """What may go along with an event's first delivery: the next ones, up to one that has to wait."""
+    """What a batched sink is given with an event's first delivery: the next ones, up to one that has to wait."""
     found: list[int] = []
     sink, event_key, first = head
-    for seq, is_due, leased_until in db.execute(
-        f"SELECT seq, due <= :now OR {_AHEAD}, leased_until FROM outbox WHERE sink = :sink AND event_key = :event_key"  # noqa: S608 - ours
-        " AND seq > :first AND state = 'pending' AND kind <> 'reminder' ORDER BY seq LIMIT 100",
-        {"now": now, "sink": sink, "event_key": event_key, "first": first},
+    for seq, is_due, leased in db.execute(
+        f"SELECT seq, due <= :now OR {_FUTURE}, leased FROM outbox WHERE sink = :sink"  # noqa: S608 - ours
+        " AND event_key = :event_key AND seq > :first AND state = 'pending' AND kind <> 'reminder' ORDER BY seq"
+        " LIMIT :limit",
+        {"now": now, "sink": sink, "event_key": event_key, "first": first, "limit": BATCH_ROWS},
     ):
-        if not is_due or leased_until > now:
+        if leased or not is_due:
             break
         found.append(seq)
     return found
 
 
-def _lease(db: sqlite3.Connection, rows: list[int], until: float) -> list[Delivery]:
+def _lease(db: sqlite3.Connection, rows: list[int]) -> list[Delivery]:
     query = (
         f"SELECT {_COLUMNS}, (SELECT thread FROM threads WHERE threads.sink = outbox.sink"  # noqa: S608 - ours
         " AND threads.event_key = outbox.event_key) FROM outbox WHERE seq = ?"
     )
     leased = [_delivery(db.execute(query, (seq,)).fetchone()) for seq in rows]
-    db.executemany(
-        "UPDATE outbox SET leased_until = ?, attempts = attempts + 1 WHERE seq = ?", [(until, seq) for seq in rows]
-    )
+    db.executemany("UPDATE outbox SET leased = 1, attempts = attempts + 1 WHERE seq = ?", [(seq,) for seq in rows])
     return leased
 
 
@@ -202,53 +207,47 @@ def _delivery(row: tuple[Any, ...]) -> Delivery:
     return Delivery(**values | {name: bool(values[name]) for name in ("expires_with_event", "severity_given")})
 
 
-def _settle(db: sqlite3.Connection, one: DeliveryResult) -> None:
+def _record_result(db: sqlite3.Connection, result: DeliveryResult) -> None:
     row = db.execute(
-        "SELECT sink, event_key, state, created FROM outbox WHERE delivery_id = ?", (one.delivery_id,)
+        "SELECT sink, event_key, state, created FROM outbox WHERE delivery_id = ?", (result.delivery_id,)
     ).fetchone()
-    if row is None:  # taken out by hand, or pushed out, while it was on its way
+    if row is None:  # an operator dropped it, or a full outbox pushed it out, while it was on its way
         return
     sink, event_key, state, created = row
-    if one.fallback:
+    if result.fallback:
         count(db, sink, FALLBACK)
-    if one.pause:  # what is due now waits as well, whichever courier looks next
+    if result.pause:  # for all that is due to the sink, whichever courier takes it
         db.execute(
             "UPDATE outbox SET due = max(due, ?) WHERE sink = ? AND state <> 'dead' AND kind <> 'reminder'",
-            (one.due, sink),
+            (result.due, sink),
         )
-    if one.result == "delivered":
-        _delivered(db, one, (sink, event_key, state, created))
-        return
-    if state == "held":  # a repetition that failed; what it repeats was delivered long ago
-        count(db, sink, "failed")
-        db.execute(
-            "UPDATE outbox SET leased_until = 0, due = ?, error = ? WHERE delivery_id = ?",
-            (one.due if one.due is not None else one.time + 60, one.error, one.delivery_id),
-        )
-        return
-    if one.result == "dead":
+    if result.result == "delivered":
+        _record_delivered(db, result, (sink, event_key, state, created))
+    elif result.result == "dead" and state != "repeating":
         count(db, sink, "dead")
         db.execute(
-            # a sign of life helps nobody once the next one is due: it is not kept any longer
-            "UPDATE outbox SET state = 'dead', leased_until = 0, error = ?,"
+            # a heartbeat is of no use once the next one is due: it is not kept longer
+            "UPDATE outbox SET state = 'dead', leased = 0, error = ?,"
             " expires = CASE kind WHEN 'heartbeat' THEN expires ELSE ? END WHERE delivery_id = ?",
-            (one.error, one.time + DEAD_SECONDS, one.delivery_id),
+            (result.error, result.time + DEAD_SECONDS, result.delivery_id),
         )
-        return
-    count(db, sink, "failed")
-    db.execute(
-        "UPDATE outbox SET leased_until = 0, due = ?, error = ? WHERE delivery_id = ?",
-        (one.due, one.error, one.delivery_id),
-    )
+    else:  # a repetition that was refused is tried again: the message itself was delivered long ago
+        count(db, sink, "failed")
+        due = result.time + FAILED_REPEAT_SECONDS if result.due is None else result.due
+        db.execute(
+            "UPDATE outbox SET leased = 0, due = ?, error = ? WHERE delivery_id = ?",
+            (due, result.error, result.delivery_id),
+        )
 
 
-def _delivered(db: sqlite3.Connection, one: DeliveryResult, row: tuple[str, str, str, float]) -> None:
+def _record_delivered(db: sqlite3.Connection, result: DeliveryResult, row: tuple[str, str, str, float]) -> None:
     sink, event_key, state, created = row
-    if one.thread is not None:
-        db.execute("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", (sink, event_key, one.thread, one.time))
-    if state != "held":
+    if result.thread is not None:
+        values = (sink, event_key, result.thread, result.time)
+        db.execute("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", values)
+    if state != "repeating":
         count(db, sink, "delivered")
-        latency = max(0.0, one.time - created)
+        latency = max(0.0, result.time - created)
         db.execute(
             "INSERT INTO delivery_latency VALUES (?, ?, 1, ?)"
             " ON CONFLICT DO UPDATE SET count = count + 1, sum = sum + excluded.sum",
@@ -259,28 +258,28 @@ def _delivered(db: sqlite3.Connection, one: DeliveryResult, row: tuple[str, str,
         " AND delivery_id <> ? LIMIT 1"
     )
     listed = db.execute("SELECT 1 FROM tracked WHERE event_key = ?", (event_key,)).fetchone()
-    if one.repeat is None or not listed or db.execute(newer, (sink, event_key, one.delivery_id)).fetchone():
-        db.execute("DELETE FROM outbox WHERE delivery_id = ?", (one.delivery_id,))
+    if result.repeat is None or not listed or db.execute(newer, (sink, event_key, result.delivery_id)).fetchone():
+        db.execute("DELETE FROM outbox WHERE delivery_id = ?", (result.delivery_id,))
         return
     db.execute(
-        "DELETE FROM outbox WHERE sink = ? AND event_key = ? AND state = 'held' AND delivery_id <> ?",
-        (sink, event_key, one.delivery_id),
+        "DELETE FROM outbox WHERE sink = ? AND event_key = ? AND state = 'repeating' AND delivery_id <> ?",
+        (sink, event_key, result.delivery_id),
     )
     db.execute(
-        # it lasts as long as its event does: `event_ended` and what is newer remove it
-        "UPDATE outbox SET state = 'held', leased_until = 0, due = ?, expires = ?, attempts = 0, error = ''"
+        # until its event ends (`event_ended`), or a newer delivery of the event replaces it (`put`)
+        "UPDATE outbox SET state = 'repeating', leased = 0, due = ?, expires = ?, attempts = 0, error = ''"
         " WHERE delivery_id = ?",
-        (one.time + one.repeat, one.time + HELD_SECONDS, one.delivery_id),
+        (result.time + result.repeat, result.time + REPEAT_SECONDS, result.delivery_id),
     )
 
 
 def next_due(db: sqlite3.Connection, now: float) -> float | None:
     """When the next delivery may be sent, in Unix seconds; ``None`` when none waits.
 
-    Leases do not count: who asks this has no courier that could hold one.
+    What is leased counts as well: who asks this has no courier, so whoever leased it has ended.
     """
     query = (
-        f"SELECT min(CASE WHEN {_AHEAD} THEN min(due, :now) ELSE due END) FROM outbox"  # noqa: S608 - ours
+        f"SELECT min(CASE WHEN {_FUTURE} THEN min(due, :now) ELSE due END) FROM outbox"  # noqa: S608 - ours
         f" WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"
     )
     due: float | None = db.execute(query, {"now": now}).fetchone()[0]

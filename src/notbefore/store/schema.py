@@ -1,21 +1,25 @@
-"""The schema of the state file, and a connection beside the agent's to a file that the agent has made."""
+"""The schema of the state file: how a file is brought to it, and how others than the agent open the file."""
 
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from notbefore.errors import StoreError
 
 BUSY_SECONDS: Final = 5.0  # how long to wait for another's transaction
-SCHEMA: Final = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").split("-- version ")[1:]
-SCHEMA_VERSION: Final = len(SCHEMA)
+SCHEMA: Final = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+SCHEMA_VERSION: Final = 1
+MIGRATIONS: Final[dict[int, str]] = {}  # schema version -> the statements that lead to the next one
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a state file that the agent has made; raises ``StoreError`` where it is not there or of another version."""
+    """Open a state file that the agent has made; ``mode`` is ``ro`` or ``rw``.
+
+    Raises ``StoreError`` where there is no such file, where it may not be read, or where its schema is another.
+    """
     try:
         db = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
@@ -27,13 +31,32 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         if mode == "rw":
             db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA cache_size = -256")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
+        version = _version(db)
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be opened ({error}): {_hint(path, mode)}") from None
     if version != SCHEMA_VERSION:
         db.close()
-        raise StoreError(f"{path} is of schema {version}, this version knows {SCHEMA_VERSION}: start `notbefore run`")
+        raise StoreError(f"{path} has schema {version}, this version needs {SCHEMA_VERSION}: start `notbefore run`")
     return db
+
+
+def bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
+    """Give a new file its schema, and an older one the schema of this version, after a copy of it was made.
+
+    Raises ``StoreError`` where a newer version of notbefore wrote the file, and ``sqlite3.Error``.
+    """
+    version = _version(db)
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}): "
+            "install that version again, or move the file away to begin anew"
+        )
+    if version == 0:
+        _execute(db, SCHEMA, SCHEMA_VERSION)
+    elif version < SCHEMA_VERSION:
+        _copy(db, path.with_name(f"{path.name}.schema-{version}"))
+    for older in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
+        _execute(db, MIGRATIONS[older], older + 1)
 
 
 @contextmanager
@@ -44,9 +67,25 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield db
         db.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # the first error is the one to tell
+        with suppress(sqlite3.Error):  # the first error is the one to report
             db.execute("ROLLBACK")
         raise
+
+
+def _version(db: sqlite3.Connection) -> int:
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def _execute(db: sqlite3.Connection, statements: str, version: int) -> None:
+    # `executescript` ends a transaction that is open, so it has to begin its own
+    db.executescript(f"BEGIN IMMEDIATE;\n{statements}\nPRAGMA user_version = {version};\nCOMMIT;")
+
+
+def _copy(db: sqlite3.Connection, path: Path) -> None:
+    path.unlink(missing_ok=True)  # of a migration that did not end
+    with closing(sqlite3.connect(path)) as copy:
+        db.backup(copy)
 
 
 def _hint(path: Path, mode: str) -> str:

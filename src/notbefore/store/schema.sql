@@ -1,6 +1,5 @@
--- Each section brings the file from the version before it; the number is SQLite's user_version.
+-- The state file. Times are Unix seconds. The version is `schema.SCHEMA_VERSION`, kept as SQLite's user_version.
 
--- version 1
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
     value BLOB NOT NULL           -- incarnation, unreadable, seen, beat, boot_id, clean, vm, totals, approvals
@@ -8,7 +7,7 @@ CREATE TABLE meta (
 
 CREATE TABLE tracked (
     event_key TEXT PRIMARY KEY,   -- EventId, folded
-    body      BLOB NOT NULL       -- core.lifecycle.Life as JSON
+    body      BLOB NOT NULL       -- core.lifecycle.TrackedEvent as JSON
 ) WITHOUT ROWID;
 
 CREATE TABLE departed (
@@ -26,32 +25,19 @@ CREATE TABLE history (
 CREATE INDEX history_time ON history (time);
 
 CREATE TABLE outbox (
-    seq         INTEGER PRIMARY KEY AUTOINCREMENT,
-    delivery_id TEXT NOT NULL UNIQUE,  -- one change to one sink, whoever sees it and however often it is tried
-    change_id   TEXT NOT NULL,
-    event_key   TEXT NOT NULL,         -- the order is kept within an event and a sink
-    sink        TEXT NOT NULL,
-    severity    TEXT NOT NULL,
-    due         REAL NOT NULL,         -- Unix seconds from which on it may be sent
-    record      BLOB NOT NULL
-);
-CREATE INDEX outbox_due ON outbox (due);
-
--- version 2
-DROP TABLE outbox;  -- nothing was ever in it
-CREATE TABLE outbox (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,
-    delivery_id  TEXT NOT NULL UNIQUE,  -- one change to one sink, whoever sees it and however often it is tried
+    delivery_id  TEXT NOT NULL UNIQUE,  -- one change to one sink: the same on every VM, at every attempt
     event_key    TEXT NOT NULL,         -- the order is kept within an event and a sink
     sink         TEXT NOT NULL,
     kind         TEXT NOT NULL,         -- core.delivery.MessageKind
     severity     TEXT NOT NULL,
+    severity_given INTEGER NOT NULL,    -- 1: by the route, not by type and notice
     urgency      INTEGER NOT NULL,      -- 0 is the most severe
-    state        TEXT NOT NULL DEFAULT 'pending',  -- pending, dead, held
-    created      REAL NOT NULL,         -- this and the next four: Unix seconds
+    state        TEXT NOT NULL DEFAULT 'pending',  -- core.delivery.STATES
+    created      REAL NOT NULL,         -- this and the next two: Unix seconds
     due          REAL NOT NULL,
     expires      REAL NOT NULL,
-    leased_until REAL NOT NULL DEFAULT 0,
+    leased       INTEGER NOT NULL DEFAULT 0,  -- 1: on its way, in the hands of the courier that runs
     expires_with_event        INTEGER NOT NULL,      -- 1: expires when the event ends
     attempts     INTEGER NOT NULL DEFAULT 0,
     error        TEXT NOT NULL DEFAULT '',
@@ -80,10 +66,7 @@ CREATE TABLE delivery_latency (
 CREATE TABLE threads (
     sink      TEXT NOT NULL,
     event_key TEXT NOT NULL,
-    thread    TEXT NOT NULL,            -- what the sink said of the first message of the event
+    thread    TEXT NOT NULL,            -- the sink's name of the thread of messages about the event
     time      REAL NOT NULL,            -- Unix seconds
     PRIMARY KEY (sink, event_key)
 ) WITHOUT ROWID;
-
--- version 3
-ALTER TABLE outbox ADD COLUMN severity_given INTEGER NOT NULL DEFAULT 0;  -- 1: by the route, not by type and notice

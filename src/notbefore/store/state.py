@@ -6,16 +6,14 @@ it can again. A damaged file is set aside under another name and a new one begun
 
 import logging
 import sqlite3
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
@@ -27,14 +25,12 @@ from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
 from notbefore.core.record import Vm
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
-from notbefore.store import outbox_intake
+from notbefore.store import history, outbox_intake
+from notbefore.store.history import ANSWER_BYTES, History, newest, read_history
 from notbefore.store.lock import DirectoryLock
-from notbefore.store.schema import SCHEMA, transaction
+from notbefore.store.schema import BUSY_SECONDS, bring_up_to_date, transaction
 
 FILE_NAME: Final = "notbefore.db"
-HISTORY_ROWS: Final = 10_000
-HISTORY_SECONDS: Final = 400 * 86_400
-HISTORY_BYTES: Final = 4 * 1024 * 1024  # of an answer; the state file holds more
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 log = logging.getLogger("notbefore.store")
@@ -74,7 +70,7 @@ class Store:
         self.damaged_files = 0
         self._mutex = threading.RLock()
         self._db: sqlite3.Connection | None = None
-        self._unwritten: deque[StoredChange] = deque(maxlen=HISTORY_ROWS)
+        self._unwritten: deque[StoredChange] = deque(maxlen=history.MAX_ROWS)
         self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
         self._memory = StoredState()
         self._lock = DirectoryLock(directory)
@@ -129,15 +125,13 @@ class Store:
             if self._guarded(self._open) and self._guarded(self._write):
                 log.info("the state is written again: %s", self.path)
 
-    def history(self, since: float | None, limit: int, max_bytes: int = HISTORY_BYTES) -> "History":
-        """The newest records since a Unix time: at most ``limit``, and so many bytes."""
+    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
+        """The newest records since a Unix time: at most ``limit``, and so many bytes. Never raises."""
         with self._mutex:
-            unwritten = [
-                told.record for told in self._unwritten if since is None or told.change.time.timestamp() >= since
-            ]
+            unwritten = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
         with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
             return read_history(self.path, since, limit, max_bytes, unwritten)
-        return _newest(reversed(unwritten), limit, max_bytes)
+        return newest(reversed(unwritten), limit, max_bytes)
 
     def close(self) -> None:
         """Let go of the file and the directory."""
@@ -151,7 +145,7 @@ class Store:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock.acquire()
         # autocommit: transactions are begun and ended in `transaction` alone
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5)
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
@@ -160,21 +154,8 @@ class Store:
             error = sqlite3.DatabaseError(result)
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
-        self._migrate(self._db)
+        bring_up_to_date(self._db, self.path)
         self.degraded = None
-
-    def _migrate(self, db: sqlite3.Connection) -> None:
-        sections = SCHEMA
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(sections):
-            raise StoreError(
-                f"{self.path} was written by a newer notbefore (schema {version}, this one knows {len(sections)}): "
-                "install that version again, or move the file away to begin anew"
-            )
-        for number, section in enumerate(sections, start=1):
-            if number > version:
-                statements = section.split("\n", 1)[1]
-                db.executescript(f"BEGIN IMMEDIATE;\n{statements}\nPRAGMA user_version = {number};\nCOMMIT;")
 
     # ---- reading and writing, inside _guarded
 
@@ -204,34 +185,31 @@ class Store:
         self._written = tracked
 
     def _write(self) -> None:
-        memory, newest = self._memory, time.time()
+        memory, now = self._memory, time.time()
         with transaction(self._connection()) as db:
             if self._written is None:
                 db.execute("DELETE FROM tracked")
                 db.execute("DELETE FROM departed")
             self._write_tracked(db, memory.tracked, self._written or Tracked())
             self._write_meta(db, memory)
-            db.executemany(
-                "INSERT INTO history (change_id, time, record) VALUES (?, ?, ?)",
-                [(told.change.id, told.change.time.timestamp(), told.record) for told in self._unwritten],
-            )
-            self._write_outbox(db, newest)
-            db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
-            db.execute("DELETE FROM history WHERE time < ?", (newest - HISTORY_SECONDS,))
+            history.add(db, ((one.change, one.record) for one in self._unwritten))
+            self._write_outbox(db, now)
+            history.prune(db, now)
         self._written = memory.tracked
         self._unwritten.clear()
 
     def _write_outbox(self, db: sqlite3.Connection, now: float) -> None:
-        for told in self._unwritten:
-            if told.change.kind in OUTCOMES:
-                outbox_intake.event_ended(db, told.change.event.key, now)
-            elif told.change.kind == "started":
-                outbox_intake.event_started(db, told.change.event.key, now)
-            elif told.change.not_before_shift:
-                outbox_intake.event_moved(db, told.change.event.key, told.change.not_before_shift, told.record, now)
-            if told.change.no_longer_affected:
-                outbox_intake.event_left(db, told.change.event.key, now)
-            outbox_intake.put(db, told.deliveries, now)
+        for one in self._unwritten:
+            change, key = one.change, one.change.event.key
+            if change.kind in OUTCOMES:
+                outbox_intake.event_ended(db, key, now)
+            elif change.kind == "started":
+                outbox_intake.event_started(db, key, now)
+            elif change.not_before_shift:
+                outbox_intake.not_before_changed(db, key, change.not_before_shift, one.record, now)
+            if change.no_longer_affected:
+                outbox_intake.no_longer_affected(db, key, now)
+            outbox_intake.put(db, one.deliveries, now)
         if self._unwritten:
             outbox_intake.expire(db, now)
 
@@ -244,7 +222,7 @@ class Store:
     def _write_left(self, event_keys: Sequence[str]) -> None:
         with transaction(self._connection()) as db:
             for key in event_keys:
-                outbox_intake.event_left(db, key, time.time())
+                outbox_intake.no_longer_affected(db, key, time.time())
 
     @staticmethod
     def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
@@ -320,14 +298,20 @@ class Store:
         except (sqlite3.Error, OSError):
             return False
         self.damaged_files += 1
-        log.error("the state was damaged (%s): it is set aside as %s, and begun anew", error, self.path.with_name(name))
-        saved = outbox_intake.salvage(self.path.with_name(name), self._connection())
-        log.error("deliveries saved from it: %d; what else waited to be delivered can only be looked for there", saved)
+        log.error(
+            "the state file was damaged (%s): it is kept as %s, and a new one is used", error, self.path.with_name(name)
+        )
+        saved = outbox_intake.copy_readable(self.path.with_name(name), self._connection())
+        log.error("%d deliveries were copied from the damaged file; others that it held are only there", saved)
         return True
 
     def _degrade(self, error: Exception) -> None:
         if self.degraded is None:
-            log.error("the state cannot be written (%s: %s): going on in memory, and trying again", self.path, error)
+            log.error(
+                "the state cannot be written (%s: %s): it is kept in memory, and writing is tried again",
+                self.path,
+                error,
+            )
         self.degraded = str(error) or type(error).__name__
 
     def _disconnect(self) -> None:
@@ -347,35 +331,3 @@ def _is_damage(error: Exception) -> bool:
         # the low byte is the primary code; errors of the sqlite3 module itself carry none
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
     return isinstance(error, (msgspec.MsgspecError, ValueError))  # a row that cannot be what we wrote
-
-
-class History(NamedTuple):
-    """Records, oldest first; ``cut``: there were older ones, and too many bytes."""
-
-    records: list[bytes]
-    cut: bool
-
-
-def read_history(
-    path: Path, since: float | None, limit: int, max_bytes: int = sys.maxsize, newer: Sequence[bytes] = ()
-) -> History:
-    """The newest records of a state file, and before them those that are ``newer``, without writing to it.
-
-    Raises ``sqlite3.Error``.
-    """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
-        rows = db.execute(
-            "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
-            (since if since is not None else 0, limit),
-        )
-        return _newest(chain(reversed(newer), (record for (record,) in rows)), limit, max_bytes)
-
-
-def _newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:
-    found: list[bytes] = []
-    for record in islice(newest_first, limit):
-        max_bytes -= len(record)
-        if max_bytes < 0:
-            return History(found[::-1], cut=True)
-        found.append(record)
-    return History(found[::-1], cut=False)

@@ -1,0 +1,63 @@
+"""The history in the state file: the records of past changes, newest last, bounded in rows and age."""
+
+import sqlite3
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from notbefore.core.change import Change
+
+MAX_ROWS: Final = 10_000
+MAX_AGE: Final = 400 * 86_400.0  # seconds
+ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the state file holds more
+
+
+class History(NamedTuple):
+    """Records as JSON, oldest first. ``cut``: older ones were left out, because there were too many bytes."""
+
+    records: list[bytes]
+    cut: bool
+
+
+def read_history(
+    path: Path, since: float | None, limit: int, max_bytes: int = sys.maxsize, newer: Sequence[bytes] = ()
+) -> History:
+    """The newest records of a state file, at most ``limit`` of them; nothing is written to the file.
+
+    ``since``: Unix seconds of the oldest that is wanted. ``newer``: records that are not in the file yet, oldest first.
+    Raises ``sqlite3.Error``.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
+        rows = db.execute(
+            "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
+            (since if since is not None else 0, limit),
+        )
+        return newest(chain(reversed(newer), (record for (record,) in rows)), limit, max_bytes)
+
+
+def newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:
+    """Of records that come newest first: the first ``limit`` of them that are ``max_bytes`` or less together."""
+    found: list[bytes] = []
+    for record in islice(newest_first, limit):
+        max_bytes -= len(record)
+        if max_bytes < 0:
+            return History(found[::-1], cut=True)
+        found.append(record)
+    return History(found[::-1], cut=False)
+
+
+def add(db: sqlite3.Connection, changes: Iterable[tuple[Change, bytes]]) -> None:
+    """Append changes with their records, inside the caller's transaction."""
+    db.executemany(
+        "INSERT INTO history (change_id, time, record) VALUES (?, ?, ?)",
+        [(change.id, change.time.timestamp(), record) for change, record in changes],
+    )
+
+
+def prune(db: sqlite3.Connection, now: float) -> None:
+    """Delete what is too old and what is too much; ``now`` in Unix seconds."""
+    db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (MAX_ROWS,))
+    db.execute("DELETE FROM history WHERE time < ?", (now - MAX_AGE,))
