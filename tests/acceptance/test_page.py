@@ -8,12 +8,19 @@ from email.utils import format_datetime
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.listing import PendingEvent
+from notbefore.core.record import Vm
+from notbefore.metrics.outbox import OutboxView
 from notbefore.simulator.server import Simulator
-from notbefore.web.page.pending import counted
+from notbefore.web.page.model import PageModel, TimelineEvent
+from notbefore.web.page.render import countdown, render
+from notbefore.web.view import AgentStatus, CheckResult
 from support.agent import RunningAgent, eventually
-from support.azure import ME, PEER, body, item
+from support.azure import ME, PEER, at, body, document, item, now
 from support.browser import Heard, chromium
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -118,7 +125,7 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     first = seconds(page)
     eventually(lambda: seconds(page) <= first - 2)
     times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
-    assert page.evaluate("times => times.map(counted)", times) == [counted(time) for time in times]
+    assert page.evaluate("times => times.map(countdown)", times) == [countdown(time) for time in times]
 
 
 HOSTILE = {
@@ -160,6 +167,47 @@ def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -
     assert page.evaluate("document.activeElement.textContent") == "/metrics"
     assert page.evaluate("scrollY") == scrolled
     assert page.locator("#timeline details").get_attribute("open") is not None
+
+
+REFRESHES = """bodies => {
+  paused = true;
+  const parsed = (text) => new DOMParser().parseFromString(text, "text/html").body;
+  const uncounted = (body) => {
+    for (const one of body.querySelectorAll("[role=timer]")) one.textContent = "";
+    return body.innerHTML;
+  };
+  const wrong = [];
+  for (const [one, before] of bodies.entries()) {
+    for (const [other, after] of bodies.entries()) {
+      document.body.innerHTML = parsed(before).innerHTML;
+      update(document.body, parsed(after));
+      if (uncounted(document.body) !== uncounted(parsed(after))) wrong.push([one, other]);
+    }
+  }
+  return wrong;
+}"""
+
+
+def test_a_refresh_makes_any_page_from_any_other(visit: Open) -> None:
+    page = visit()
+    bodies = [render(model).decode() for model in various_pages()]
+    assert len(set(bodies)) == 6
+    assert page.evaluate(REFRESHES, bodies) == []
+
+
+def various_pages() -> Iterator[PageModel]:
+    """Parts come and go, in the middle and at the end."""
+    empty = PageModel(now=at(0), ready=CheckResult(ok=True), agent=AgentStatus())
+    known = replace(empty, vm=Vm(name=ME, location="norwayeast"), last_good=at(0))
+    ill = CheckResult(ok=False, reasons=("it is old", "and it is unreadable"))
+    outbox = OutboxView(rows={("oncall", "pending"): 1, ("old", "dead"): 1})
+    tracked = diff(Tracked(), document(), now(0)).tracked
+    tracked = diff(tracked, document(item("1"), item("2", EventStatus="Started")), now(1)).tracked
+    events = tuple(PendingEvent.of(life, at(2), None) for life in tracked.events.values())
+    yield from (empty, known, replace(known, ready=ill, agent=AgentStatus(sinks={"oncall": "slack"}, outbox=outbox)))
+    yield replace(known, pending=events)
+    yield replace(empty, pending=events[1:], ended=tuple(TimelineEvent.of(event) for event in events))
+    yield replace(known, ready=ill, pending=(events[1], events[0]))
 
 
 def test_it_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> None:

@@ -29,9 +29,10 @@ IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
-LATE = ("otlp.transport", "otlp.metrics")  # modules that are imported where they are configured, and may import much
+# modules that are imported where they are needed, and may import much
+LATE = ("otlp.transport", "otlp.metrics", "web.page.render")
 HEAVY = (  # only inside functions: nobody pays for them unasked
-    "apprise", "azure", "bcrypt", "google", "grpc", "opentelemetry", "yaml",
+    "apprise", "azure", "bcrypt", "google", "grpc", "jinja2", "markupsafe", "opentelemetry", "yaml",
     *(f"notbefore.{module}" for module in LATE),
 )  # fmt: skip
 LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without

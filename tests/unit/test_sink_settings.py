@@ -160,8 +160,6 @@ def test_a_library_that_is_missing_is_named(place: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[apprise\]'"):
         read(place, "sinks: {a: {apprise: {url: x}}}")
-    with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[templates\]'"):
-        read(place, "sinks: {a: {slack: {url: x, title: y}}}")
 
 
 def test_a_sink_may_stand_in_the_environment(place: Path) -> None:

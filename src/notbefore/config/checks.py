@@ -56,8 +56,6 @@ def check_installed(config: SinkConfig) -> None:
         if not _found(module, find_spec):
             raise ConfigError(f"{config.kind} needs {module}: pip install 'azure-notbefore[{extra}]'")
     check_otlp_installed(getattr(settings, "protocol", ""))
-    if (settings.title is not None or settings.body is not None) and find_spec("jinja2") is None:
-        raise ConfigError("title and body need jinja2: pip install 'azure-notbefore[templates]'")
 
 
 def check_otlp_installed(protocol: str) -> None:

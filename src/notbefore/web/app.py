@@ -128,13 +128,13 @@ def _page(view: View, environ: Environ) -> Response:
     from notbefore.web.page.render import render  # noqa: PLC0415 - as above
 
     now = datetime.now(UTC)
-    look = PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.agent_status())
+    model = PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.agent_status())
     headers = (
         ("Content-Security-Policy", PAGE_POLICY),
         ("Referrer-Policy", "no-referrer"),
         ("Vary", "Accept-Encoding"),
     )
-    return _packed(environ, render(look), HTML, *headers)
+    return _packed(environ, render(model), HTML, *headers)
 
 
 def _page_file(name: str, _environ: Environ) -> Response:

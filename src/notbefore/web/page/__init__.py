@@ -1,1 +1,1 @@
-"""The agent's page: what the JSON interface says, for people. Imported at the first request for it."""
+"""The agent's page, for people. Imported at the first request for it, and Jinja2 with it."""

@@ -1,6 +1,6 @@
-"""``PageModel``: all that the page shows, read from what the JSON interface answers. Pure: a test needs no server.
+"""``PageModel``: the values that the page shows. Pure: a test needs no server.
 
-An event's life is put together from its changes: the record of its end says most, the one of its start says when.
+The timeline joins the changes of an event: the record of its end says most, the record of its start says when that was.
 """
 
 from collections.abc import Iterable
@@ -12,38 +12,19 @@ from msgspec import Struct
 
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
-from notbefore.core.record import Vm
+from notbefore.core.record import Record, Vm
 from notbefore.web.view import AgentStatus, CheckResult
 
-MAX_PENDING: Final = 100  # events; all of them are in /api/v1/events
+MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 50
-
-
-def _key(field: str) -> str:
-    return field if field == "time" else f"azure.scheduled_event.{field}"
-
-
-class Recorded(Struct, frozen=True, rename=_key):
-    """What the page needs of a record of ``/api/v1/history``."""
-
-    time: datetime
-    change: str
-    id: str
-    type: str
-    scope: str
-    first_seen: datetime
-    outcome: str | None = None
-    not_before: datetime | None = None
-    notice_seconds: float | None = None
-    started_seconds: float | None = None
-    interruption_seconds: float | None = None
+STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
 
 class _History(Struct, frozen=True):
-    changes: tuple[Recorded, ...] = ()
+    changes: tuple[Record, ...] = ()
 
 
-class PastEvent(Struct, frozen=True):
+class TimelineEvent(Struct, frozen=True):
     """An event from its first sight to its end; ``None`` is what was not observed, or is still to come."""
 
     event_id: str
@@ -52,16 +33,46 @@ class PastEvent(Struct, frozen=True):
     first_seen: datetime
     not_before: datetime | None = None
     started: datetime | None = None
-    gone: datetime | None = None
+    ended: datetime | None = None
     outcome: str | None = None
-    notice: float | None = None  # this and the next ones: seconds; None: its beginning was not seen
+    notice: float | None = None  # this and the next two: seconds
     started_for: float | None = None
-    felt: float | None = None
+    interruption: float | None = None  # as measured
+
+    @classmethod
+    def of(cls, event: PendingEvent) -> "TimelineEvent":
+        """A listed event, as far as it has come."""
+        return cls(
+            event_id=event.event_id,
+            event_type=event.event_type,
+            scope=event.scope,
+            first_seen=event.first_seen,
+            not_before=event.not_before,
+            started=event.started,
+            notice=event.notice_seconds,
+        )
 
     @property
     def anchor(self) -> datetime:
-        """What its other times are measured from: NotBefore, or its start where there was no notice."""
+        """The time that its other times are measured from: NotBefore, or its start where there was no notice."""
         return self.not_before or self.started or self.first_seen
+
+    @property
+    def key(self) -> str:
+        """Identifies its row: an EventId may come back."""
+        return f"{self.event_id} {self.first_seen.timestamp()}"
+
+
+class SinkRow(Struct, frozen=True):
+    """The deliveries of one sink. ``kind`` is ``None`` for a sink that is no longer configured."""
+
+    name: str
+    kind: str | None
+    pending: int
+    oldest: float | None  # seconds that its oldest pending delivery has waited
+    dead: int
+    delivered: int
+    expired: int
 
 
 class PageModel(Struct, frozen=True):
@@ -69,80 +80,111 @@ class PageModel(Struct, frozen=True):
 
     now: datetime
     ready: CheckResult
-    condition: AgentStatus
+    agent: AgentStatus
     vm: Vm | None = None
-    last_good: datetime | None = None
+    last_good: datetime | None = None  # the last good answer of IMDS
     unreadable: int = 0  # events that are listed and cannot be read
     pending: tuple[PendingEvent, ...] = ()
-    ended: tuple[PastEvent, ...] = ()
+    ended: tuple[TimelineEvent, ...] = ()
 
     @classmethod
     def of(
-        cls, now: datetime, listed: PendingView, history: bytes, ready: CheckResult, condition: AgentStatus
+        cls, now: datetime, listed: PendingView, history: bytes, ready: CheckResult, agent: AgentStatus
     ) -> "PageModel":
-        """From what is listed and the body of ``/api/v1/history``."""
+        """From what is listed now and the body of ``/api/v1/history``."""
         return cls(
             now=now,
             ready=ready,
-            condition=condition,
+            agent=agent,
             vm=listed.vm,
             last_good=listed.last_successful_poll,
             unreadable=listed.unreadable,
             pending=tuple(sorted(listed.events, key=_urgency)),
-            ended=tuple(ended(msgspec.json.decode(history, type=_History).changes)[:MAX_ENDED]),
+            ended=tuple(ended_events(msgspec.json.decode(history, type=_History).changes)[:MAX_ENDED]),
         )
 
     @property
     def shown(self) -> tuple[PendingEvent, ...]:
-        """The most urgent of what is pending."""
+        """The most urgent of the pending events."""
         return self.pending[:MAX_PENDING]
+
+    @property
+    def sinks(self) -> list[SinkRow]:
+        """The configured sinks, then those that only the outbox still knows."""
+        outbox, kinds = self.agent.outbox, self.agent.sinks
+        others = {sink for sink, _ in (*outbox.rows, *outbox.counts)} - kinds.keys()
+        return [
+            SinkRow(
+                name=name,
+                kind=kinds.get(name),
+                pending=outbox.rows.get((name, "pending"), 0),
+                oldest=self.seconds_since(outbox.oldest[name]) if name in outbox.oldest else None,
+                dead=outbox.rows.get((name, "dead"), 0),
+                delivered=outbox.counts.get((name, "delivered"), 0),
+                expired=outbox.counts.get((name, "expired"), 0),
+            )
+            for name in (*kinds, *sorted(others))
+        ]
+
+    @property
+    def waiting(self) -> int:
+        """Pending deliveries of all sinks."""
+        return sum(row.pending for row in self.sinks)
+
+    @property
+    def dead(self) -> int:
+        """Deliveries that were refused for good, of all sinks."""
+        return sum(row.dead for row in self.sinks)
+
+    @property
+    def oldest(self) -> float | None:
+        """Seconds that the oldest pending delivery has waited."""
+        return max((row.oldest for row in self.sinks if row.oldest is not None), default=None)
+
+    @property
+    def deliveries_ok(self) -> bool | None:
+        """``None`` where there is no sink: then there is nothing that could be good or bad."""
+        if not (self.agent.sinks or self.waiting or self.dead):
+            return None
+        return not self.dead and (self.oldest or 0.0) <= STUCK
+
+    def seconds_since(self, timestamp: float) -> float:
+        """Seconds from a Unix time until now, never less than 0."""
+        return max(0.0, self.now.timestamp() - timestamp)
 
 
 def _urgency(event: PendingEvent) -> tuple[bool, bool, float]:
-    """This VM's before the others', what is started before what is to come, then by NotBefore."""
+    """This VM's before the others', then the started ones, then by NotBefore."""
     due = event.not_before.timestamp() if event.not_before else float("inf")
     return (event.scope == "peer", event.started is None, due)
 
 
-def past_event_of(event: PendingEvent) -> PastEvent:
-    """A listed event, as far as it has come."""
-    return PastEvent(
-        event_id=event.event_id,
-        event_type=event.event_type,
-        scope=event.scope,
-        first_seen=event.first_seen,
-        not_before=event.not_before,
-        started=event.started,
-        notice=event.notice_seconds,
-    )
-
-
-def ended(changes: Iterable[Recorded]) -> list[PastEvent]:
-    """The events that are gone, the newest first. An EventId that came back has several lives."""
+def ended_events(changes: Iterable[Record]) -> list[TimelineEvent]:
+    """The events that have ended, the newest first. An EventId that came back is as many events."""
     starts: dict[str, datetime] = {}
-    lives: list[PastEvent] = []
+    events: list[TimelineEvent] = []
     for change in changes:
-        key = change.id.casefold()
+        key = change.event_id.casefold()
         if change.change == "started":
             starts.setdefault(key, change.time)
         if change.change in OUTCOMES:
-            lives.append(_ended(change, starts.pop(key, None)))
-    return lives[::-1]
+            events.append(_ended(change, starts.pop(key, None)))
+    return events[::-1]
 
 
-def _ended(change: Recorded, started: datetime | None) -> PastEvent:
+def _ended(change: Record, started: datetime | None) -> TimelineEvent:
     if started is None and change.started_seconds is not None:  # the record of its start is no longer kept
         started = change.time - timedelta(seconds=change.started_seconds)
-    return PastEvent(
-        event_id=change.id,
-        event_type=change.type,
+    return TimelineEvent(
+        event_id=change.event_id,
+        event_type=change.event_type,
         scope=change.scope,
         first_seen=change.first_seen,
         not_before=change.not_before,
         started=started,
-        gone=change.time,
+        ended=change.time,
         outcome=change.outcome or "unknown",
         notice=change.notice_seconds,
         started_for=change.started_seconds,
-        felt=change.interruption_seconds,
+        interruption=change.interruption_seconds,
     )

@@ -1,16 +1,16 @@
-// Counts the countdowns, and takes over what differs on the page as the agent renders it now. What stays the same is not
-// touched: focus, selection, scrolling and unfolded parts stay as they are.
+// Counts the countdowns, and refreshes the page: what the agent renders now replaces only what differs from it. What stays
+// the same is not touched, so that focus, selection, scrolling and unfolded parts stay as they are.
 "use strict";
 
 const EVERY = 500; // ms: with a beat of one second a change is seen well within two
-const PATIENCE = 5000; // ms for an answer
+const TIMEOUT = 5000; // ms for an answer
 
-let ahead = 0; // ms by which the agent's clock is ahead of this one
-let shown = Date.now(); // when what is shown was fetched
+let ahead = 0; // ms that the agent's clock is ahead of the browser's
+let fetched = Date.now(); // when the agent last answered
 let paused = false;
-let asking = false;
+let refreshing = false;
 
-function counted(seconds) { // as render.counted
+function countdown(seconds) { // as countdown in render.py
   const whole = Math.trunc(Math.abs(seconds));
   const two = (number) => String(number).padStart(2, "0");
   const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
@@ -25,17 +25,17 @@ function count() {
   const now = (Date.now() + ahead) / 1000;
   for (const one of document.querySelectorAll("[data-until], [data-since]")) {
     const { until, since } = one.dataset;
-    const text = counted(until !== undefined ? until - now : now - since);
+    const text = countdown(until !== undefined ? until - now : now - since);
     if (one.textContent !== text) one.textContent = text;
   }
 }
 
 function synchronize() {
   ahead = document.body.dataset.now * 1000 - Date.now();
-  shown = Date.now();
+  fetched = Date.now();
 }
 
-function takeOver(old, fresh) {
+function update(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return;
@@ -47,10 +47,10 @@ function takeOver(old, fresh) {
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
-  if (!("until" in old.dataset || "since" in old.dataset)) takeOverChildren(old, fresh);
+  if (!("until" in old.dataset || "since" in old.dataset)) updateChildren(old, fresh);
 }
 
-function takeOverChildren(old, fresh) {
+function updateChildren(old, fresh) {
   const key = (node) => node.dataset?.key;
   const keys = new Set([...fresh.childNodes].map(key));
   for (const gone of [...old.childNodes].filter((node) => key(node) && !keys.has(key(node)))) gone.remove();
@@ -64,22 +64,26 @@ function takeOverChildren(old, fresh) {
       old.insertBefore(document.importNode(next, true), at);
       continue;
     }
+    // what has no key and is in the way goes: a row that is moved loses the reader's focus and selection
+    while (match !== at && at && !key(at)) at = removed(at);
     if (match === at) at = at.nextSibling;
     else old.insertBefore(match, at);
-    takeOver(match, next);
+    update(match, next);
   }
-  while (at) {
-    const gone = at;
-    at = at.nextSibling;
-    gone.remove();
-  }
+  while (at) at = removed(at);
 }
 
-function tell(trouble) {
-  const silence = document.getElementById("silence");
-  const text = trouble ? "The agent does not answer: this is what it said at " + clock(shown) + " UTC." : "";
-  if (silence.textContent !== text) silence.textContent = text;
-  silence.hidden = !trouble;
+function removed(node) {
+  const next = node.nextSibling;
+  node.remove();
+  return next;
+}
+
+function showSilence(silent) {
+  const alert = document.getElementById("silence");
+  const text = silent ? "The agent does not answer. This is its state at " + clock(fetched) + " UTC." : "";
+  if (alert.textContent !== text) alert.textContent = text;
+  alert.hidden = !silent;
 }
 
 function clock(time) {
@@ -87,21 +91,21 @@ function clock(time) {
 }
 
 async function refresh() {
-  if (paused || asking || document.hidden) return;
-  asking = true;
+  if (paused || refreshing || document.hidden) return;
+  refreshing = true;
   try {
-    const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
     if (!answer.ok) throw new Error(answer.statusText);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (paused) return;
-    takeOver(document.body, fresh.body);
+    update(document.body, fresh.body);
     document.title = fresh.title;
     synchronize();
-    tell(false);
+    showSilence(false);
   } catch {
-    tell(true);
+    showSilence(true);
   } finally {
-    asking = false;
+    refreshing = false;
     count();
   }
 }

@@ -1,84 +1,77 @@
-"""``render(look)``: the page as HTML. Server-rendered whole each time; ``page.js`` takes over what differs.
+"""``render``: a ``PageModel`` as HTML, by the Jinja2 templates beside this file.
 
-Elements with ``data-key`` are told from their siblings by it, those with ``data-keep`` are the script's own.
+The page is made whole each time; ``page.js`` replaces what differs. It recognises rows by their ``data-key`` and leaves
+elements with ``data-keep`` alone.
 """
 
-from typing import Final
+import re
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from notbefore.core.document import STARTED
-from notbefore.web.page.health import health, inside
-from notbefore.web.page.history import timeline
-from notbefore.web.page.html import Html, joined, tag
+from notbefore.core.duration import span
 from notbefore.web.page.model import PageModel
-from notbefore.web.page.pending import pending
-from notbefore.web.page.pieces import WHOM, clock, moment
+from notbefore.web.page.timeline import Timeline
 
-LINKS: Final = ("metrics", "api/v1/events", "api/v1/history", "readyz", "healthz")
+MAX_TEXT: Final = 400  # characters of a description
+# controls that HTML does not allow, and characters that turn the direction of text around or are not visible
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
 
 
-def render(look: PageModel) -> bytes:
-    """The whole page."""
-    name = look.vm.name if look.vm and look.vm.name else "this VM"
-    count = f"{len(look.pending)} pending" if look.pending else "nothing pending"
-    head = (
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{count} - {name} - notbefore"),
-        tag("link", rel="icon", href="page/icon.svg", type="image/svg+xml"),
-        tag("link", rel="stylesheet", href="page/page.css"),
-        tag("script", src="page/page.js", defer=True),
-    )
-    main = tag("main", pending(look), timeline(look), inside(look))
-    body = tag("body", _header(look, name), main, _footer(look), data_now=f"{look.now.timestamp():.3f}")
-    page = joined(Html("<!DOCTYPE html>\n"), tag("html", tag("head", *head), body, lang="en"), Html("\n"))
+def render(model: PageModel) -> bytes:
+    """The whole page, in UTF-8."""
+    page = _template().render(model=model, now=model.now, timeline=Timeline.of(model), STARTED=STARTED)
     return page.encode(errors="replace")  # the name of a file may hold what is no text
 
 
-def _header(look: PageModel, name: str) -> Html:
-    vm = look.vm
-    known = (vm.scale_set, vm.location, vm.zone and f"zone {vm.zone}", vm.vm_size) if vm else ()
-    facts = " · ".join(filter(None, known))
-    still, again = "Without JavaScript this page stands still: ", tag("a", "load it again", href="?")
-    reasons = [tag("li", reason) for reason in look.ready.reasons]
-    return tag(
-        "header",
-        tag("h1", "Scheduled events of ", tag("bdi", name)),
-        tag("p", tag("bdi", facts), class_="facts") if facts else "",
-        tag("p", summary(look), class_="summary", role="status"),
-        tag("p", hidden=True, data_keep="", id="silence", role="alert"),
-        tag("noscript", tag("p", still, again, " for what is new."), data_keep=""),
-        health(look),
-        tag("ul", *reasons, class_="reasons") if reasons else "",
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
     )
+    environment.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc, "cut": _cut}
+    return environment.get_template("page.html")
 
 
-def summary(look: PageModel) -> str:
-    """The state of things in a sentence."""
-    if not look.pending:
-        if look.last_good is None:
-            return "What is scheduled is not known yet: IMDS has not answered."
-        if look.unreadable:
-            return "Something is scheduled that cannot be read: the agent's log says why."
-        return "Nothing is scheduled." if look.ready.ok else "Nothing was scheduled when IMDS last answered."
-    first = look.pending[0]
-    what = f"{first.event_type} of {WHOM.get(first.scope, first.scope)}"
-    if first.event_status == STARTED:
-        when = " is under way"
-    elif first.not_before is not None:
-        when = f" is next, not before {clock(first.not_before, look.now)} UTC"
-    else:
-        when = " is next, at a time not given"
-    others = len(look.pending) - 1
-    return f"{what}{when}." + (f" {others} more {'is' if others == 1 else 'are'} pending." if others else "")
+def _visible(value: Any) -> Any:
+    r"""Each value on its way into the page: an unseen character is shown as ``\u202e``. Jinja2 escapes the rest."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+    return value
 
 
-def _footer(look: PageModel) -> Html:
-    links = [joined(tag("a", f"/{link}", href=link), " ") for link in LINKS]
-    return tag(
-        "footer",
-        tag("p", "As of ", moment(look.now), ". All times are UTC."),
-        tag("p", tag("button", "Pause", type="button", id="pause", hidden=True, data_keep="")),
-        tag("nav", *links, aria_label="What scripts read"),
-        tag("p", f"notbefore {look.condition.version}"),
-    )
+def countdown(seconds: float) -> str:
+    """``9:05``, ``1:02:03``, ``6d 01:02:03``; negative once it has passed. ``page.js`` writes the same."""
+    sign, whole = ("-" if seconds <= -1 else ""), int(abs(seconds))
+    days, rest = divmod(whole, 86_400)
+    hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
+    if days:
+        return f"{sign}{days}d {hours:02d}:{minutes:02d}:{left:02d}"
+    return f"{sign}{hours}:{minutes:02d}:{left:02d}" if hours else f"{sign}{minutes}:{left:02d}"
+
+
+def clock(time: datetime, now: datetime) -> str:
+    """A time in UTC, without the day where that is today."""
+    utc = time.astimezone(UTC)
+    return f"{utc:%H:%M:%S}" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d %H:%M:%S}"
+
+
+def _utc(time: datetime, form: str) -> str:
+    return time.astimezone(UTC).strftime(form)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "… (cut; all of it is in /api/v1/events)"

@@ -1,21 +1,20 @@
-"""The timeline: a line for each event on one scale around its NotBefore, as inline SVG.
+"""``Timeline``: where the template draws each event, on one scale around NotBefore. Positions are percent of the width.
 
 Half a minute of a Preempt and a week of failing hardware stand on the same scale, so it is linear near NotBefore and
-logarithmic further away. Positions are percentages: nothing is distorted at any width, and no style is needed.
+logarithmic further away.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
 from notbefore.core.duration import span
-from notbefore.web.page.html import Html, tag
-from notbefore.web.page.model import PastEvent
+from notbefore.web.page.model import PageModel, TimelineEvent
 
-LINEAR: Final = 20.0  # seconds around NotBefore that are told apart best
+LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
 TICKS: Final = (  # seconds
     (60, "1m"),
     (300, "5m"),
@@ -27,28 +26,27 @@ TICKS: Final = (  # seconds
     (2_592_000, "30d"),
 )
 APART: Final = 9.0  # percent between two labels
-THINNEST: Final = 1.0  # percent of an interruption
+THINNEST: Final = 1.0  # percent of an interruption: far from NotBefore seconds are too thin to be seen
 MARGIN: Final = 2.0  # percent left free at both ends
-HEIGHT: Final = 20
-MIDDLE: Final = HEIGHT / 2
+ENDED_OPEN: Final = 10  # ended events that are shown without unfolding
 
 
 class Scale(Struct, frozen=True):
-    """From so many seconds before NotBefore to so many after."""
+    """From ``before`` seconds before NotBefore to ``after`` seconds after it."""
 
     before: int
     after: int
 
     @classmethod
-    def over(cls, lives: Iterable[PastEvent], now: datetime) -> "Scale":
-        """The one on which all of them can be drawn: its ends are ticks, so that it seldom changes."""
-        offsets = [(time - life.anchor).total_seconds() for life in lives for time in _times(life, now)]
+    def over(cls, events: Iterable[TimelineEvent], now: datetime) -> "Scale":
+        """The one on which all of them can be drawn. Its ends are ticks, so that it seldom changes."""
+        offsets = [(time - event.anchor).total_seconds() for event in events for time in _times(event, now)]
         return cls(_tick(-min(offsets, default=0.0)), _tick(max(offsets, default=0.0)))
 
     def x(self, seconds: float) -> float:
-        """The place of an offset from NotBefore, in percent."""
-        low, high = _bent(-self.before), _bent(self.after)
-        share = (_bent(seconds) - low) / (high - low)
+        """The position of an offset from NotBefore, in percent."""
+        low, high = _compressed(-self.before), _compressed(self.after)
+        share = (_compressed(seconds) - low) / (high - low)
         return round(MARGIN + (100 - 2 * MARGIN) * min(max(share, 0.0), 1.0), 2)
 
 
@@ -56,94 +54,102 @@ def _tick(seconds: float) -> int:
     return next((tick for tick, _ in TICKS if tick >= seconds), TICKS[-1][0])
 
 
-def _bent(seconds: float) -> float:
+def _compressed(seconds: float) -> float:
     return math.copysign(math.log1p(abs(seconds) / LINEAR), seconds)
 
 
-def _times(life: PastEvent, now: datetime) -> list[datetime]:
-    return [time for time in (life.first_seen, life.started, life.gone or now) if time is not None]
+def _times(event: TimelineEvent, now: datetime) -> list[datetime]:
+    return [time for time in (event.first_seen, event.started, event.ended or now) if time is not None]
 
 
-def axis(scale: Scale) -> Html:
-    """The labels above the lines."""
-    parts = [_label(scale.x(0), "NotBefore")]
+class Label(Struct, frozen=True):
+    """A word above the lines."""
+
+    x: float
+    text: str
+
+
+class Row(Struct, frozen=True):
+    """An event and the positions of what happened to it; ``None`` where it did not happen."""
+
+    event: TimelineEvent
+    text: str  # the drawing in words
+    first_seen: float
+    scheduled_until: float
+    started: float | None
+    interruption_until: float | None
+    not_before: float | None
+    end: float  # of an event that is still listed: now
+
+
+class Timeline(Struct, frozen=True):
+    """The pending and the ended events; ``older`` are shown on demand."""
+
+    labels: tuple[Label, ...]
+    rows: tuple[Row, ...]
+    older: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, model: PageModel) -> "Timeline":
+        """The timeline of a page."""
+        events = [*map(TimelineEvent.of, model.shown), *model.ended]
+        scale = Scale.over(events, model.now)
+        rows = tuple(_row(event, scale, model.now) for event in events)
+        open_rows = len(model.shown) + ENDED_OPEN
+        return cls(tuple(_labels(scale)), rows[:open_rows], rows[open_rows:])
+
+
+def _labels(scale: Scale) -> list[Label]:
+    labels = [Label(scale.x(0), "NotBefore")]
     for sign, end in ((-1, scale.before), (1, scale.after)):
         last = scale.x(0) + sign * APART  # the word in the middle is twice as wide as the others
         for seconds, text in TICKS:
             x = scale.x(sign * seconds)
             if seconds <= end and abs(x - last) >= APART and (x - last) * sign > 0:
-                parts.append(_label(x, ("-" if sign < 0 else "+") + text))
+                labels.append(Label(x, ("-" if sign < 0 else "+") + text))
                 last = x
-    return tag("svg", *parts, class_="axis", width="100%", height=HEIGHT, aria_hidden="true")
+    return labels
 
 
-def _label(x: float, text: str) -> Html:
-    return tag("text", text, x=f"{x}%", y=14, text_anchor="middle")
-
-
-def line(life: PastEvent, scale: Scale, now: datetime) -> Html:
-    """One event: announced, NotBefore, started, the interruption as felt, gone."""
-
+def _row(event: TimelineEvent, scale: Scale, now: datetime) -> Row:
     def x(time: datetime) -> float:
-        return scale.x((time - life.anchor).total_seconds())
+        return scale.x((time - event.anchor).total_seconds())
 
-    end = x(life.gone or now)
-    parts = [tag("title", words(life, now)), _bar("ground", 0, 100)]
-    parts.append(
-        _bar("scheduled" if life.notice is not None else "scheduled unseen", x(life.first_seen), _start(life, end, x))
+    end = x(event.ended or now)
+    started = x(event.started) if event.started is not None else None
+    interruption = None
+    if event.started is not None and started is not None and event.interruption:
+        interruption = round(max(x(event.started + timedelta(seconds=event.interruption)), started + THINNEST), 2)
+    return Row(
+        event=event,
+        text=describe(event, now),
+        first_seen=x(event.first_seen),
+        scheduled_until=end if started is None else started,
+        started=started,
+        interruption_until=interruption,
+        not_before=scale.x(0) if event.not_before is not None else None,
+        end=end,
     )
-    if life.started is not None:
-        parts.append(_bar("started", x(life.started), end))
-        if life.felt:
-            # far from NotBefore seconds are too thin to be seen
-            felt = max(x(life.started + timedelta(seconds=life.felt)), x(life.started) + THINNEST)
-            parts.append(_bar("felt", x(life.started), round(felt, 2)))
-    if life.not_before is not None:
-        parts.append(_upright("not-before", scale.x(0)))
-    if life.notice is not None:
-        parts.append(tag("circle", class_="announced", cx=f"{x(life.first_seen)}%", cy=MIDDLE, r=4))
-    parts.append(_end(life.outcome, end))
-    return tag("svg", *parts, class_="life", role="img", width="100%", height=HEIGHT)
 
 
-def _start(life: PastEvent, end: float, x: Callable[[datetime], float]) -> float:
-    return x(life.started) if life.started is not None else end
-
-
-def _bar(kind: str, start: float, end: float) -> Html:
-    return tag("line", class_=kind, x1=f"{start}%", x2=f"{end}%", y1=MIDDLE, y2=MIDDLE)
-
-
-def _upright(kind: str, x: float) -> Html:
-    return tag("line", class_=kind, x1=f"{x}%", x2=f"{x}%", y1=1, y2=HEIGHT - 1)
-
-
-def _end(outcome: str | None, x: float) -> Html:
-    if outcome is None:
-        return tag("circle", class_="now", cx=f"{x}%", cy=MIDDLE, r=3)
-    if outcome == "finished":
-        return _upright("gone", x)
-    return tag("text", "✕" if outcome == "canceled" else "?", class_="gone", x=f"{x}%", y=15, text_anchor="middle")
-
-
-def words(life: PastEvent, now: datetime) -> str:
-    """The line in words."""
-    parts = [f"{life.event_type}: seen first {_from_anchor(life, life.first_seen)}"]
-    if life.started is not None:
-        parts.append(f"started {_from_anchor(life, life.started)}")
-    if life.felt is not None:
-        parts.append(f"interruption as felt {span(life.felt)}")
-    if life.gone is None:
-        parts.append(f"now {_from_anchor(life, now)}")
+def describe(event: TimelineEvent, now: datetime) -> str:
+    """What is drawn of an event, in words."""
+    parts = [f"{event.event_type}: first seen {_from_anchor(event, event.first_seen)}"]
+    if event.started is not None:
+        parts.append(f"started {_from_anchor(event, event.started)}")
+    if event.interruption is not None:
+        parts.append(f"measured interruption {span(event.interruption)}")
+    if event.ended is None:
+        parts.append(f"now {_from_anchor(event, now)}")
     else:
-        known = "gone, nobody saw how" if life.outcome == "unknown" else str(life.outcome)
-        parts.append(f"{known} {_from_anchor(life, life.gone)}")
+        end = "gone, its end was not seen" if event.outcome == "unknown" else str(event.outcome)
+        parts.append(f"{end} {_from_anchor(event, event.ended)}")
     return ", ".join(parts)
 
 
-def _from_anchor(life: PastEvent, time: datetime) -> str:
-    seconds = (time - life.anchor).total_seconds()
-    what = "NotBefore" if life.not_before else "its start" if life.started else "the first sight"
+def _from_anchor(event: TimelineEvent, time: datetime) -> str:
+    seconds = (time - event.anchor).total_seconds()
+    what = "NotBefore" if event.not_before else "its start" if event.started else "its first sight"
     if abs(seconds) < 1:
         return f"at {what}"
     return f"{span(abs(seconds))} {'before' if seconds < 0 else 'after'} {what}"
