@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from notbefore.commands.tables import ask
+from notbefore.commands.client import AgentClient
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.poller import Poller
 from notbefore.simulator.server import Simulator
@@ -68,7 +68,7 @@ def wait_ready() -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            ask("http://127.0.0.1:11170", "/readyz")
+            AgentClient("http://127.0.0.1:11170").ask("/readyz")
         except Exception:  # noqa: BLE001 - not ready yet, for whatever reason
             time.sleep(0.1)
         else:

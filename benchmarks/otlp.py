@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from notbefore.commands.tables import ask
+from notbefore.commands.client import AgentClient
 from notbefore.config.sinks import Connection
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
@@ -91,7 +91,7 @@ def agent(text: str) -> float:
             for number in range(10):
                 simulator.start("live-migration", event_id=f"pending-{number}")
             time.sleep(7)
-            ask(f"http://127.0.0.1:{PORT}", "/readyz")
+            AgentClient(f"http://127.0.0.1:{PORT}").ask("/readyz")
             return resident(process.pid)
         finally:
             process.terminate()

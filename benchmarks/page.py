@@ -20,7 +20,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, ViewportSize
 
-from notbefore.commands.tables import ask
+from notbefore.commands.client import AgentClient
 from notbefore.core.change import Gap
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, Tracked, diff
@@ -101,8 +101,8 @@ def wait_for(simulator: Simulator, pending: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            ask(URL, "/readyz")
-            if len(ask(URL, "/api/v1/events")["events"]) == pending:
+            AgentClient(URL).ask("/readyz")
+            if len(AgentClient(URL).ask("/api/v1/events")["events"]) == pending:
                 return
         except Exception:  # noqa: BLE001, S110 - not there yet, for whatever reason
             pass

@@ -71,8 +71,12 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
     config, login = str(place / "agent.yml"), words(place)
     url = f"https://localhost:{agent.port}"
     for given, code, expected in (
-        ((config, *login[4:]), 1, "wants a password: give --user"),
-        ((config, "--user", "prometheus", "--password-file", str(place / "wrong"), *login[4:]), 1, "wants a password"),
+        ((config, *login[4:]), 1, "requires a user and a password: check --user"),
+        (
+            (config, "--user", "prometheus", "--password-file", str(place / "wrong"), *login[4:]),
+            1,
+            "requires a user and a password",
+        ),
         ((config, *login[:4]), 1, "--cert-file needed"),
         (("--url", url, *login), 1, "is --ca-file"),
         (("--url", url.replace("https", "http")), 1, "this is HTTPS"),
@@ -91,7 +95,7 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
     (place / "binary").write_bytes(b"\x30\x82\xff")
     told = notbefore("health", str(other), *login)
-    assert (told.returncode, "binary: no certificate can be read there" in told.stderr) == (2, True)
+    assert (told.returncode, "binary: cannot read a certificate" in told.stderr) == (2, True)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no Prometheus: apt-get install prometheus")

@@ -26,13 +26,13 @@ RUN = """
 import _thread, threading, time
 from notbefore.commands.main import main
 from notbefore.errors import NotBeforeError
-from notbefore.commands.tables import ask
+from notbefore.commands.client import AgentClient
 
 def end():
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            ask("http://" + sys.argv[-1], "/readyz")
+            AgentClient("http://" + sys.argv[-1]).ask("/readyz")
             print("ready")
             break
         except NotBeforeError:

@@ -94,7 +94,7 @@ def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: s
 def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path) -> None:
     state = left(tmp_path, dead("a"), dead("b"), dead("c", kind="finished", expires_with_event=False), listed=("b",))
     said = done("retry", "--all", "--state-dir", str(state))
-    assert said.splitlines()[0] == "1 left out: their events are over (by its ID one is sent all the same)"
+    assert said.splitlines()[0] == "1 left out: their events are over. To send one all the same, give its ID."
     assert said.splitlines()[1].startswith("2 will be sent again now")
     assert {name: one.state for name, one in rows(state).items()} == {"a": "dead", "b": "pending", "c": "pending"}
     assert done("retry", "a", "--state-dir", str(state)).startswith("1 will be sent again now")
@@ -119,8 +119,9 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         outbox.exchange(CourierTurn([], {"hook": 1}, time.time()))
     with CourierLock(tmp_path) as lock:
         lock.acquire(1, lambda: None)
-        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith("is running, 1 left: on their way.\n")
-        assert done("drop", "a", "--state-dir", str(tmp_path)) == "0 dropped, 1 left: on their way\n"
+        left = "1 left as they are: they are being sent"
+        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {left}.\n")
+        assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {left}\n"
     assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped\n"  # that courier has ended
 
 

@@ -15,7 +15,7 @@ import notbefore
 def import_all(names):
     return [importlib.import_module(name) for name in names]
 
-LIGHT = ["cli", "courier", "delivery.sinks.webhook", "delivery.render"]
+LIGHT = ["commands.main", "commands.run", "delivery.courier", "delivery.sinks.webhook", "delivery.render"]
 EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
 names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
 names = [name for name in names if not name.endswith("__main__")]

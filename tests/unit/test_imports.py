@@ -1,6 +1,7 @@
 """The house: which room may import which, and that nothing goes in circles."""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -173,6 +174,15 @@ def test_the_check_finds_what_it_is_for(module: str, source: str, fault: str) ->
 )
 def test_the_check_lets_pass_what_is_right(module: str, source: str) -> None:
     assert faults(module, source) == []
+
+
+def test_an_agent_loads_no_command_but_its_own() -> None:
+    code = (
+        "import sys; from notbefore.commands.main import make_parser; make_parser(['run'])\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('notbefore.commands.')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == [f"notbefore.commands.{name}" for name in ("main", "options", "run")]
 
 
 def test_a_circle_is_found_also_through_a_function() -> None:

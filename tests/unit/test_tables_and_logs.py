@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from notbefore.commands.approve import describe
-from notbefore.commands.tables import show_events, show_history
+from notbefore.commands.events import show_events
+from notbefore.commands.history import show_history
 from notbefore.core.change import Scope
 from notbefore.core.document import Event
 from notbefore.core.duration import span

@@ -1,13 +1,12 @@
 """``notbefore approve EVENT_ID``: let Azure start an event now. Shows what that means and for whom, and asks."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Final
 
 from notbefore.agent.control_socket import ControlRequest, ask
-from notbefore.config.load import load
+from notbefore.commands.options import add_state, load_state_configuration
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.delivery.render import MEANINGS, one_line
@@ -15,16 +14,15 @@ from notbefore.errors import NotBeforeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of the command."""
+    """The event, and where the agent's socket is."""
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--config", type=Path, help="the agent's configuration, for its state.dir")
-    parser.add_argument("--state-dir", help="where the agent keeps its state, and its socket")
+    parser.add_argument("--yes", action="store_true", help="approve without asking for confirmation")
+    add_state(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
-    directory = Path(load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False).state.dir)
+    """Show the event, ask, and approve it; returns the exit code. Raises ``NotBeforeError``."""
+    directory = Path(load_state_configuration(options).state.dir)
     shown = ask(directory, ControlRequest(options.event_id))
     if shown.event is None:
         raise NotBeforeError(shown.words)
@@ -41,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(event: PendingEvent) -> str:
-    """What is about to be approved, for whoever is asked."""
+    """Return what is about to be approved, for the operator who is asked."""
     names = [one_line(name) for name in event.resources]
     when = f", NotBefore in {span(event.seconds_to_not_before)}" if event.seconds_to_not_before else ""
     lines = [
@@ -62,13 +60,13 @@ def _all_of(names: list[str], scope: str) -> str:
     return f"all {len(names)} VMs: {', '.join(names)}{_SEVERAL.get(scope, ', perhaps this one')}"
 
 
-_ONE: Final = {"self": "this", "peer": "ANOTHER"}  # by the scope; unknown: nobody has said yet who this VM is
+_ONE: Final = {"self": "this", "peer": "ANOTHER"}  # by the scope; without one: the name of this VM is not known yet
 _SEVERAL: Final = {"self": "", "peer": ", and this VM is none of them"}
 
 
 def _confirmed() -> bool:
     if not sys.stdin.isatty():
-        raise NotBeforeError("nobody can be asked here (standard input is no terminal): --yes approves without asking")
+        raise NotBeforeError("cannot ask for confirmation (standard input is not a terminal): use --yes")
     sys.stdout.write("Type yes to approve: ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().casefold() == "yes"

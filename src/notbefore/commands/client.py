@@ -1,4 +1,4 @@
-"""How the commands ask a running agent: where it is, how its certificate is known, and who asks."""
+"""``AgentClient``: how the commands ask a running agent. Its address, its certificate, and the password."""
 
 import argparse
 import base64
@@ -22,18 +22,18 @@ END: Final = "-----END CERTIFICATE-----"
 
 
 class AgentClient(Struct, frozen=True):
-    """A running agent as it is asked."""
+    """Asks one agent over HTTP or HTTPS."""
 
     url: str
-    ca_file: str | None = None  # who vouches for its certificate; default: those whom the system trusts
-    own_cert_file: str | None = None  # the agent's own certificate, where it is at hand: that one and no other
-    cert_file: str | None = None  # ours
+    ca_file: str | None = None  # PEM; default: the certificate authorities that the system trusts
+    own_cert_file: str | None = None  # the agent's own certificate, where its file is known: no other is accepted
+    cert_file: str | None = None  # the client certificate of this command
     key_file: str | None = None
     user: str | None = None
     password_file: str | None = None
 
     def ask(self, path: str) -> dict[str, Any]:
-        """GET JSON; raises ``NotBeforeError`` saying what to do when no agent answers, or not what was asked for."""
+        """GET a path and return its JSON object; raises ``NotBeforeError``, which says what to do."""
         connection = self._connection()
         try:
             connection.connect()
@@ -42,7 +42,7 @@ class AgentClient(Struct, frozen=True):
             response = connection.getresponse()
             content = response.read()
         except ssl.SSLError as error:
-            raise NotBeforeError(f"{self.url}: no TLS with it ({error}): is --ca-file or --cert-file needed?") from None
+            raise NotBeforeError(f"{self.url}: TLS failed ({error}): is --ca-file or --cert-file needed?") from None
         except (OSError, http.client.HTTPException) as error:
             raise NotBeforeError(
                 f"no agent answers at {self.url} ({error}): is `notbefore run` running, or is --url needed?"
@@ -53,12 +53,12 @@ class AgentClient(Struct, frozen=True):
 
     def _read(self, path: str, status: int, content: bytes) -> dict[str, Any]:
         if status == http.client.UNAUTHORIZED:
-            raise NotBeforeError(f"{self.url} wants a password: give --user and --password-file, or others")
+            raise NotBeforeError(f"{self.url} requires a user and a password: check --user and --password-file")
         try:
             body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
-            said = content[:200].decode("utf-8", "replace").strip()
-            raise NotBeforeError(f"{self.url}{path}: HTTP {status}, and no JSON: {said!r}") from None
+            text = content[:200].decode("utf-8", "replace").strip()
+            raise NotBeforeError(f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}") from None
         if status != http.client.OK:
             reasons = body.get("error") or ": ".join([str(body.get("status", status)), *body.get("reasons", ())])
             raise NotBeforeError(f"{self.url}{path}: {reasons}")
@@ -81,7 +81,7 @@ class AgentClient(Struct, frozen=True):
             context = ssl.create_default_context(cafile=self.ca_file)
             if self.own_cert_file is not None:
                 context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE  # it is compared as it is, see _check_pin
+                context.verify_mode = ssl.CERT_NONE  # _check_pin compares it with the file instead
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as error:
@@ -89,14 +89,14 @@ class AgentClient(Struct, frozen=True):
         return context
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:
-        """Before anything is said: is this the certificate in the file? It needs no authority, and no dates."""
+        """Before anything is sent: is this the certificate in the file? Issuer and dates do not matter then."""
         if self.own_cert_file is None or not isinstance(connection.sock, ssl.SSLSocket):
             return
         try:
             first = Path(self.own_cert_file).read_bytes().decode("ascii", "replace").split(END)[0]
             own = ssl.PEM_cert_to_DER_cert(first[first.find("-----BEGIN CERTIFICATE-----") :] + END)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.own_cert_file}: no certificate can be read there: {error}") from None
+            raise ConfigError(f"{self.own_cert_file}: cannot read a certificate: {error}") from None
         if connection.sock.getpeercert(binary_form=True) != own:
             raise NotBeforeError(f"{self.url} has another certificate than {self.own_cert_file}: is it this agent?")
 
@@ -110,8 +110,21 @@ class AgentClient(Struct, frozen=True):
         return {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{password}".encode()).decode("ascii")}
 
 
+def add_agent(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, ``--url`` and how to log in: what ``agent_client`` reads."""
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG", help="the agent's configuration: it names the address"
+    )
+    parser.add_argument("--url", help="the address of the agent, http://HOST:PORT or https://HOST:PORT")
+    parser.add_argument("--ca-file", help="the certificate authority of the agent's certificate (PEM)")
+    parser.add_argument("--cert-file", help="the client certificate for the agent (PEM)")
+    parser.add_argument("--key-file", help="the key of --cert-file, where it is not in the same file")
+    parser.add_argument("--user", help="the user, for an agent that requires a password")
+    parser.add_argument("--password-file", help="a file that holds the password")
+
+
 def agent_client(options: argparse.Namespace) -> AgentClient:
-    """Where the options lead; raises ``ConfigError``."""
+    """Return the client for the agent that the options name; raises ``ConfigError``."""
     if (options.user is None) != (options.password_file is None):
         raise ConfigError("--user and --password-file belong together")
     names = ("ca_file", "cert_file", "key_file", "user", "password_file")

@@ -1,6 +1,6 @@
-"""``notbefore demo``: a simulator and a real agent, events in fast time, and what the agent makes of them.
+"""``notbefore demo``: a simulator and a real agent, and events in fast time.
 
-Everything shown was read from the agent: its records from its standard output, the figures beside them from /metrics.
+Everything shown comes from the agent: the records from its standard output, the figures below them from /metrics.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, Final
 
-from notbefore.commands.tables import ask, read_changes, show_history
+from notbefore.commands.client import AgentClient
+from notbefore.commands.history import PREFIX, ask_changes, show_history
 from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
 
@@ -29,24 +30,23 @@ START_PATIENCE: Final = 20.0  # seconds for the agent to answer
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
 TICK: Final = 2.0  # seconds between two lines of the countdown
 FREEZE: Final = 1.5  # seconds for which the agent is really stopped, as a freeze of its VM would
-_NAME: Final = "azure.scheduled_event."
 
-Order = tuple[float, str, Callable[[Simulator], object]]
-SCRIPT: Final[tuple[Order, ...]] = (  # seconds after the start, what is said, what is done
+Step = tuple[float, str, Callable[[Simulator], object]]
+SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed, what is done
     (0.0, "a live migration of this VM", lambda sim: sim.start("live-migration", speed=90)),
-    (3.0, "a restart that is taken back", lambda sim: sim.start("user-reboot", speed=90, cancel=True)),
+    (3.0, "a restart that is canceled", lambda sim: sim.start("user-reboot", speed=90, cancel=True)),
     (19.0, "a neighbour's host fails", lambda sim: sim.start("hardware-failure", speed=75, resources=VMS[1:])),
     (22.0, "Azure wants this Spot VM back", lambda sim: sim.start("spot-preemption", speed=6)),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of the command."""
-    parser.add_argument("--keep", action="store_true", help="go on until Ctrl-C, so that you can look around")
+    """Whether to stay."""
+    parser.add_argument("--keep", action="store_true", help="go on until Ctrl-C")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play; returns 0 if all came that was to come. Raises ``NotBeforeError`` when the agent does not start."""
+    """Play; returns 0 if every expected change was seen. Raises ``NotBeforeError`` when the agent does not start."""
     with tempfile.TemporaryDirectory(prefix="notbefore-demo-") as state, Simulator(VMS) as simulator:
         listen = f"127.0.0.1:{_free_port()}"
         agent = _start_agent(simulator.endpoint, state, listen)
@@ -76,14 +76,14 @@ def _free_port() -> int:
 
 def _start_agent(imds: str, state: str, listen: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "notbefore", "run", "--imds", imds, "--state-dir", state, "--listen", listen]
-    # five beats a second, since the scenarios run up to ninety times as fast as life
+    # five polls a second: the scenarios run up to ninety times as fast as in reality
     environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)  # noqa: S603 - our own command
 
 
 def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, AttributeError):
-        agent.send_signal(signal.SIGCONT)  # it may be stopped, playing frozen
+        agent.send_signal(signal.SIGCONT)  # it may be stopped, to simulate a freeze
     agent.terminate()
     try:
         agent.wait(5)
@@ -93,11 +93,12 @@ def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
 
 
 class _Show:
-    """What happens, as it happens."""
+    """Prints what happens, as it happens."""
 
     def __init__(self, agent: subprocess.Popen[bytes], url: str) -> None:
         self._agent = agent
         self._url = url
+        self._client = AgentClient(url)
         self._records: queue.Queue[dict[str, Any]] = queue.Queue()
         self._begun = time.monotonic()
         self._frozen = False
@@ -114,29 +115,29 @@ class _Show:
         deadline = time.monotonic() + START_PATIENCE
         while True:
             try:
-                ask(self._url, "/readyz")
+                self._client.ask("/readyz")
                 break
             except NotBeforeError:
                 if time.monotonic() > deadline or self._agent.poll() is not None:
-                    raise NotBeforeError("the agent did not start; what it said stands above") from None
+                    raise NotBeforeError("the agent did not start: see its log above") from None
                 time.sleep(0.05)
         self._begun = time.monotonic()
         _say(f"notbefore watches a simulated IMDS at {imds}; this VM is {VMS[0]}, its neighbour {VMS[1]}.")
         _say(f"Look around meanwhile: {self._url}/ in a browser, or `notbefore events --url {self._url}`")
-        _say("Events run up to 90 times as fast as in life. Below each change: the agent's metric just then.\n")
+        _say("Events run up to 90 times as fast as in reality. Below each change: the agent's metric at that time.\n")
 
     def play(self, simulator: Simulator) -> None:
-        """Carry the script out and show what comes of it, until everything is over."""
-        orders = list(SCRIPT)
+        """Run the script and print the changes, until everything is over."""
+        steps = list(SCRIPT)
         ticked = 0.0
-        while orders or not simulator.idle() or not self._records.empty():
+        while steps or not simulator.idle() or not self._records.empty():
             elapsed = time.monotonic() - self._begun
             if elapsed > END_AFTER or self._agent.poll() is not None:
                 break
-            if orders and elapsed >= orders[0][0]:
-                _, text, order = orders.pop(0)
+            if steps and elapsed >= steps[0][0]:
+                _, text, act = steps.pop(0)
                 _say(f"{elapsed:5.1f}s  -- {text}")
-                order(simulator)
+                act(simulator)
             with suppress(queue.Empty):
                 self._show(self._records.get(timeout=0.1))
                 ticked = time.monotonic()
@@ -146,7 +147,7 @@ class _Show:
         self._drain()
 
     def _drain(self) -> None:
-        """The agent sees the end a beat later than the simulator."""
+        """Wait for the last changes: the agent sees the end one poll later than the simulator."""
         deadline = time.monotonic() + 3.0
         while time.monotonic() < deadline and self._pending():
             time.sleep(0.1)
@@ -156,11 +157,11 @@ class _Show:
 
     def _pending(self) -> bool:
         with suppress(NotBeforeError):
-            return bool(ask(self._url, "/api/v1/events")["events"])
+            return bool(self._client.ask("/api/v1/events")["events"])
         return False
 
     def _show(self, record: dict[str, Any]) -> None:
-        get = {key.removeprefix(_NAME): value for key, value in record.items()}.get
+        get = {key.removeprefix(PREFIX): value for key, value in record.items()}.get
         kind, event_type = str(get("change")), str(get("type"))
         self._kinds.append(kind)
         labels = f'{{change="{kind}",event_source="{get("source")}",event_type="{event_type}",scope="{get("scope")}"}}'
@@ -170,11 +171,11 @@ class _Show:
             self._freeze()
 
     def _freeze(self) -> None:
-        """Stop the agent for real, as the freeze of its VM would: it is to feel that."""
+        """Stop the agent's process, as a freeze of its VM would, so that it has an interruption to measure."""
         if not hasattr(signal, "SIGSTOP"):
             return
         self._frozen = True
-        _say(f"        (the agent is stopped for {FREEZE} s, as a freeze of its VM would)")
+        _say(f"        (the process of the agent is stopped for {FREEZE} s, as in a freeze of its VM)")
         time.sleep(0.3)
         self._agent.send_signal(signal.SIGSTOP)
         time.sleep(FREEZE)
@@ -186,18 +187,18 @@ class _Show:
             _say(f"{time.monotonic() - self._begun:5.1f}s  counting down\n{_indented(figures)}")
 
     def conclude(self) -> bool:
-        """The history as a table; returns whether everything came that was to come."""
+        """Print the history; returns whether every expected change was seen."""
         _say("\nnotbefore history:")
-        show_history(read_changes(self._url, None, None, 100), sys.stdout, as_json=False)
+        show_history(ask_changes(self._client, None, 100), sys.stdout, as_json=False)
         complete = {"announced", "started", "finished", "canceled"} <= set(self._kinds)
         _say(
-            "\nThat was all." if complete else "\nNot everything came that was to come: see above what the agent said."
+            "\nThe demo is complete." if complete else "\nSome expected changes are missing: see the agent's log above."
         )
         return complete
 
     def stay(self, simulator: Simulator) -> None:
-        """Go on playing until Ctrl-C."""
-        _say(f"Still there: {self._url}/metrics and {simulator.endpoint}. Ctrl-C ends it.")
+        """Go on until Ctrl-C."""
+        _say(f"Still running: {self._url}/metrics and {simulator.endpoint}. Ctrl-C ends it.")
         while self._agent.poll() is None:
             if simulator.idle():
                 simulator.start("live-migration", speed=30)
@@ -210,11 +211,11 @@ def _indented(lines: str) -> str:
 
 
 def _measured(get: Callable[[str], Any]) -> str:
-    """What was measured on the way, where there is something."""
+    """Return what was measured until now, in words; empty where nothing was."""
     names = (
         ("notice_seconds", "notice"),
         ("started_seconds", "started for"),
-        ("interruption_seconds", "felt"),
+        ("interruption_seconds", "measured interruption"),
     )
     if get("outcome") is None:
         return ""
@@ -223,7 +224,7 @@ def _measured(get: Callable[[str], Any]) -> str:
 
 
 def _read_metrics(url: str, start: str) -> str:
-    """The lines of /metrics that begin so; nothing if the agent does not answer."""
+    """Return the lines of /metrics that begin with ``start``; none if the agent does not answer."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
     try:
         connection.request("GET", "/metrics")

@@ -1,6 +1,6 @@
-"""``notbefore drill``: an exercise through the real routes and sinks, to know before the night that they are reached.
+"""``notbefore drill``: an exercise through the real routes and sinks, to test that the people are reached.
 
-It needs no agent, and leaves the state of one that runs alone: its outbox is made for it and thrown away after it.
+It needs no agent, and does not touch the state of one: it has an outbox of its own, which is deleted at the end.
 """
 
 import argparse
@@ -51,15 +51,15 @@ SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interrup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of the command."""
+    """The configuration, and what to exercise."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
     parser.add_argument("--sink", help="this sink alone, whatever the routes say")
-    parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="what to pretend (default reboot)")
-    parser.add_argument("--wait", default="30s", help="how long failed attempts are repeated (default 30s)")
+    parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
+    parser.add_argument("--wait", default="30s", help="for how long failed attempts are repeated (default 30s)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send it; returns 0 if everyone was reached."""
+    """Send the exercise; returns 0 if every sink was reached. Raises ``ConfigError``."""
     config = load(options.config, os.environ, {})
     routing = _routing(config, options.sink)
     try:
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"--wait: {error}") from None
     redact = Redactor(known_secrets(config.sinks))
-    set_up("text", "critical", redact)  # what goes wrong stands in the table
+    set_up("text", "critical", redact)  # errors are shown in the table
     vm = _vm(config)
     with tempfile.TemporaryDirectory() as directory:
         exercise = Exercise(config, routing, vm, Path(directory), redact)
@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _routing(config: Config, sink: str | None) -> Routing:
     if not config.sinks:
-        raise ConfigError("there is no sink in this configuration: nobody would be told")
-    # every step of an exercise is told, also when it is over already
+        raise ConfigError("there is no sink in this configuration: nobody would be notified")
+    # every step of an exercise is sent, also when the event is over already
     terms = {name: msgspec.structs.replace(one, expire_on_end=False) for name, one in config.routing.sinks.items()}
     if sink is None:
         return Routing(config.routes, terms)
@@ -103,7 +103,7 @@ def _vm(config: Config) -> Vm:
 
 
 def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
-    """The life of an event that does not exist: announced, started, finished."""
+    """Return the changes of a made-up event on the VM named ``vm``: announced, started, finished."""
     event_type, notice, duration = SCENARIOS[scenario]
     event = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
@@ -132,8 +132,8 @@ class Result(Struct, frozen=True):
     took: float
 
 
-class Listening:
-    """The outbox, with an ear on what comes of the deliveries."""
+class RecordingOutbox:
+    """The outbox, which also notes the result of each attempt."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.results: list[Result] = []
@@ -143,7 +143,7 @@ class Listening:
         self.sinks_with_work = outbox.sinks_with_work
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
-        """As the outbox does it."""
+        """See ``Outbox.exchange``."""
         for result in turn.results:
             delivery, since = self._leased[result.delivery_id]
             self.results.append(Result(delivery, result, result.time - since))
@@ -161,12 +161,12 @@ class Exercise:
         self._redact = redact
         self._store = Store(directory)
         self._outbox = Outbox(directory / FILE_NAME)
-        self._ear = Listening(self._outbox)
-        # a linger of nothing: it leaves once nothing is due
+        self._recording = RecordingOutbox(self._outbox)
+        # linger=0: the courier ends as soon as nothing is due
         self._orders = Orders(str(directory / FILE_NAME), config.sinks, config.links, hidden=config.hidden, linger=0.0)
 
     def send(self, change: Change, patience: float) -> None:
-        """Have one change delivered; what fails is tried again for so many seconds."""
+        """Deliver one change; failed attempts are repeated for ``patience`` seconds."""
         line = Record.of(change, self._vm, exercise=True).line()
         self._store.commit(
             StoredState(), [StoredChange(change, line, deliveries(change, line, self._routing, self._vm.name))]
@@ -177,7 +177,7 @@ class Exercise:
             if time.monotonic() + wait > deadline:
                 return
             time.sleep(max(0.0, wait))
-            with closing(Courier(self._ear, self._orders, self._make, self._redact)) as courier:
+            with closing(Courier(self._recording, self._orders, self._make, self._redact)) as courier:
                 courier.run()
 
     def _make(self, name: str) -> Sink:
@@ -185,17 +185,17 @@ class Exercise:
 
     @property
     def results(self) -> list[Result]:
-        """What came of each attempt, in order."""
-        return self._ear.results
+        """The result of each attempt, in order."""
+        return self._recording.results
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with closing(self._outbox):
             self._store.close()
 
 
 def _fallback(result: Result, config: Config) -> str:
-    """Why the user's words were not sent, where they were not."""
+    """Why the built-in text was sent instead of the user's template; empty where the template worked."""
     if not result.settled.fallback:
         return ""
     settings = config.sinks[result.delivery.sink].settings
@@ -204,9 +204,9 @@ def _fallback(result: Result, config: Config) -> str:
 
 
 def show(results: list[Result], config: Config, out: TextIO) -> int:
-    """What happened at each sink; returns the exit code."""
+    """Print what happened at each sink; returns the exit code."""
     if not results:
-        out.write("No route leads anywhere for this: nobody was told.\n")
+        out.write("No route matches this event: nobody was notified.\n")
         return 1
     last: dict[tuple[str, str], tuple[Result, int]] = {}
     for result in results:
@@ -225,7 +225,7 @@ def show(results: list[Result], config: Config, out: TextIO) -> int:
         )
         for (sink, kind), (result, attempts) in sorted(last.items(), key=lambda item: item[0][0])
     ]
-    table(("SINK", "KIND", "CHANGE", "RESULT", "TOOK", "ATTEMPTS", "WHY"), rows, out)
+    table(("SINK", "KIND", "CHANGE", "RESULT", "TOOK", "ATTEMPTS", "ERROR"), rows, out)
     missed = sorted({row[0] for row in rows if row[3] != "delivered"})
     reached = sorted({row[0] for row in rows} - set(missed))
     silent = sorted(config.sinks.keys() - {row[0] for row in rows})
@@ -234,5 +234,5 @@ def show(results: list[Result], config: Config, out: TextIO) -> int:
     if missed:
         out.write(f"\nNOT reached: {', '.join(missed)}.\n")
     if silent:
-        out.write(f"\nNo route leads this to: {', '.join(silent)}.\n")
+        out.write(f"\nNo route sends this to: {', '.join(silent)}.\n")
     return 1 if missed else 0

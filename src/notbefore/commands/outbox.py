@@ -1,7 +1,6 @@
-"""``notbefore outbox``: look at what waits to be delivered, send dead letters again, take something out."""
+"""``notbefore outbox``: look at the deliveries that wait, send dead letters again, delete deliveries."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -12,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.commands.tables import table
-from notbefore.config.load import load
+from notbefore.commands.options import add_state, load_state_configuration
+from notbefore.commands.tables import print_json, table
 from notbefore.config.model import Config
 from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
@@ -24,39 +23,38 @@ from notbefore.store.outbox import Outbox
 from notbefore.store.state import FILE_NAME
 
 ACTIONS: Final = {
-    "list": "what waits, and why",
-    "show": "the whole of a delivery",
-    "retry": "send again what was refused",
-    "drop": "take something out",
+    "list": "show which deliveries wait, and why",
+    "show": "show everything about some deliveries",
+    "retry": "send dead letters again",
+    "drop": "delete deliveries that were not sent",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of the command."""
+    """An action, and the deliveries that it is for."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name != "list":
-            action.add_argument("ids", nargs="*", metavar="ID", help="deliveries, by the beginning of their ids")
+            action.add_argument("ids", nargs="*", metavar="ID", help="a delivery id, or the beginning of one")
         if name in ("retry", "drop"):
             action.add_argument("--all", action="store_true", help="every dead letter (of --sink)")
         if name != "show":
-            action.add_argument("--sink", help="only those to this sink")
+            action.add_argument("--sink", help="only deliveries to this sink")
         if name == "list":
-            action.add_argument("--state", choices=STATES, help="only those in this state")
+            action.add_argument("--state", choices=STATES, help="only deliveries in this state")
         if name in ("list", "show"):
             action.add_argument("--json", action="store_true", help="JSON, one object a line")
-        action.add_argument("--config", type=Path, help="the agent's configuration, for its state.dir and its sinks")
-        action.add_argument("--state-dir", help="where the agent keeps its state")
+        add_state(action)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; returns the exit code."""
-    config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
+    """Carry out the action; returns the exit code. Raises ``NotBeforeError``."""
+    config = load_state_configuration(options)
     with closing(Outbox(Path(config.state.dir) / FILE_NAME)) as outbox:
         sink = getattr(options, "sink", None)
         if sink is not None and sink not in config.sinks and not outbox.rows(sink=sink, limit=1):
-            raise ConfigError(f"--sink: nothing is kept for a sink {sink!r}, and --config names none")
+            raise ConfigError(f"--sink: the outbox holds nothing for {sink!r}, and --config has no such sink")
         if options.action == "list":
             _list(outbox.rows(options.state, sink), as_json=options.json)
             return 0
@@ -80,7 +78,7 @@ def _retry(outbox: Outbox, chosen: list[Delivery], config: Config) -> None:
     for one in chosen:
         known = terms[one.sink].expire_after if one.sink in terms else None
         done += outbox.retry([one.delivery_id], now, known)
-    sys.stdout.write(f"{done} will be sent again now, if `notbefore run` is running{_left(chosen, done)}.\n")
+    sys.stdout.write(f"{done} will be sent again now if the agent is running{_left(chosen, done)}.\n")
 
 
 def _drop(outbox: Outbox, chosen: list[Delivery]) -> None:
@@ -90,7 +88,7 @@ def _drop(outbox: Outbox, chosen: list[Delivery]) -> None:
 
 def _left(chosen: list[Delivery], done: int) -> str:
     left = len(chosen) - done
-    return f", {left} left: on their way" if left else ""
+    return f", {left} left as they are: they are being sent" if left else ""
 
 
 def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
@@ -104,17 +102,18 @@ def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
     for prefix in options.ids:
         matching = outbox.find(prefix)
         if len(matching) != 1:
-            raise NotBeforeError(f"{prefix}: {'no delivery begins' if not matching else 'several deliveries begin'} so")
+            found_words = "Several delivery ids start" if matching else "No delivery id starts"
+            raise NotBeforeError(f"{found_words} with {prefix!r}. `notbefore outbox list` shows the ids.")
         found += matching
     return found
 
 
 def _timely(dead: list[Delivery], listed: set[str]) -> list[Delivery]:
-    """Without what would announce an event that is over: it could wake somebody, and nothing would take it back."""
+    """Leave out announcements of events that are over: they could wake somebody, and no later message corrects them."""
     found = [one for one in dead if one.event_key in listed or not one.expires_with_event]
     if len(found) < len(dead):
         sys.stdout.write(
-            f"{len(dead) - len(found)} left out: their events are over (by its ID one is sent all the same)\n"
+            f"{len(dead) - len(found)} left out: their events are over. To send one all the same, give its ID.\n"
         )
     return found
 
@@ -122,8 +121,7 @@ def _timely(dead: list[Delivery], listed: set[str]) -> list[Delivery]:
 def _list(rows: Iterable[Delivery], *, as_json: bool) -> None:
     now = time.time()
     if as_json:
-        for one in rows:
-            sys.stdout.write(json_line(_fields(one)).decode() + "\n")
+        print_json(map(_fields, rows), sys.stdout)
         return
     shown = [
         (
@@ -142,7 +140,7 @@ def _list(rows: Iterable[Delivery], *, as_json: bool) -> None:
     ]
     if not shown:
         sys.stdout.write("The outbox is empty.\n")
-    head = ("ID", "STATE", "SINK", "CHANGE", "SEVERITY", "AGE", "DUE", "ATTEMPTS", "EVENT", "WHY")
+    head = ("ID", "STATE", "SINK", "CHANGE", "SEVERITY", "AGE", "DUE", "ATTEMPTS", "EVENT", "ERROR")
     table(head, shown, sys.stdout)
 
 

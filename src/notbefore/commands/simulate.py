@@ -1,4 +1,4 @@
-"""``notbefore simulate``."""
+"""``notbefore simulate``: an IMDS to try everything against."""
 
 import argparse
 import re
@@ -23,7 +23,7 @@ _FAULT: Final = re.compile(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of the command."""
+    """The VMs, what happens to them, and what fails."""
     parser.add_argument("--listen", default=DEFAULT_LISTEN, help=f"HOST:PORT (default {DEFAULT_LISTEN})")
     parser.add_argument(
         "--vm", action="extend", nargs="+", metavar="NAME", help="the VMs of the group; each one's endpoint is /vm/NAME"
@@ -35,20 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=SCENARIOS,
         default=[],
         metavar="NAME",
-        help="play these at once; see --list",
+        help="play these at the same time; see --list",
     )
     parser.add_argument("--all", action="store_true", help="play all of them, one after the other")
     parser.add_argument("--speed", type=float, default=1.0, help="60: an hour in a minute (default 1, real time)")
     parser.add_argument("--cancel", action="store_true", help="the events are canceled halfway to NotBefore")
-    parser.add_argument("--reschedule", action="store_true", help="NotBefore is put off once")
-    parser.add_argument("--hold", action="store_true", help="approval changes nothing, as when other tenants wait")
-    parser.add_argument("--loop", action="store_true", help="begin again when all are over")
+    parser.add_argument("--reschedule", action="store_true", help="NotBefore is moved once, to a later time")
+    parser.add_argument(
+        "--hold",
+        action="store_true",
+        help="approval changes nothing, as while other tenants wait",
+    )
+    parser.add_argument("--loop", action="store_true", help="start again when all are over")
     parser.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="KIND[:VALUE][xTIMES][@SECONDS]",
-        help="order a fault; see --list",
+        help="let an answer fail; see --list",
     )
     parser.add_argument("--list", action="store_true", help="list scenarios and faults")
 

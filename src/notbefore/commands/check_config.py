@@ -1,0 +1,100 @@
+"""``notbefore check-config``: what is wrong with a configuration, or what it amounts to.
+
+With ``--connect`` the sinks and the section ``otlp`` are asked whether they would accept a message. None is sent.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from notbefore.commands.options import add_configuration, load_configuration
+from notbefore.commands.tables import table
+from notbefore.config.load import dump, files, warnings
+from notbefore.config.model import Config
+from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig
+from notbefore.delivery.courier import known_secrets
+from notbefore.delivery.message import ConnectableSink, Sink
+from notbefore.delivery.redact import Redactor
+from notbefore.delivery.sinks import check_templates, make, try_out
+from notbefore.errors import ConfigError, SendError
+from notbefore.imds.client import ImdsClient
+from notbefore.logs import set_up
+from notbefore.otlp.exporter import learn
+from notbefore.web.access import access, load_web_config
+
+CANNOT_CONNECT: Final = "this sink cannot be checked without sending a message: use `notbefore drill`"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration, and what else is wanted of it."""
+    add_configuration(parser)
+    parser.add_argument("--connect", action="store_true", help="ask each sink whether it would accept a message")
+    parser.add_argument("--files", action="store_true", help="list the other files that the configuration names")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
+    set_up("text", "critical")  # a library's log line about an address may hold a secret
+    config = load_configuration(options, None if options.connect else try_out)  # `connect` makes each sink by itself
+    if options.files:
+        web = config.server.web_config_file
+        named = [*files(config), *(load_web_config(Path(web)).files if web else ())]
+        sys.stdout.writelines(f"{path}\n" for path in named)
+        return 0
+    ImdsClient(config.imds.endpoint)  # raises what is wrong with the address
+    for text in [*warnings(config, options.config), *access(config.server).check_listen(config.server.listen)]:
+        sys.stderr.write(f"notbefore: warning: {text}\n")
+    if options.connect:
+        return connect(config, sys.stdout)
+    sys.stdout.write(dump(config))
+    return 0
+
+
+def connect(config: Config, out: TextIO) -> int:
+    """Print which sinks would accept a message; returns 1 if one of those that can be asked would not."""
+    redact = Redactor(known_secrets(config.sinks))
+    set_up("text", "critical", redact)  # errors are shown in the table
+    if not config.sinks:
+        out.write("There is no sink in this configuration.\n")
+    asked = [
+        (name, settings.kind, _ask(partial(_sink, name, settings, config.links)))
+        for name, settings in config.sinks.items()
+    ]
+    if config.otlp is not None:
+        asked += _exports(config.otlp, redact)
+    rows = [(name, kind, answer, redact(reason)) for name, kind, (answer, reason) in asked]
+    table(("SINK", "KIND", "ACCEPTS", "REASON"), rows, out)
+    return 1 if any(answer == "no" for _, _, answer, _ in rows) else 0
+
+
+def _sink(name: str, settings: SinkConfig, links: Links) -> Sink:
+    check_templates(settings)
+    return make(name, settings, links)
+
+
+def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, tuple[str, str]]]:
+    from notbefore.otlp.transport import Sender  # noqa: PLC0415 - needs a library that few have
+
+    metrics, logs = Connection.of(otlp), otlp.logs or Connection.of(otlp)
+    for connection in (metrics, logs):
+        learn(connection.headers, redact)
+    asked = [("otlp", "metrics", _ask(partial(Sender, metrics, "metrics")))] if otlp.metrics else []
+    if otlp.agent_log != "none":
+        asked.append(("otlp", "agent_log", _ask(partial(Sender, logs, "logs"))))
+    return asked
+
+
+def _ask(make_sink: Callable[[], Any]) -> tuple[str, str]:
+    """Return ``yes``, ``no`` or ``-`` (cannot be asked), and the reason."""
+    try:
+        with closing(make_sink()) as sink:
+            if not isinstance(sink, ConnectableSink):
+                return "-", CANNOT_CONNECT
+            sink.connect()
+    except (ConfigError, SendError) as error:
+        return "no", str(error)
+    return "yes", ""

@@ -1,0 +1,26 @@
+"""``notbefore discover``: where is IMDS?"""
+
+import argparse
+import sys
+
+from notbefore.commands.options import add_configuration, load_configuration
+from notbefore.imds.discovery import Discovery
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration: it says where to look first, and whether to look further."""
+    add_configuration(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print each place that was looked at; returns 0 if IMDS answers at the last one."""
+    imds = load_configuration(options).imds
+    for step in Discovery(imds.endpoint, imds.api_version).search():
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()  # the next one may take its time
+        if step.answers:
+            return 0
+        if not imds.discover:
+            sys.stdout.write("imds.discover is false: no other place is looked at\n")
+            break
+    return 1

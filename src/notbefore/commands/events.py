@@ -1,0 +1,65 @@
+"""``notbefore events``: what is listed now, as a running agent knows it."""
+
+import argparse
+import sys
+from typing import Any, TextIO
+
+from notbefore.commands.client import add_agent, agent_client
+from notbefore.commands.tables import print_json, table
+from notbefore.core.duration import span
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the agent is, and the form of the answer."""
+    add_agent(parser)
+    parser.add_argument("--json", action="store_true", help="JSON, one object a line")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
+    show_events(agent_client(options).ask("/api/v1/events"), sys.stdout, as_json=options.json)
+    return 0
+
+
+def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
+    """Print the agent's answer: a table of the events, and one of what the approval rules say of them."""
+    events = answer["events"]
+    if as_json:
+        print_json(events, out)
+        return
+    unreadable = answer.get("unreadable", 0)
+    if unreadable:
+        out.write(f"{unreadable} listed events cannot be read: the agent's log says why.\n")
+    elif not events:
+        out.write("Nothing is scheduled.\n")
+    head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
+    table(head, [_row(event) for event in events], out)
+    approvals = [(event["event_id"], _approval_words(event["approval"])) for event in events if event.get("approval")]
+    if approvals:
+        out.write("\n")
+        table(("EVENT ID", "APPROVAL"), approvals, out)
+
+
+def _approval_words(approval: dict[str, Any]) -> str:
+    """What the rules would do with an event, and why."""
+    by = f" by {approval['rule']}" if approval["rule"] else ""
+    words = f"{approval['action']}{by}: {approval['reason']}"
+    if approval["at"]:
+        words += f", from {approval['at']} on"
+    if approval["mode"] != "on" and approval["action"] == "approve":
+        words += f"; but nothing is sent: {approval['off'] or 'approval.dry_run is true'}"
+    return words + (f" [{approval['state']}]" if approval["state"] else "")
+
+
+def _row(event: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        event["event_type"],
+        event["event_status"],
+        event["scope"],
+        event["not_before"] or "-",
+        span(event["seconds_to_not_before"]),
+        span(event["expected_duration_seconds"]),
+        event["event_source"] or "-",
+        ", ".join(event["resources"]),
+        event["event_id"],
+    )

@@ -1,0 +1,97 @@
+"""``notbefore history``: the last changes, from a running agent or from a state directory."""
+
+import argparse
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+from urllib.parse import quote
+
+import msgspec
+
+from notbefore.commands.client import AgentClient, add_agent, agent_client
+from notbefore.commands.tables import print_json, table
+from notbefore.core.duration import span
+from notbefore.errors import ConfigError, StoreError
+from notbefore.store.history import read_history
+from notbefore.store.state import FILE_NAME
+
+PREFIX: Final = "azure.scheduled_event."  # of the names in a record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to read, from when on, and the form of the answer."""
+    add_agent(parser)
+    parser.add_argument("--json", action="store_true", help="JSON, one object a line")
+    parser.add_argument("--state-dir", help="read this state directory instead of asking an agent")
+    parser.add_argument("--since", help="only changes from this time on (RFC 3339)")
+    parser.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the changes; returns the exit code. Raises ``NotBeforeError``."""
+    if options.state_dir is None:
+        changes = ask_changes(agent_client(options), options.since, options.limit)
+    else:
+        changes = read_changes(Path(options.state_dir), options.since, options.limit)
+    show_history(changes, sys.stdout, as_json=options.json)
+    return 0
+
+
+def ask_changes(agent: AgentClient, since: str | None, limit: int) -> list[dict[str, Any]]:
+    """Return the last changes that a running agent knows, oldest first; raises ``NotBeforeError``."""
+    answer = agent.ask(f"/api/v1/history?limit={limit}" + (f"&since={quote(since)}" if since else ""))
+    if answer.get("cut"):
+        sys.stderr.write("There are older changes, too many for one answer. --state-dir reads all of them.\n")
+    changes: list[dict[str, Any]] = answer["changes"]
+    return changes
+
+
+def read_changes(state_dir: Path, since: str | None, limit: int) -> list[dict[str, Any]]:
+    """Return the last changes in a state directory, oldest first; raises ``ConfigError`` or ``StoreError``."""
+    path = state_dir / FILE_NAME
+    try:
+        start = _time(since).timestamp() if since else None
+        return [msgspec.json.decode(row) for row in read_history(path, start, limit).records]
+    except ValueError:
+        raise ConfigError(f"--since: expected RFC 3339, got {since!r}") from None
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+
+
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:
+    """Print changes (records as JSON objects), oldest first."""
+    if as_json:
+        print_json(changes, out)
+        return
+    if not changes:
+        out.write("No change has been seen.\n")
+    # one kind of change in one column: how it ended, or why and by which rule
+    head = ("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "EVENT ID")
+    table(head, [_row(change) for change in changes], out)
+
+
+def _row(change: dict[str, Any]) -> tuple[str, ...]:
+    get = {key.removeprefix(PREFIX): value for key, value in change.items()}.get
+    measured = (span(get(f"{name}_seconds")) for name in ("notice", "scheduled", "started", "interruption"))
+    return (
+        change["time"],
+        str(get("change")),
+        str(get("outcome") or _approval_cell(get) or "-"),
+        str(get("type")),
+        str(get("scope")),
+        *measured,
+        str(get("id")),
+    )
+
+
+def _approval_cell(get: Callable[[str], Any]) -> str:
+    rule, by = get("approval.rule"), get("approval.by")
+    return f"{get('reason')}, {rule}" + (f" {by}" if by != "rule" else "") if rule else ""

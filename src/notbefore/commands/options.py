@@ -1,0 +1,36 @@
+"""What several commands have in common: which configuration, and which of its keys the command line overrides."""
+
+import argparse
+import os
+from pathlib import Path
+
+from notbefore.config.checks import Trial
+from notbefore.config.load import load
+from notbefore.config.model import Config, default_state_dir
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, ``--listen``, ``--imds`` and ``--state-dir``: what ``load_configuration`` reads."""
+    parser.add_argument(
+        "config", nargs="?", type=Path, metavar="CONFIG", help="a YAML file; without one every key has its default"
+    )
+    parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
+    parser.add_argument("--imds", help="imds.endpoint: another IMDS, such as the address of a simulator")
+    parser.add_argument("--state-dir", help=f"state.dir: where the state is kept (default {default_state_dir()})")
+
+
+def load_configuration(options: argparse.Namespace, trial: Trial | None = None) -> Config:
+    """Return the configuration that the options name; raises ``ConfigError``. ``trial``: see ``config.load``."""
+    overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
+    return load(options.config, os.environ, overrides, trial=trial)
+
+
+def add_state(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config`` and ``--state-dir``, for commands that work on the state directory of an agent."""
+    parser.add_argument("--config", type=Path, help="the agent's configuration: it names the state directory")
+    parser.add_argument("--state-dir", help="the state directory of the agent, whatever the configuration says")
+
+
+def load_state_configuration(options: argparse.Namespace) -> Config:
+    """Return the configuration for its ``state.dir``; the sinks need no secrets. Raises ``ConfigError``."""
+    return load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
