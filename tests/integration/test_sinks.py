@@ -1,7 +1,5 @@
 """What is particular to each sink, against real far sides."""
 
-import email
-import email.policy
 import hashlib
 import hmac
 import json
@@ -12,7 +10,6 @@ import sys
 import time
 from base64 import b64encode
 from contextlib import nullcontext
-from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ import pytest
 import trustme
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, Apprise, Command, Email, Links, SinkConfig, Slack, Webhook
+from notbefore.config.sinks import Alertmanager, Apprise, Command, Links, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Receipt
@@ -30,7 +27,7 @@ from notbefore.errors import ConfigError, SendError
 from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER
 from support.messages import STARTED, VM, message, sink_of
-from support.peers import BlackHoles, ConnectProxy, HttpPeer, MailPeer, Request, Say
+from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 
@@ -288,124 +285,6 @@ def test_slack_s_no_is_understood(said: bytes, *, permanent: bool) -> None:
         with pytest.raises(SendError) as raised:
             sent(bot(peer))
     assert raised.value.permanent == permanent
-
-
-# ---- e-mail
-
-
-def mail(content: bytes) -> EmailMessage:
-    found = email.message_from_bytes(content, policy=email.policy.default)
-    assert isinstance(found, EmailMessage)
-    return found
-
-
-def mailto(peer: MailPeer, query: str = "mode=insecure", user: str = "", scheme: str = "mailto", **fields: Any) -> Any:
-    url = f"{scheme}://{user}localhost:{peer.port}?from=vm@example.org&{query}"
-    settings = {"to": ("ops@example.org",), "timeout": Duration("5s"), **fields}
-    return SinkConfig(email=Email(url=Secret(url), **settings))
-
-
-def test_the_mails_of_one_event_are_one_thread(tmp_path: Path) -> None:
-    with MailPeer(tmp_path) as peer:
-        one, two, other = message(), message({}, STARTED), message({"EventId": "another"})
-        sent(mailto(peer), one, two, other)
-        first, second, stranger = (mail(content) for _, content in peer.mails)
-    assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
-    assert first["Message-ID"] != second["Message-ID"]
-    assert first["References"] == second["References"] != stranger["References"]
-    assert first["Subject"].startswith("Freeze of WestNO_0 was due ")
-    text, html = (part.get_content() for part in first.iter_parts())
-    assert "Expected interruption: 5 s" in text
-    assert "Runbook: https://wiki.example.org/r" in text
-    assert "<td" in html
-    assert first["From"] == "notbefore <vm@example.org>"
-    assert first["Auto-Submitted"] == "auto-generated"
-
-
-def test_a_mail_is_one_mail_whatever_azure_says(tmp_path: Path) -> None:
-    evil = "x\r\nBcc: eve@example.org\r\n.\r\n<script>alert(1)</script>"
-    with MailPeer(tmp_path) as peer:
-        sent(mailto(peer), message({"EventType": evil, "Description": evil, "Resources": [evil]}))
-        ((recipients, content),) = peer.mails
-    found = mail(content)
-    assert recipients == ["ops@example.org"]
-    assert found["Bcc"] is None
-    assert "<script>" not in list(found.iter_parts())[1].get_content()
-
-
-@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")  # the whole connection is TLS
-@pytest.mark.parametrize(("tls", "query"), [("starttls", "mode=starttls"), ("smtps", "mode=ssl")])
-def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, tls: str, query: str) -> None:
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    options: dict[str, Any] = {"query": query, "scheme": "mailtos", "ca_file": str(tmp_path / "ca.pem")}
-    with MailPeer(tmp_path, tls=tls, password="right", authority=authority) as peer:
-        sent(mailto(peer, user="me:right@", **options))
-        assert len(peer.mails) == 1
-        with pytest.raises(SendError, match="535") as raised:
-            sent(mailto(peer, user="me:wrong@", **options))
-        assert raised.value.permanent
-        with pytest.raises(SendError, match="CERTIFICATE_VERIFY_FAILED"):
-            sent(mailto(peer, user="me:right@", query=query, scheme="mailtos"))
-        assert len(peer.mails) == 1
-
-
-def test_who_has_the_mail_does_not_get_it_again(tmp_path: Path) -> None:
-    with MailPeer(tmp_path) as peer:
-        peer.refuse["late@example.org"] = "450 greylisted"
-        sink = sink_of(mailto(peer, to=("ops@example.org", "late@example.org")))
-        one = message()
-        with pytest.raises(SendError, match="greylisted") as raised:
-            sink.send(one)
-        assert not raised.value.permanent
-        peer.refuse.clear()
-        sink.send(one)
-    assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"], ["late@example.org"]]
-
-
-def test_who_is_refused_for_good_later_on_is_no_dead_letter_where_others_have_the_mail(tmp_path: Path) -> None:
-    with MailPeer(tmp_path) as peer:
-        peer.refuse["late@example.org"] = "450 greylisted"
-        sink = sink_of(mailto(peer, to=("ops@example.org", "late@example.org")))
-        one = message()
-        with pytest.raises(SendError, match="greylisted"):
-            sink.send(one)
-        peer.refuse["late@example.org"] = "550 unknown"
-        sink.send(one)
-    assert [recipients for recipients, _ in peer.mails] == [["ops@example.org"]]
-
-
-def test_what_the_server_says_to_quit_says_nothing_of_the_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def grumpy(_self: object, *_: object) -> str:
-        return "421 go away"
-
-    monkeypatch.setattr(MailPeer, "handle_QUIT", grumpy, raising=False)
-    with MailPeer(tmp_path) as peer:
-        sent(mailto(peer))
-        assert len(peer.mails) == 1
-
-
-def test_copies_are_sent_and_hidden_ones_stay_hidden(tmp_path: Path) -> None:
-    with MailPeer(tmp_path) as peer:
-        sent(mailto(peer, "mode=insecure&to=a@example.org&cc=b@example.org&bcc=c@example.org", to=()))
-        ((recipients, content),) = peer.mails
-    assert sorted(recipients) == ["a@example.org", "b@example.org", "c@example.org"]
-    assert "c@example.org" not in mail(content)["To"]
-
-
-def test_recipients_that_are_all_unknown_are_for_good_and_some_are_not(tmp_path: Path) -> None:
-    with MailPeer(tmp_path) as peer:
-        peer.refuse["ops@example.org"] = "550 unknown"
-        with pytest.raises(SendError, match="550 unknown") as raised:
-            sent(mailto(peer))
-        assert raised.value.permanent
-        sent(mailto(peer, to=("ops@example.org", "night@example.org")))
-        assert [recipients for recipients, _ in peer.mails] == [["night@example.org"]]
-
-
-@pytest.mark.parametrize("url", ["json://localhost", "nonsense", "mailto://"])
-def test_an_address_that_is_no_mail_address_says_what_is_expected(url: str) -> None:
-    with pytest.raises(ConfigError, match="mail"):
-        sink_of(SinkConfig(email=Email(url=Secret(url))))
 
 
 # ---- apprise

@@ -213,7 +213,7 @@ PAIR = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=ab
         ("event_hub: {connection_string_env: FOUND}", PAIR, "connection_string: it names no hub"),
         ("event_hub: {connection_string_env: FOUND, hub: h}", PAIR, ""),
         ("event_hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
-        ("email: {url_env: FOUND}", "smtp://x", "url: expected mailto://USER"),
+        ("email: {url_env: FOUND}", "smtp://x", "url: expected mailtos://USER"),
     ],
 )
 def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, found: str, said: str) -> None:

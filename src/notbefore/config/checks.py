@@ -144,6 +144,6 @@ def _check_url(sink: SinkConfig, value: str) -> None:
     if sink.kind in ("webhook", "slack") and (url.scheme not in ("http", "https") or not url.hostname):
         raise ConfigError("url: expected http://HOST or https://HOST")
     if sink.kind == "email" and url.scheme not in ("mailto", "mailtos"):
-        raise ConfigError("url: expected mailto://USER:PASSWORD@HOST or mailtos://USER:PASSWORD@HOST")
+        raise ConfigError("url: expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org")
     if sink.kind == "webhook" and url.username is not None:
         raise ConfigError("url: user and password do not belong in the address: give them as `headers`")

@@ -18,6 +18,7 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 911
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
 _HOST: Final = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
+_HOST_OR_ADDRESS: Final = re.compile(r"[A-Za-z0-9._:-]+", re.ASCII)  # an IPv6 address is written without brackets
 _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]+@[^\s@<>,;:\"\\]+")
 
 
@@ -93,14 +94,18 @@ class Slack(SinkSettings, frozen=True, kw_only=True):
 
 
 class Email(SinkSettings, frozen=True, kw_only=True):
-    """A ``mailto://`` or ``mailtos://`` address of a mail server, as apprise writes them."""
+    """A mail server by `host`, or all in one `url`: mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org."""
 
-    NEEDS: ClassVar[tuple[str, str] | None] = ("apprise", "apprise")
-    SECRETS: ClassVar[tuple[str, ...]] = ("url",)
+    SECRETS: ClassVar[tuple[str, ...]] = ("url", "password")
 
-    url: Secret
-    to: tuple[str, ...] = ()  # instead of the recipients in the address
-    sender: str | None = field(default=None, name="from")  # instead of the sender in the address
+    host: str | None = None  # the mail server's name or address
+    port: int | None = None  # default: 587 with starttls, 465 with tls, 25 with none
+    tls: Literal["starttls", "tls", "none"] = "starttls"  # tls: from the first byte on
+    user: str | None = None  # beside `password`
+    password: Secret | None = None  # beside `user`
+    url: Secret | None = None  # instead of the keys above
+    to: tuple[str, ...] = ()  # with `url`: instead of the recipients in it
+    sender: str | None = field(default=None, name="from")  # with `url`: instead of the sender in it
     ca_file: str | None = None  # of a private CA, instead of the known ones
 
     def __post_init__(self) -> None:
@@ -108,6 +113,18 @@ class Email(SinkSettings, frozen=True, kw_only=True):
         for address in (*self.to, *((self.sender,) if self.sender else ())):
             if not _ADDRESS.fullmatch(address):
                 raise ValueError(f"expected a mail address such as ops@example.org, got {address!r}")
+        if (self.host is None) == (self.url is None):
+            raise ValueError("expected either `host` (the mail server) or `url`")
+        if self.url is not None and (self.port or self.user or self.password or self.tls != "starttls"):
+            raise ValueError("port, tls, user and password stand in the `url`: leave them out, or give `host` instead")
+        if self.host is not None and not (self.sender and self.to):
+            raise ValueError("expected `from` and `to` beside `host`")
+        if self.host is not None and not _HOST_OR_ADDRESS.fullmatch(self.host):
+            raise ValueError(f"host: expected a name or an address, got {self.host!r}")
+        if (self.user is None) != (self.password is None):
+            raise ValueError("expected `user` and `password`, or none of them")
+        if self.port is not None and not 0 < self.port < 65_536:  # noqa: PLR2004 - what a port is
+            raise ValueError(f"port: expected 1 to 65535, got {self.port}")
 
 
 class Apprise(SinkSettings, frozen=True, kw_only=True):

@@ -1,7 +1,6 @@
-"""E-mail: the server, the account and the recipients are an apprise address (``mailto://``, ``mailtos://``).
+"""E-mail over SMTP, with the standard library. All mails of one event are one thread.
 
-apprise reads the address; the mail is made and sent with the standard library, which says for each refusal whether it
-is for good, and lets all mails of one event be one thread.
+Mail goes straight to the server that is configured: no proxy is used for it.
 """
 
 import hashlib
@@ -11,9 +10,13 @@ import ssl
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from email.utils import format_datetime, formataddr, parseaddr
+from email.utils import format_datetime, formataddr, getaddresses, parseaddr
 from html import escape
-from typing import Any, Final
+from typing import Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+from msgspec import Struct
 
 from notbefore.config.sinks import Email, Links
 from notbefore.delivery.message import Message, Receipt
@@ -22,6 +25,9 @@ from notbefore.errors import ConfigError, SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: it is nobody's, RFC 2606
 PERMANENT: Final = range(500, 600)  # SMTP replies that would be the same tomorrow
+EXPECTED: Final = (
+    "url: expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org, or mailto://HOST?..."
+)
 REMEMBERED: Final = 100  # deliveries of which some recipients have theirs, and others do not yet
 
 log = logging.getLogger("notbefore.email")
@@ -34,23 +40,17 @@ class Sink:
         self._name = name
         self._links = links
         self._timeout = settings.timeout.seconds
-        self._account = _account(settings.url.reveal())
-        hidden = [*sorted(self._account.cc), *sorted(self._account.bcc)]
-        self._recipients = list(settings.to) or [*(address for _, address in self._account.targets), *hidden]
-        self._shown = [address for address in self._recipients if address not in self._account.bcc]
-        if not self._recipients:
-            raise ConfigError("there is no recipient: give `to`, or ?to= in the address")
-        self._sender = settings.sender or self._account.from_addr[1]
+        self._account = account_of(settings)
         self._render = Renderer(settings.title, settings.body, str)
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
-        if not self._account.verify_certificate:
+        if not self._account.verify:
             self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
         self._accepted: dict[str, set[str]] = {}  # delivery -> recipients that have it already
 
     def send(self, message: Message) -> Receipt:
         """Hand it to the server; accepted is when it has taken it for every recipient."""
         text = self._render(message)
-        mail = compose(message, text, (self._sender, self._shown), self._links)
+        mail = compose(message, text, self._account, self._links)
         try:
             server = self._connected()
             try:
@@ -66,20 +66,20 @@ class Sink:
         except smtplib.SMTPNotSupportedError as error:
             raise SendError(f"the mail server cannot do this: {error}", permanent=True) from None
         except (smtplib.SMTPException, OSError) as error:
-            raise SendError(f"{self._account.smtp_host}: {type(error).__name__}: {error}") from None
+            raise SendError(f"{self._account.host}: {type(error).__name__}: {error}") from None
         return Receipt(fallback=text.fallback)
 
     def _connected(self) -> smtplib.SMTP:
         account = self._account
         server: smtplib.SMTP
-        if account.secure_mode == "ssl":
-            server = smtplib.SMTP_SSL(account.smtp_host, account.port, timeout=self._timeout, context=self._tls)
+        if account.tls == "tls":
+            server = smtplib.SMTP_SSL(account.host, account.port, timeout=self._timeout, context=self._tls)
         else:
-            server = smtplib.SMTP(account.smtp_host, account.port, timeout=self._timeout)
+            server = smtplib.SMTP(account.host, account.port, timeout=self._timeout)
         try:
-            if account.secure_mode == "starttls":
+            if account.tls == "starttls":
                 server.starttls(context=self._tls)
-            if account.user and account.password:
+            if account.user:
                 server.login(account.user, account.password)
         except BaseException:
             with suppress(OSError, smtplib.SMTPException):
@@ -89,9 +89,10 @@ class Sink:
 
     def _hand_over(self, server: smtplib.SMTP, mail: EmailMessage, delivery_id: str) -> None:
         done = self._accepted.setdefault(delivery_id, set())
-        missing = [address for address in self._recipients if address not in done]
+        recipients = dict.fromkeys((*self._account.to, *self._account.hidden))
+        missing = [address for address in recipients if address not in done]
         try:
-            refused = server.send_message(mail, from_addr=self._sender, to_addrs=missing)
+            refused = server.send_message(mail, from_addr=self._account.sender, to_addrs=missing)
             done.update(address for address in missing if address not in refused)
         except smtplib.SMTPRecipientsRefused as answer:  # none of them has it; others may, of an earlier attempt
             refused = answer.recipients
@@ -110,16 +111,77 @@ class Sink:
         """Nothing is kept open."""
 
 
-def _account(url: str) -> Any:
-    from apprise.plugins.email import NotifyEmail  # noqa: PLC0415 - half a second that only mail needs
+PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
+_MODES: Final = {"starttls": "starttls", "ssl": "tls", "tls": "tls", "insecure": "none"}
 
-    settings = NotifyEmail.parse_url(url)  # type: ignore[no-untyped-call] # ships no types here
-    if settings is None or settings.get("schema") not in ("mailto", "mailtos"):
-        raise ConfigError("expected an address such as mailtos://user:password@mail.example.org?to=ops@example.org")
+
+class Account(Struct, frozen=True):
+    """A mail server, and whose mail it takes."""
+
+    host: str
+    port: int
+    tls: str  # starttls, tls, none
+    sender: str
+    to: tuple[str, ...]
+    hidden: tuple[str, ...] = ()  # recipients whom the others do not see
+    user: str = ""
+    password: str = ""
+    verify: bool = True  # the server's certificate
+
+
+def account_of(settings: Email) -> Account:
+    """The account that the settings name; raises ``ConfigError``."""
+    if settings.url is not None:
+        account = read_url(settings.url.reveal())
+        if settings.to:
+            account = msgspec.structs.replace(account, to=settings.to, hidden=())
+        account = msgspec.structs.replace(account, sender=settings.sender or account.sender)
+        if not account.sender or not account.to:
+            raise ConfigError("expected a sender and recipients: give `from` and `to`, or ?from= and ?to= in the url")
+        return account
+    return Account(
+        host=settings.host or "",
+        port=settings.port or PORTS[settings.tls],
+        tls=settings.tls,
+        sender=settings.sender or "",
+        to=settings.to,
+        user=settings.user or "",
+        password=settings.password.reveal() if settings.password is not None else "",
+    )
+
+
+def read_url(text: str) -> Account:
+    """``mailtos://USER:PASSWORD@HOST:PORT?from=..&to=..``, with the names of apprise; raises ``ConfigError``."""
     try:
-        return NotifyEmail(**settings)  # type: ignore[no-untyped-call]  # apprise has no types
-    except TypeError as error:  # what apprise raises for an address that it cannot use
-        raise ConfigError(f"apprise cannot use this mail address: {error}") from None
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise ConfigError(EXPECTED) from None
+    given = {name: values[-1] for name, values in parse_qs(url.query.replace("+", "%2B")).items()}
+    host = unquote(given.get("smtp") or url.hostname or "")
+    tls = _MODES.get(given.get("mode", "starttls" if url.scheme == "mailtos" else "insecure"))
+    if url.scheme not in ("mailto", "mailtos") or not host or tls is None:
+        raise ConfigError(EXPECTED)
+    user, password = given.get("user") or unquote(url.username or ""), given.get("pass") or unquote(url.password or "")
+    if password and tls == "none" and "mode" not in given:
+        raise ConfigError("the password would be sent in the clear: write mailtos://, or mode=insecure to have it so")
+    sender = given.get("from") or (user if "@" in user else f"{user}@{url.hostname}" if user else "")
+    to = [*_addresses(given.get("to", "")), *(unquote(one) for one in url.path.split("/") if one)]
+    return Account(
+        host=host,
+        port=port or PORTS[tls],
+        tls=tls,
+        sender=parseaddr(sender)[1],
+        to=(*(to or _addresses(sender)), *_addresses(given.get("cc", ""))),
+        hidden=tuple(_addresses(given.get("bcc", ""))),
+        user=user,
+        password=password,
+        verify=given.get("verify", "yes").lower() not in ("no", "false", "0"),
+    )
+
+
+def _addresses(text: str) -> list[str]:
+    return [address for _, address in getaddresses([text]) if address]
 
 
 def _refused(refused: dict[str, tuple[int, bytes]]) -> SendError:
@@ -131,14 +193,13 @@ def _words(text: bytes | str) -> str:
     return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else text).split())
 
 
-def compose(message: Message, text: Text, ends: tuple[str, list[str]], links: Links) -> EmailMessage:
+def compose(message: Message, text: Text, account: Account, links: Links) -> EmailMessage:
     """The mail: text and HTML. All mails of one event refer to the same root, so that they are one thread."""
-    sender, recipients = ends
     mail = EmailMessage()
     # a title is one line; were it not, EmailMessage would refuse it rather than begin another header
     mail["Subject"] = text.title[:200]
-    mail["From"] = formataddr(("notbefore", parseaddr(sender)[1]))
-    mail["To"] = ", ".join(recipients)
+    mail["From"] = formataddr(("notbefore", account.sender))
+    mail["To"] = ", ".join(account.to)
     mail["Date"] = format_datetime(datetime.now(UTC))
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
     root = hashlib.sha256(f"{message.event_key}\n{message.sink}".encode()).hexdigest()[:32]
