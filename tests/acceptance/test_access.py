@@ -151,7 +151,7 @@ def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path)
         assert notbefore("check-config", str(config)).returncode == 2
         told = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
         assert told.returncode == 0
-        assert "warning: everybody who reaches this machine may ask" in told.stderr
+        assert "warning: everybody who reaches this machine can read the agent" in told.stderr
         named = notbefore("check-config", str(config), NOTBEFORE_SERVER__LISTEN="vm.example.org:10169")
         assert "warning: server.listen: vm.example.org is a name" in named.stderr
         config.write_text("server: {insecure: true, allowed_hosts: [vm.example.org]}\n", encoding="utf-8")
@@ -159,4 +159,4 @@ def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path)
             agent.ready()
             assert get(agent.port, "/healthz", Host="vm.example.org")[0] == 200
             assert get(agent.port, "/healthz", Host="evil.example.com")[0] == 421
-            assert "everybody who reaches 0.0.0.0 may ask" in agent.log
+            assert "everybody who reaches 0.0.0.0 can read the agent" in agent.log

@@ -399,7 +399,7 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         assert ask(server, "/metrics", Authorization=good)[0] == 200
         for text, why in (
             ("basic_auth_user: {}", "unknown field"),
-            ("", "take away passwords"),
+            ("", "remove passwords"),
             ("{", "not YAML"),
             ("a: !!bool x", "not YAML: 'x'"),
         ):
@@ -476,12 +476,12 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
         ("tls_server_config: {cert_file: 5, key_file: key.pem}", "tls_server_config.cert_file: Expected `str`"),
         ("tls_server_config: {min_version: TLS10}", "expected one of TLS12, TLS13"),
         ("tls_server_config: {cert_file: c, key_file: k, min_version: TLS13, max_version: TLS12}", "min_version is"),
-        ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "belong together"),
+        ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "need each other"),
         ("tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequestClientCert}", "expected one of NoCl"),
         ("tls_server_config: {cert_file: c, key_file: k, cipher_suites: [RC4]}", "'RC4' is none of TLS_ECDHE"),
         (
             TLS % "max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]",
-            "cipher_suites: none of them is of TLS 1.2",
+            "cipher_suites: none of them belongs to TLS 1.2",
         ),
         (TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert", "_config.client_ca_file: "),
         ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
@@ -657,8 +657,8 @@ def test_a_listener_that_strangers_reach_needs_a_word_in_writing(
         pass
     cases: list[tuple[Callable[[], str | None], bool, str]] = [
         (lambda: None, True, "everybody who reaches"),
-        (lambda: place.write(users=HASHES, tls=None), False, "passwords go over the network as they are"),
-        (place.write, False, "may ask, over TLS: add basic_auth_users"),
+        (lambda: place.write(users=HASHES, tls=None), False, "passwords are sent unencrypted"),
+        (place.write, False, "can read the agent over TLS: add basic_auth_users"),
         (lambda: place.write(users=HASHES), False, ""),
     ]
     for path, insecure, warning in cases:

@@ -40,11 +40,11 @@ class VmName(_Section, frozen=True):
 
 
 class Server(_Section, frozen=True):
-    """Where /metrics is served, ``host:port``, and who may ask there."""
+    """Where /metrics is served, ``host:port``, and who may read there."""
 
     listen: str = "127.0.0.1:10169"
     web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
-    insecure: bool = False  # not only this machine may ask, and anybody
+    insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
     allowed_hosts: tuple[str, ...] = ()  # names under which we may be asked; `*.example.org` for all below it
 
 

@@ -1,1 +1,1 @@
-"""How the agent is looked at: Prometheus's formats, the HTTP server, the JSON interface."""
+"""The agent's HTTP listener: metrics in Prometheus's formats, the JSON API, the page, and who may read them."""

@@ -1,7 +1,7 @@
-"""Who may ask: the web configuration (the form of Prometheus's exporter-toolkit), passwords, and names of this host.
+"""``Access``: the web configuration that holds now, and the names under which the agent answers.
 
-The file and the certificates it names are looked at again with each handshake and each request. What is wrong, or would
-take a protection away that was there, is not taken over.
+The file has the form of Prometheus's exporter-toolkit. It and the certificates that it names are checked for changes at
+each handshake and each request. A new version that is wrong, or that would remove a protection, is not used.
 """
 
 import ipaddress
@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # without the file, none of this is needed
 
 log = logging.getLogger("notbefore.http")
 
-RETRY: Final = 60.0  # seconds until what was not taken over is tried again, should nothing about the files change
+RETRY: Final = 60.0  # seconds until a file that could not be used is read again, even if it has not changed
 
-# of a file: when it was changed, how long it is, which it is; None if it cannot be looked at
+# of a file: the time of its last change, its length, its inode; None if it cannot be read
 Signature = tuple[int, int, int] | None
 
 
@@ -36,7 +36,7 @@ _TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
 
 
 def load_web_config(path: Path) -> "WebConfig":
-    """Read ``server.web_config_file``; raises ``ConfigError``. What it names is found beside it."""
+    """Read ``server.web_config_file``; raises ``ConfigError``. Paths in it are relative to its directory."""
     from notbefore.config.yaml_file import convert, read  # noqa: PLC0415 - most agents have no such file
     from notbefore.web.web_config import WebConfig  # noqa: PLC0415 - as above
 
@@ -53,9 +53,9 @@ def load_web_config(path: Path) -> "WebConfig":
 
 
 class Access:
-    """Who may ask, as the file says at this moment. For several threads.
+    """Who may read, by the web configuration as it is now. Safe for several threads.
 
-    Raises ``ConfigError`` when made from a file that cannot be used.
+    The constructor raises ``ConfigError`` where the file cannot be used.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Access:
         self._lock = threading.Lock()
         self._seen: dict[str, Signature] = {}
         self._next_try = math.inf  # monotonic seconds
-        self._said = ""  # what was wrong the last time
+        self._last_error = ""
         self._config: WebConfig | None = None
         self._context: ssl.SSLContext | None = None
         if path is not None:
@@ -83,7 +83,7 @@ class Access:
         return self._config
 
     def context(self) -> "ssl.SSLContext | None":
-        """What a new connection shakes hands with; ``None`` without TLS."""
+        """The TLS settings of a new connection; ``None`` without TLS."""
         self._refresh()
         return self._context
 
@@ -92,42 +92,42 @@ class Access:
         return self._config.protections if self._config is not None else frozenset()
 
     def check_listen(self, listen: str) -> list[str]:
-        """As ``check_address`` before it is known what a name stands for; returns what ought to be known."""
+        """As ``check_address``, for ``server.listen`` as it is written; returns warnings."""
         host = listen.rpartition(":")[0].strip("[]")
         if ":" not in listen:
             return []
         if host and host != "localhost" and not _is_address(host):
-            return [f"server.listen: {host} is a name: only at the start is it seen whether strangers could ask there"]
+            return [f"server.listen: {host} is a name: only at the start it is known whether its address is loopback"]
         self.check_address(host)
         return self.warnings(host)
 
     def check_address(self, address: str) -> None:
-        """Raise ``ConfigError`` where strangers could ask at ``address``, and nobody said in writing that they may."""
+        """Raise ``ConfigError`` where others can reach ``address`` and there is no TLS, password or ``insecure``."""
         if is_loopback(address) or self._insecure or self._protections:
             return
         raise ConfigError(
-            f"server.listen: {address or 'every address'} is not loopback, and nothing says who may ask there: set "
-            "server.web_config_file (TLS or passwords), or server.insecure: true if everybody may"
+            f"server.listen: {address or 'every address'} is not loopback, so others can reach it: set "
+            "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
         )
 
     def warnings(self, address: str) -> list[str]:
-        """What is not wrong, but ought to be known."""
+        """What is allowed at ``address``, but weak."""
         if is_loopback(address):
             return []
         if not self._protections:
-            return [f"everybody who reaches {address or 'this machine'} may ask: server.insecure is true"]
+            return [f"everybody who reaches {address or 'this machine'} can read the agent: server.insecure is true"]
         if "TLS" not in self._protections:
-            return ["passwords go over the network as they are: add tls_server_config to server.web_config_file"]
+            return ["passwords are sent unencrypted: add tls_server_config to server.web_config_file"]
         if self._protections == {"TLS"}:
-            who = f"everybody who reaches {address or 'this machine'} may ask, over TLS"
+            who = f"everybody who reaches {address or 'this machine'} can read the agent over TLS"
             return [f"{who}: add basic_auth_users or a client_ca_file to server.web_config_file"]
         return []
 
-    def knows_host(self, host: str) -> bool:
-        """Whether ``Host`` is a name of ours, as far as nothing else protects.
+    def accepts_host(self, host: str) -> bool:
+        """Whether the header ``Host`` names this agent; every name is accepted where TLS or passwords protect it.
 
-        A page of a stranger can have the browser ask us under the stranger's name (DNS rebinding). It has no
-        password of ours then, and no certificate of ours fits that name: the name matters only without both.
+        A foreign web page can have a browser on this machine send requests here under the page's own name (DNS
+        rebinding). That browser has no password for the page's name, and our certificate does not match it.
         """
         if self._protections or not host:
             return True
@@ -136,8 +136,8 @@ class Access:
             return True
         return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts)
 
-    def listen_at(self, host: str) -> None:
-        """The name under which we were told to listen is one of ours."""
+    def add_name(self, host: str) -> None:
+        """Accept the name in ``server.listen`` as well."""
         if host.strip("[]"):
             self._hosts.add(_bare(host))
 
@@ -153,33 +153,33 @@ class Access:
             try:
                 config, context = self._load(self._path)
                 self._check_kept(config)
-            except Exception as error:  # noqa: BLE001 - whatever it is, who asks is answered
-                self._stay(error, changed=changed)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the listener goes on
+                self._keep_old(error, changed=changed)
                 return
             self._config, self._context = config, context
             self._seen = {file: self._seen[file] for file in (self._path, *config.files)}
             self._next_try = math.inf
             log.info("web configuration reloaded: %s", ", ".join(sorted(config.protections)) or "no protection")
 
-    def _stay(self, error: Exception, *, changed: bool) -> None:
-        """Go on with the old configuration, and with what its certificates are now."""
+    def _keep_old(self, error: Exception, *, changed: bool) -> None:
+        """Keep the old configuration, with its certificates as they are now."""
         self._next_try = time.monotonic() + RETRY
-        if changed or str(error) != self._said:
-            unforeseen = not isinstance(error, ConfigError)
-            log.error("the web configuration is not taken over, the old one stays: %s", error, exc_info=unforeseen)
-        self._said = str(error)
+        if changed or str(error) != self._last_error:
+            unexpected = not isinstance(error, ConfigError)
+            log.error("the new web configuration is not used, the old one stays: %s", error, exc_info=unexpected)
+        self._last_error = str(error)
         if self._config is not None:
-            with suppress(Exception):  # where it is the certificates that are wrong, that is said above
+            with suppress(Exception):  # wrong certificates are logged above
                 self._context = self._config.context()
 
     def _check_kept(self, config: "WebConfig") -> None:
-        """A file that is just being written may be empty: what protects stays until a restart."""
+        """Raise ``ConfigError`` where a protection is missing: a file that is being written may be empty."""
         lost = self._protections - config.protections
         if lost:
-            raise ConfigError(f"{self._path}: it would take away {', '.join(sorted(lost))}: that needs a restart")
+            raise ConfigError(f"{self._path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
 
     def _load(self, path: str) -> "tuple[WebConfig, ssl.SSLContext | None]":
-        """Read it all. What is changed while we read is seen the next time, since we look before we read."""
+        """Read the file and its certificates. The signatures are taken first: a later change is found the next time."""
         old = self._config.files if self._config is not None else ()  # still needed if the new ones are wrong
         self._seen = {file: _signature(file) for file in (path, *old)}
         config = load_web_config(Path(path))
@@ -191,7 +191,7 @@ class Access:
 
 
 def access(server: Server) -> Access:
-    """Who may ask; raises ``ConfigError``."""
+    """``Access`` by the section ``server`` of the configuration; raises ``ConfigError``."""
     return Access(server.web_config_file, insecure=server.insecure, allowed_hosts=server.allowed_hosts)
 
 
@@ -200,7 +200,7 @@ def _signature(file: str) -> Signature:
         found = Path(file).stat()
     except (OSError, ValueError):
         return None
-    return found.st_ctime_ns, found.st_size, found.st_ino  # not mtime: who copies a file may set that
+    return found.st_ctime_ns, found.st_size, found.st_ino  # not mtime: a copy may keep the old one
 
 
 def is_loopback(address: str) -> bool:

@@ -33,7 +33,7 @@ def guarded(app: App, access: Access) -> App:
             return start_response(status, [pair for pair in headers if pair[0] not in extra] + list(extra.items()))
 
         host = environ.get("HTTP_HOST", "")
-        if not access.knows_host(host):
+        if not access.accepts_host(host):
             text = f"this agent is not known as {host[:100]!r}: if it is its name, add it to server.allowed_hosts\n"
             return _refuse(environ, start, "421 Misdirected Request", text)
         if config is not None and config.basic_auth_users:

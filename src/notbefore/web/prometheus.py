@@ -1,4 +1,4 @@
-"""Samples -> the text formats of Prometheus, computed at the moment of the scrape."""
+"""``MetricsText``: families of samples as the text formats of Prometheus."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -21,7 +21,7 @@ from notbefore.metrics.totals import Histogram, Labels
 PrometheusFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | UnknownMetricFamily
 Samples = dict[Labels, float | Histogram]
 Encoder = Callable[[Collector], bytes]
-END: Final = b"# EOF\n"  # of a body in OpenMetrics
+END: Final = b"# EOF\n"  # the last line in OpenMetrics
 _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -30,30 +30,30 @@ _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMe
 
 
 class MetricsText:
-    """Renders the families that ``read`` gives at each scrape, and those of the process (CPU, memory, files).
+    """Renders the families that ``read`` returns, and those of the process (CPU, memory, files).
 
-    Most of them are as they were at the last scrape, and their text is kept: making it is what a scrape takes longest
-    for. May be called from several threads.
+    Most families are the same as at the last scrape, so their text is kept: rendering is the longest part of a scrape.
+    Safe for several threads.
     """
 
     def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
         self._read = read
         self._process = ProcessCollector(registry=None)
-        self._kept = _Kept("")
+        self._cache = _TextCache("")
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics if the ``Accept`` header asks for it, else text 0.0.4."""
         encode, content_type = choose_encoder(accept)
-        kept = self._kept
-        if kept.content_type != content_type:  # only the last one asked for: a client may ask for any version
-            self._kept = kept = _Kept(content_type)
-        texts = [kept.text(encode, family) for family in self._read()]
-        # the only one with an end: OpenMetrics marks it
+        cache = self._cache
+        if cache.content_type != content_type:  # of one type only: a client may ask for any version
+            self._cache = cache = _TextCache(content_type)
+        texts = [cache.text(encode, family) for family in self._read()]
+        # the last one keeps its end mark
         texts.append(encode(_Collected(self._process.collect())))
         return b"".join(texts), content_type
 
 
-class _Kept:
+class _TextCache:
     """The texts of the last scrape in one format, by the metric."""
 
     def __init__(self, content_type: str) -> None:
@@ -61,8 +61,8 @@ class _Kept:
         self._texts: dict[Metric, tuple[Samples, bytes]] = {}
 
     def text(self, encode: Encoder, family: Family) -> bytes:
-        """The family in that format, without a mark of the end."""
-        samples = _copy(family.samples)  # the agent counts on, and is not to change what was rendered
+        """The family in this format, without the end mark."""
+        samples = _copy(family.samples)  # the agent goes on counting in its own
         known = self._texts.get(family.metric)
         if known is not None and known[0] == samples:
             return known[1]
@@ -72,7 +72,7 @@ class _Kept:
 
 
 class _Collected(Collector):
-    """What an encoder takes: something to collect from."""
+    """The families in the form that an encoder expects."""
 
     def __init__(self, families: Iterable[PrometheusMetric]) -> None:
         self._families = families
@@ -89,7 +89,7 @@ def _copy(samples: Samples) -> Samples:
 
 
 def convert(family: Family) -> PrometheusFamily:
-    """The same in prometheus_client's terms: the names as they are served."""
+    """The family as one of prometheus_client's."""
     metric = family.metric
     if metric.kind == "histogram":
         return _histogram(family)

@@ -61,7 +61,7 @@ class HttpServer:
         except ConfigError:
             bound.close()
             raise
-        access.listen_at(listen.rpartition(":")[0])
+        access.add_name(listen.rpartition(":")[0])
         for text in access.warnings(self.address[0]):
             log.warning(text)
         settings = Adjustments(

@@ -1,4 +1,4 @@
-"""TLS: ``tls_server_config`` and the context it describes."""
+"""``TlsServerConfig``: the section ``tls_server_config``, and the ``SSLContext`` that it describes."""
 
 import ssl
 from typing import Final, Literal
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from notbefore.errors import ConfigError
 
-# Go's names, which the file uses, and OpenSSL's; only those with forward secrecy
+# Go's names, which the file uses -> OpenSSL's; only suites with forward secrecy
 SUITES: Final = {
     f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
     for key in ("ECDSA", "RSA")
@@ -30,7 +30,7 @@ POLICIES: Final = {
 
 
 class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """``tls_server_config``. Clients' certificates are either not asked for or verified: nothing in between."""
+    """``tls_server_config``. A client's certificate is either not requested or verified; nothing in between."""
 
     cert_file: str
     key_file: str
@@ -43,7 +43,7 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.client_ca_file is None) != (self.client_auth_type == "NoClientCert"):
-            raise ValueError("a client_ca_file and a client_auth_type that verifies belong together")
+            raise ValueError("client_ca_file and a client_auth_type that verifies certificates need each other")
         if self.min_version > self.max_version:
             raise ValueError("min_version is above max_version")
         unknown = [name for name in self.cipher_suites if name not in SUITES and name not in SUITES_13]
@@ -52,12 +52,12 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What is read from the disk."""
+        """The certificates and keys that are read."""
         return tuple(filter(None, (self.cert_file, self.key_file, self.client_ca_file)))
 
 
 def make_context(config: TlsServerConfig) -> ssl.SSLContext:
-    """The context; raises ``ConfigError`` that names the key."""
+    """The context that a server uses; raises ``ConfigError``, which names the key of the section."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = VERSIONS[config.min_version], VERSIONS[config.max_version]
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -86,10 +86,10 @@ def _choose_suites(context: ssl.SSLContext, config: TlsServerConfig) -> None:
     if chosen:
         context.set_ciphers(":".join(chosen))
     elif config.max_version == "TLS12":
-        raise ValueError("none of them is of TLS 1.2, which is max_version")
+        raise ValueError("none of them belongs to TLS 1.2, which is max_version")
     else:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and nobody is here to type its password: store it decrypted")
+    raise ValueError("the key is encrypted, and the agent cannot ask for its password: store it unencrypted")

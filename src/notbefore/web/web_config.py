@@ -1,4 +1,4 @@
-"""``server.web_config_file``, in the form of Prometheus's exporter-toolkit. Imported where there is such a file."""
+"""``WebConfig``: the file ``server.web_config_file``, in the form of Prometheus's exporter-toolkit."""
 
 import re
 import ssl
@@ -9,10 +9,10 @@ from msgspec import Struct, field
 from notbefore.errors import ConfigError
 from notbefore.web.tls import TlsServerConfig, make_context
 
-MAX_COST: Final = 14  # of a bcrypt hash: a second of computing for each request
-MAX_PASSWORD: Final = 72  # bytes; bcrypt reads no more
+MAX_COST: Final = 14  # of a bcrypt hash: one second of computing for each password
+MAX_PASSWORD: Final = 72  # bytes; bcrypt ignores the rest
 _HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", re.ASCII)
-_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # the form of a hash, and nobody's
+_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password has
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,7 +20,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Headers(_Section, frozen=True):
-    """``http_server_config.headers``; an empty one leaves ours as it is."""
+    """``http_server_config.headers``; an empty value keeps the agent's own."""
 
     content_security_policy: str = field(default="", name="Content-Security-Policy")
     x_frame_options: Literal["", "deny", "sameorigin"] = field(default="", name="X-Frame-Options")
@@ -39,14 +39,14 @@ class Headers(_Section, frozen=True):
 
 
 class HttpServerConfig(_Section, frozen=True):
-    """``http_server_config``. ``http2`` is read for the sake of files that hold it: this server speaks HTTP/1.1."""
+    """``http_server_config``. ``http2`` is accepted and has no effect: this server speaks HTTP/1.1."""
 
     http2: bool = True
     headers: Headers = Headers()
 
 
 class WebConfig(_Section, frozen=True):
-    """All of the file."""
+    """The whole file."""
 
     tls_server_config: TlsServerConfig | None = None
     http_server_config: HttpServerConfig = HttpServerConfig()
@@ -56,14 +56,14 @@ class WebConfig(_Section, frozen=True):
         for user, hashed in self.basic_auth_users.items():
             found = _HASH.fullmatch(hashed)
             if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
-                # the hash is no secret to shout, and may be the password itself
+                # the value is not shown: it may be the password itself
                 raise ValueError(f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to {MAX_COST}")
             if not user or ":" in user:
                 raise ValueError(f"basic_auth_users: {user!r} cannot be a user's name")
 
     @property
     def protections(self) -> frozenset[str]:
-        """What keeps strangers out, in words."""
+        """The protections that it sets up: ``TLS``, ``client certificates``, ``passwords``."""
         tls = self.tls_server_config
         found = {"TLS"} if tls else set()
         if tls and tls.client_auth_type == "RequireAndVerifyClientCert":
@@ -74,11 +74,11 @@ class WebConfig(_Section, frozen=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What else is read from the disk."""
+        """The other files that are read: certificates and keys."""
         return self.tls_server_config.files if self.tls_server_config is not None else ()
 
     def context(self) -> ssl.SSLContext | None:
-        """What a connection shakes hands with, if it does; raises ``ConfigError``, also where bcrypt is missing."""
+        """The TLS settings, ``None`` without TLS. Raises ``ConfigError``, also where bcrypt is missing."""
         if self.basic_auth_users:
             _check_hashes(self.basic_auth_users)
         try:
@@ -87,12 +87,12 @@ class WebConfig(_Section, frozen=True):
             raise ConfigError(f"tls_server_config.{error}") from None
 
     def password_fits(self, user: str, password: bytes) -> bool:
-        """Whether it is the user's; takes the same time for everybody, whether there is such a user or not.
+        """Whether the password is the user's. Takes the same time for every user, known or not.
 
-        Each step of a hash's cost doubles its time: a user whose hash is cheaper than the dearest has decoys of all the
-        costs in between computed as well, which makes the same sum.
+        Each step of a hash's cost doubles its time. For a user whose hash costs less than the highest, decoys of all
+        costs between them are computed as well, which makes up the difference.
         """
-        import bcrypt  # noqa: PLC0415 - only who has passwords pays for it
+        import bcrypt  # noqa: PLC0415 - 1 MiB that only an agent with passwords needs
 
         password = password[:MAX_PASSWORD]
         most = max(map(_cost, self.basic_auth_users.values()))
@@ -112,7 +112,7 @@ def _check_hashes(users: dict[str, str]) -> None:
         try:
             bcrypt.hashpw(b"", f"$2b$04${hashed[7:29]}".encode("ascii"))  # its salt, at the least cost
         except ValueError:
-            raise ConfigError(f"basic_auth_users.{user}: expected a bcrypt hash, and this has no salt of one") from None
+            raise ConfigError(f"basic_auth_users.{user}: expected a bcrypt hash, this one has a bad salt") from None
 
 
 def _cost(hashed: str) -> int:
