@@ -4,9 +4,9 @@ NotBeforeError
 ├── ConfigError      the configuration is wrong: file, path and what was expected
 ├── DocumentError    the bytes are not a Scheduled Events document (closed set of reasons)
 ├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
-├── StoreError       the state cannot be used, and going on would lose or mix it
-├── ListenError      the HTTP server cannot listen where it was told to
-├── SendError        a sink did not accept a message (for good or for now, and when to come again)
+├── StoreError       the state cannot be used; to go on would lose or mix up state
+├── ListenError      the HTTP server cannot listen at the configured address
+├── SendError        a sink did not accept a message (permanent or not, and when to try again)
 └── SimulatorError   an order to the simulator that cannot be carried out
 """
 
@@ -23,7 +23,7 @@ DocumentReason = Literal[
 DOCUMENT_REASONS: tuple[DocumentReason, ...] = get_args(DocumentReason)
 
 ImdsReason = Literal[
-    "refused",  # nobody listens there
+    "refused",  # nothing listens at the address
     "unreachable",  # no route, no such host, network down
     "reset",  # the connection was cut
     "timeout",  # the whole answer did not come before the deadline
@@ -76,9 +76,9 @@ class ListenError(NotBeforeError):
 
 
 class SendError(NotBeforeError):
-    """The far side did not accept. ``permanent``: nor will it tomorrow. ``retry_after``: seconds, as it asked."""
+    """A sink did not accept a message. ``permanent``: trying again is of no use. ``retry_after``: seconds, or None."""
 
-    content = False  # it is what was sent that is refused, and not who sends it
+    content = False  # True: the receiver refuses this message, and may accept others
 
     def __init__(self, text: str, *, permanent: bool = False, retry_after: float | None = None) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""The agent's own log, on stderr: JSON lines for machines, plain lines on a terminal. Standard ``logging`` below it."""
+"""The agent's own log, on stderr: JSON lines for machines, text lines for a terminal. Made with ``logging``."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ Redact = Callable[[str], str]
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people, without what is secret."""
+    """One line of text, without secrets."""
 
     def __init__(self, redact: Redact) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
@@ -27,7 +27,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the names of OpenTelemetry's log data model, without what is secret."""
+    """One JSON object a line, with the names of OpenTelemetry's log data model, without secrets."""
 
     def __init__(self, redact: Redact = str) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = str) -> None:
-    """Send everything that is logged to stderr in ``form`` (``auto``: text on a terminal), from ``level`` up.
+    """Write everything that is logged to stderr, in ``form`` (``auto``: text on a terminal), from ``level`` up.
 
-    ``redact`` takes what is secret out of every text, whoever logs it.
+    ``redact`` replaces the secrets in every text, also in those that libraries log. The root's handlers are replaced.
     """
     handler = logging.StreamHandler(sys.stderr)
     if form == "json" or (form == "auto" and not sys.stderr.isatty()):
@@ -59,5 +59,5 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    handler.setLevel(level.upper())  # a library's own logger may be set lower, to be heard by somebody else
-    logging.raiseExceptions = False  # a stderr that is gone is no reason to print to it
+    handler.setLevel(level.upper())  # a library's own logger may have a lower level, for another handler
+    logging.raiseExceptions = False  # when stderr is closed, logging would print its own traceback to it

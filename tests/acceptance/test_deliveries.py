@@ -418,7 +418,7 @@ def test_check_config_tries_what_can_be_tried_without_sending(peer: HttpPeer, pl
         assert said in done.stderr
         assert secret not in done.stdout + done.stderr
     done = notbefore("check-config", place.write({"it": {"slack": {"url": peer.url}}}, [{"sinks": []}]))
-    assert (done.returncode, "no route leads to sink it" in done.stderr) == (0, True)
+    assert (done.returncode, "no route leads to the sink it" in done.stderr) == (0, True)
     assert peer.requests == []
 
 

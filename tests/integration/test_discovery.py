@@ -103,7 +103,7 @@ def test_the_first_that_answers_as_imds_does_is_taken(silent: str) -> None:
             ask_network=lambda: imds.endpoint.removeprefix("http://"),
             registry=lambda: pytest.fail("it was found already"),
         )
-    assert "not as IMDS does" in steps[1].why
+    assert "not a Scheduled Events document" in steps[1].why
     assert steps[-1] == SearchStep("DHCP INFORM", imds.endpoint, answers=True)
     assert str(steps[-1]) == f"DHCP INFORM: {imds.endpoint} answers"
 
@@ -283,7 +283,7 @@ def test_dnsmasq_says_where_imds_is(net: Net) -> None:
     told = subprocess.run(net.notbefore(net.vm, "discover"), check=False, capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stdout + told.stderr
     first, *_, last = told.stdout.splitlines()
-    assert first.startswith("configuration: http://169.254.169.254 is not it: unreachable")
+    assert first.startswith("configuration: http://169.254.169.254 is not IMDS: unreachable")
     assert last == "DHCP INFORM: http://10.99.0.1 answers"
 
 
@@ -301,7 +301,7 @@ def test_without_the_right_it_says_which(net: Net) -> None:
         net.command(net.vm, *less, "discover"), check=False, capture_output=True, text=True, timeout=60
     )
     assert told.returncode == 1
-    assert "DHCP INFORM: the right is missing: it needs CAP_NET_BIND_SERVICE" in told.stdout
+    assert "DHCP INFORM: not permitted: it needs CAP_NET_BIND_SERVICE" in told.stdout
 
 
 @needs_network

@@ -61,11 +61,11 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("a: b: c\n", "this is not YAML"),
         ("imds: !!python/object/apply:os.system ['true']\n", "this is not YAML"),
         ("1: 2\n", "expected text as the name of a section"),
-        ("log: {level: info}\nlog: {format: json}\n", ":2: log stands here for the second time, after "),
-        ("log:\n  level: info\n  level: debug\n", ":3: log.level stands here for the second time, after "),
+        ("log: {level: info}\nlog: {format: json}\n", ":2: log is given twice: first at "),
+        ("log:\n  level: info\n  level: debug\n", ":3: log.level is given twice: first at "),
         (
             "routes: [{sinks: [], match: {}, sinks: []}]\n",
-            ":1: routes[0].sinks stands here for the second time, after ",
+            ":1: routes[0].sinks is given twice: first at ",
         ),
     ],
 )

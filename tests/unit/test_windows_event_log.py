@@ -105,7 +105,7 @@ def test_a_source_that_is_not_registered_is_said_with_what_to_do(
 
 
 def test_elsewhere_it_is_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="on Windows alone"):
+    with pytest.raises(ConfigError, match="only Windows has this log"):
         check_installed(SinkConfig(windows_event_log=WindowsEventLog()))
 
 

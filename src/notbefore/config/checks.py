@@ -1,4 +1,4 @@
-"""What can be known of a configuration before the first message: libraries, secrets, files, names. No connection."""
+"""Checks of a configuration that need no connection: libraries, secrets, files, names."""
 
 import re
 import sys
@@ -17,11 +17,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 
 
 Trial = Callable[[str, SinkConfig, Links], None]
-"""Makes the sink of that name and sends nothing; raises ``ConfigError`` where it cannot be made."""
+"""Makes the sink of that name without sending anything; raises ``ConfigError`` if it cannot be made."""
 
 
 def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str, str], *, trial: Trial | None) -> None:
-    """What can be known before the first message: libraries, secrets, names in routes."""
+    """Check libraries, secrets and files of the sinks, and the names in the routes; raises ``ConfigError``."""
     for name, sink in config.sinks.items():
         dotted = f"sinks.{name}.{sink.kind}"
         place = places.get(dotted, places.get("", "the configuration"))
@@ -45,12 +45,12 @@ def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str
 
 
 def check_installed(config: SinkConfig) -> None:
-    """Raise ``ConfigError`` where a library that the sink needs is not there; nothing is imported."""
+    """Raise ``ConfigError`` if a library that the sink needs is not installed; imports none of them."""
     from importlib.util import find_spec  # noqa: PLC0415 - only where there are sinks
 
     settings = config.settings
     if config.kind == "windows_event_log" and sys.platform != "win32":
-        raise ConfigError("windows_event_log: there is such a log on Windows alone")
+        raise ConfigError("windows_event_log: only Windows has this log")
     if settings.NEEDS is not None:
         module, extra = settings.NEEDS
         if not _found(module, find_spec):
@@ -59,7 +59,7 @@ def check_installed(config: SinkConfig) -> None:
 
 
 def check_otlp_installed(protocol: str) -> None:
-    """Raise ``ConfigError`` where a library that the protocol of OTLP needs is not there."""
+    """Raise ``ConfigError`` if a library that the protocol of OTLP needs is not installed."""
     from importlib.util import find_spec  # noqa: PLC0415 - only where it is configured
 
     if protocol and not _found("opentelemetry.proto", find_spec):
@@ -76,7 +76,7 @@ def _found(name: str, find_spec: Callable[[str], object]) -> bool:
 
 
 def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[str, str]) -> None:
-    """Libraries and secrets of the section."""
+    """Check libraries, secrets and files of the section ``otlp``; raises ``ConfigError``."""
     if otlp is None:
         return
     try:
@@ -96,7 +96,7 @@ def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[s
 
 
 def _check_files(settings: Struct) -> None:
-    """The certificates and keys that are named are there."""
+    """Raise ``ConfigError`` for a certificate or key file that cannot be read."""
     for key in settings.__struct_fields__:
         path = getattr(settings, key)
         if not key.endswith("_file") or path is None:
@@ -108,7 +108,7 @@ def _check_files(settings: Struct) -> None:
 
 
 def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
-    """What can be said of a secret without telling it."""
+    """Check the form of a secret; no error shows its value."""
     if key == "token" or key.startswith("headers."):
         _check_header(key, value)
     elif key == "connection_string":
@@ -121,7 +121,7 @@ def _check_header(key: str, value: str) -> None:
     wrong = next((place for place, letter in enumerate(value, start=1) if not " " <= letter <= "\xff"), None)
     if wrong is not None or value != value.strip():
         where = f"its character {wrong}" if wrong else "the space around it"
-        raise ConfigError(f"{key}: expected one line of plain letters, as a header takes them: see {where}")
+        raise ConfigError(f"{key}: expected one line of text that a header can hold: check {where}")
 
 
 def _check_connection_string(value: str, hub: str | None) -> None:
@@ -132,7 +132,7 @@ def _check_connection_string(value: str, hub: str | None) -> None:
             "connection_string: expected Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB"
         )
     if "entitypath" not in parts and not hub:
-        raise ConfigError("connection_string: it names no hub: expected `hub`, or EntityPath=HUB in it")
+        raise ConfigError("connection_string: expected EntityPath=HUB in it, or the key `hub` beside it")
 
 
 def _check_url(sink: SinkConfig, value: str) -> None:
@@ -140,10 +140,10 @@ def _check_url(sink: SinkConfig, value: str) -> None:
         url = urlsplit(value)
         _ = url.port
     except ValueError:
-        raise ConfigError("url: this is no address: what is special in a password is written as %XX") from None
+        raise ConfigError("url: not a URL. Special characters in a password are written as %XX") from None
     if sink.kind in ("webhook", "slack") and (url.scheme not in ("http", "https") or not url.hostname):
         raise ConfigError("url: expected http://HOST or https://HOST")
     if sink.kind == "email" and url.scheme not in ("mailto", "mailtos"):
         raise ConfigError("url: expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org")
     if sink.kind == "webhook" and url.username is not None:
-        raise ConfigError("url: user and password do not belong in the address: give them as `headers`")
+        raise ConfigError("url: expected no user and password in it: give them under `headers`")

@@ -1,6 +1,6 @@
-"""YAML, environment and command line -> ``Config``: frozen, complete, every mistake named with file, line and path.
+"""YAML, environment and command line -> ``Config``: frozen and complete. Errors name file, line and key.
 
-A secret may stand under its key, or be found: ``url_file``, ``url_env``, ``url_credential``. It never prints.
+A secret stands under its key, or elsewhere: ``url_file``, ``url_env``, ``url_credential``. It is never printed.
 
 Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, the command line. An empty file is a
 working agent.
@@ -20,7 +20,7 @@ from notbefore.config.normalize import prepared
 from notbefore.config.otel_variables import asked, fold
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Otlp, SinkConfig, otlp_headers
-from notbefore.config.yaml_file import convert, read
+from notbefore.config.yaml_file import read, to_struct
 from notbefore.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
@@ -36,14 +36,14 @@ def load(
 ) -> Config:
     """Read the configuration; raises ``ConfigError``.
 
-    ``overrides`` are the command line's, by dotted path (``imds.endpoint``); ``None`` is "not given". Who is not
-    ``sending`` needs neither the sinks' libraries nor their secrets, and may have none. ``trial`` is asked of each sink
-    what only its library can say; the agent gives none, which would import it for good.
+    ``overrides`` are those of the command line, by dotted path (``imds.endpoint``); ``None`` is "not given". A caller
+    that is not ``sending`` needs neither the libraries nor the secrets of the sinks. ``trial`` makes each sink, for
+    checks that only its library can do; the agent gives none, because the library would stay in its memory.
     """
     values, places = read(path) if path is not None else ({}, {})
     base = path.absolute().parent if path is not None else Path.cwd()
-    # the file is read strictly on its own first: only there is 1 no text
-    _convert(prepared(values, base), places, strict=True)
+    # strictly, for the file alone: there `name: 1` is a mistake. A variable of the environment is always text
+    _to_config(prepared(values, base), places, strict=True)
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
@@ -56,7 +56,7 @@ def load(
     if "otlp" not in values and otlp_trouble(environment) is not None:
         environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
-    config = _convert(prepared(values, base), places, strict=False)
+    config = _to_config(prepared(values, base), places, strict=False)
     if sending:
         check_sinks(config, places, environment, trial=trial)
         check_otlp(config.otlp, places, environment)
@@ -64,9 +64,9 @@ def load(
 
 
 def otlp_trouble(environment: Mapping[str, str]) -> str | None:
-    """Why the variables, where they alone ask for OTLP, cannot be used.
+    """Return why the ``OTEL_*`` variables cannot be used, where they alone configure OTLP; ``None`` if they can.
 
-    They are often set for a whole machine, with other programs in mind: that is no reason not to watch.
+    They are often set for a whole machine, for other programs: the agent warns, and runs without OTLP.
     """
     if not asked(environment):
         return None
@@ -74,14 +74,14 @@ def otlp_trouble(environment: Mapping[str, str]) -> str | None:
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
         fold(values, places, environment)
-        check_otlp(convert(values["otlp"], Otlp, places, strict=False, above="otlp"), places, environment)
+        check_otlp(to_struct(values["otlp"], Otlp, places, strict=False, above="otlp"), places, environment)
     except ConfigError as error:
         return str(error)
     return None
 
 
 def plain_secrets(config: Config) -> list[str]:
-    """The keys under which a secret stands as plain text."""
+    """Return the keys under which a secret stands as plain text."""
     return [
         f"sinks.{name}.{sink.kind}.{key}"
         for name, sink in config.sinks.items()
@@ -91,10 +91,10 @@ def plain_secrets(config: Config) -> list[str]:
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
-    """What is not wrong, but ought to be known."""
+    """Return what is not an error, but probably not intended; one text each."""
     trouble = otlp_trouble(os.environ) if config.otlp is None else None
-    found = [f"OTEL_* variables ask for OTLP, and cannot be used: nothing is sent ({trouble})"] if trouble else []
-    found += [f"no route leads to sink {name}: nothing is sent there" for name in _unused(config)]
+    found = [f"the OTEL_* variables cannot be used, so nothing is exported: {trouble}"] if trouble else []
+    found += [f"no route leads to the sink {name}: nothing is sent there" for name in _unused(config)]
     plain = plain_secrets(config)
     if plain and path is not None and path.stat().st_mode & stat.S_IROTH:
         found.append(
@@ -110,7 +110,7 @@ def _unused(config: Config) -> list[str]:
 
 
 def dump(config: Config) -> str:
-    """The configuration in use as YAML, for ``check-config``."""
+    """Return the configuration in use as YAML, without secrets, for ``check-config``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
     values = msgspec.to_builtins(config, enc_hook=_encode)
@@ -122,7 +122,7 @@ def dump(config: Config) -> str:
 
 
 def files(config: Config) -> list[str]:
-    """Secrets, certificates and keys that it names; those of its web configuration are not among them."""
+    """Return the paths of the secrets, certificates and keys that it names, without those of its web configuration."""
     return list(_files(msgspec.to_builtins(config, enc_hook=_encode)))
 
 
@@ -147,8 +147,8 @@ def _put(values: dict[str, Any], keys: list[str], text: str, origin: str) -> Non
     values[keys[-1]] = text
 
 
-def _convert(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:
+def _to_config(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:
     if isinstance(values.get("sinks"), dict):
-        for name, sink in values["sinks"].items():  # one by one: the errors of a mapping do not name its key
-            convert(sink, SinkConfig, places, strict=strict, above=f"sinks.{name}")
-    return convert(values, Config, places, strict=strict)
+        for name, sink in values["sinks"].items():  # one by one: msgspec's errors do not name the sink
+            to_struct(sink, SinkConfig, places, strict=strict, above=f"sinks.{name}")
+    return to_struct(values, Config, places, strict=strict)

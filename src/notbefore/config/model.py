@@ -21,10 +21,10 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Imds(_Section, frozen=True):
-    """Where the events are asked for, and how often."""
+    """Where IMDS is, and how often it is polled."""
 
     endpoint: str = "http://169.254.169.254"
-    discover: bool = True  # where the usual endpoint is silent, look for another (DHCP option 245)
+    discover: bool = True  # if the usual endpoint does not answer, look for another (DHCP option 245)
     api_version: ApiVersion = "2020-07-01"
     interval: Duration = Duration("1s")  # 0.2 s to 1 h
 
@@ -34,22 +34,22 @@ class Imds(_Section, frozen=True):
 
 
 class VmName(_Section, frozen=True):
-    """Who this VM is, where IMDS cannot say it."""
+    """The name of this VM, where IMDS does not give it."""
 
     name: str | None = None
 
 
 class Server(_Section, frozen=True):
-    """Where /metrics is served, ``host:port``, and who may read there."""
+    """Where metrics, page and API are served, ``host:port``, and who may read them."""
 
     listen: str = "127.0.0.1:10169"
     web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
     insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
-    allowed_hosts: tuple[str, ...] = ()  # names under which we may be asked; `*.example.org` for all below it
+    allowed_hosts: tuple[str, ...] = ()  # the names that requests may use as Host; `*.example.org`: all names below it
 
 
 def default_state_dir() -> Path:
-    """Systemd's ``STATE_DIRECTORY``, else the place of the platform for a service's state."""
+    """Return systemd's ``STATE_DIRECTORY``, or the usual place of the platform for the state of a service."""
     given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)
@@ -65,20 +65,20 @@ class State(_Section, frozen=True):
 
 
 class Log(_Section, frozen=True):
-    """The agent's own log, on stderr. ``auto``: for people on a terminal, JSON elsewhere."""
+    """The agent's own log, on stderr. ``auto``: text on a terminal, JSON elsewhere."""
 
     format: Literal["auto", "json", "text"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class Exposition(_Section, frozen=True):
-    """What /metrics holds besides: with ``webdevops`` the names of azure-scheduledevents-exporter and -manager."""
+    """More names in /metrics: with ``webdevops`` those of azure-scheduledevents-exporter and -manager."""
 
     compat: Literal["none", "webdevops"] = "none"
 
 
 class Config(_Section, frozen=True):
-    """All of it."""
+    """The whole configuration."""
 
     imds: Imds = Imds()
     vm: VmName = VmName()
@@ -87,17 +87,17 @@ class Config(_Section, frozen=True):
     log: Log = Log()
     exposition: Exposition = Exposition()
     sinks: dict[str, SinkConfig] = {}
-    routes: tuple[Route, ...] = ()  # without any, changes of events of this VM go to every sink
+    routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
     links: Links = Links()
     approval: Policy = Policy()
-    otlp: Otlp | None = None  # metrics over OTLP; none without it, or the variables that ask for it
+    otlp: Otlp | None = None  # metrics over OTLP; without it, the OTEL_* variables decide
 
     @property
     def routing(self) -> Routing:
-        """What decides where a change goes."""
+        """The routes, and the terms of each sink: what decides where a change goes."""
         return Routing(self.routes, {name: sink.settings.terms for name, sink in self.sinks.items()})
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The variables of the environment that hold a secret of the section ``otlp``."""
+        """The environment variables that hold a secret of the section ``otlp``; the courier does not inherit them."""
         return tuple(secret.variable for secret in otlp_headers(self.otlp).values() if secret.variable)

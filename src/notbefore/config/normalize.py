@@ -1,4 +1,4 @@
-"""What may be written in several ways -> the one form that the structs take."""
+"""What may be written in several ways -> the one form that the structs take. Pure."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from notbefore.config.sinks import KINDS
 
 
 def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The values in the one form that the structs take: secrets as mappings, matchers as lists, files absolute."""
+    """Return the values with secrets as mappings, matchers as lists, and paths below ``base`` as absolute ones."""
     values = dict(values)
     if isinstance(values.get("sinks"), dict):
         values["sinks"] = {name: _prepared_sink(sink, base) for name, sink in values["sinks"].items()}
@@ -30,7 +30,7 @@ def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
     server = dict(server)
     if isinstance(server.get("web_config_file"), str):
         server["web_config_file"] = str(base / server["web_config_file"])
-    if isinstance(server.get("allowed_hosts"), str):  # of the environment
+    if isinstance(server.get("allowed_hosts"), str):  # from an environment variable
         server["allowed_hosts"] = [name.strip() for name in server["allowed_hosts"].split(",")]
     return server
 

@@ -1,4 +1,4 @@
-"""``Secret``: a password, a token, an address that is one. It never prints; ``reveal()`` is the one way in."""
+"""``Secret``: a password, a token, or a URL that grants access. It never prints; only ``reveal()`` returns it."""
 
 import os
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
 HIDDEN: Final = "***"
-INSTALLED: Final = Path("/etc/notbefore/credentials")  # what the systemd unit has them from; root's alone
+INSTALLED: Final = Path("/etc/notbefore/credentials")  # where the systemd unit loads them from; only root may read it
 Source = Literal["inline", "file", "env", "credential", "otel_header"]
 SOURCES: Final[tuple[Source, ...]] = ("file", "env", "credential")
 
 
 class Secret:
-    """Where a secret is found: in a file, an environment variable, a systemd credential, or in the configuration.
+    """Where a secret is: in a file, an environment variable, a systemd credential, or the configuration itself.
 
     ``otel_header`` is ``VARIABLE/NAME``: one header of those in a variable such as ``OTEL_EXPORTER_OTLP_HEADERS``.
     """
@@ -29,7 +29,7 @@ class Secret:
 
     @classmethod
     def read(cls, value: object) -> "Secret":
-        """From text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``; raises ``ValueError``."""
+        """Make one from text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``; raises ``ValueError``."""
         if isinstance(value, str) and value:
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
@@ -38,10 +38,10 @@ class Secret:
                 if source == "credential" and Path(reference).name != reference:
                     raise ValueError("expected the name of a credential, not a path")
                 return cls(reference, source)
-        raise ValueError("expected text that is not empty, or one of file, env, credential with where it is found")
+        raise ValueError("expected text that is not empty, or one of file, env and credential with its place")
 
     def reveal(self, environment: Mapping[str, str] = os.environ) -> str:
-        """The secret itself, without the line end of a file; raises ``ConfigError`` when it cannot be had."""
+        """Return the secret itself, without the line end of a file; raises ``ConfigError`` if it cannot be read."""
         if self.source == "inline":
             return self._reference
         if self.source == "env":
@@ -61,11 +61,14 @@ class Secret:
         return _read(Path(self._reference))
 
     def shown(self) -> str | dict[str, str]:
-        """For ``check-config``: where it is found, never what it is."""
+        """Return what ``check-config`` shows: the place of the secret, never its value."""
         return HIDDEN if self.source == "inline" else {self.source: self._reference}
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """For the courier's pipe: what is in a file stays there; the courier's environment holds no secret."""
+        """Return what goes through the pipe to the courier: a file by its path, everything else revealed.
+
+        The environment of the courier holds no secrets.
+        """
         if self.source == "file":
             return {"file": self._reference}
         return {"inline": self.reveal(environment)}
@@ -84,7 +87,7 @@ class Secret:
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that holds it, if one does."""
+        """The environment variable that holds it, or ``None``."""
         return self._reference.partition("/")[0] if self.source in ("env", "otel_header") else None
 
 
@@ -95,13 +98,13 @@ def env_pairs(text: str) -> dict[str, str]:
 
 
 def _installed(name: str) -> str:
-    """A credential for a command that somebody types: systemd gives them to its service alone."""
+    """Read a credential for a command that an operator types: systemd gives credentials to its service only."""
     try:
         return _read(INSTALLED / name)
     except ConfigError as error:
         raise ConfigError(
-            f"the credential {name} is not there: CREDENTIALS_DIRECTORY is not set (LoadCredential= in the systemd unit"
-            f" sets it), and {error} (root reads it: sudo notbefore ...)"
+            f"the credential {name} cannot be read: CREDENTIALS_DIRECTORY is not set (LoadCredential= in the unit"
+            f" sets it for the service), and {error}. Only root can read that file: use sudo"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""A YAML file -> values, and values -> structs: every mistake named with file, line and dotted path."""
+"""A YAML file -> values, and values -> structs. Each error names the file, the line and the key."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ Part = TypeVar("Part")
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A YAML file's values, and the place (``file:line``) of each dotted path in it; raises ``ConfigError``."""
+    """Return a YAML file's values, and the place (``file:line``) of each dotted path in it; raises ``ConfigError``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -47,10 +47,8 @@ def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> N
         if key.tag != "tag:yaml.org,2002:str":
             raise ConfigError(f"{place}: expected text as the name of a section or key, got {key.value!r}")
         dotted = f"{above}.{key.value}".lstrip(".")
-        if dotted in places:  # the last would count, without a word
-            raise ConfigError(
-                f"{place}: {dotted} stands here for the second time, after {places[dotted]}: join the two"
-            )
+        if dotted in places:  # YAML would silently take the last one
+            raise ConfigError(f"{place}: {dotted} is given twice: first at {places[dotted]}")
         places[dotted] = place
         _note_places(value, file, dotted, places)
         for number, item in enumerate(value.value if value.id == "sequence" else ()):
@@ -58,11 +56,11 @@ def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> N
             _note_places(item, file, f"{dotted}[{number}]", places)
 
 
-def convert(values: Any, kind: type[Part], places: dict[str, str], *, strict: bool, above: str = "") -> Part:
-    """Values as the struct that they are to be; raises ``ConfigError``, which names the key and its place.
+def to_struct(values: Any, kind: type[Part], places: dict[str, str], *, strict: bool, above: str = "") -> Part:
+    """Return the values as a struct of type ``kind``; raises ``ConfigError``, which names the key and its place.
 
-    ``places`` says where each dotted path was given; "" is for the configuration as a whole. ``above`` is the path of
-    the values themselves.
+    ``places`` says where each dotted path was given; "" stands for the whole configuration. ``above`` is the path of
+    ``values`` in it.
     """
     try:
         return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
@@ -79,14 +77,14 @@ def convert(values: Any, kind: type[Part], places: dict[str, str], *, strict: bo
 
 
 def _nearest(places: dict[str, str], dotted: str) -> str:
-    """The place of a key, or of what it stands in."""
+    """Return the place of a key, or of the nearest section around it."""
     while dotted and dotted not in places:
         dotted = dotted[: max(dotted.rfind("."), dotted.rfind("["), 0)]
     return places.get(dotted, "the configuration")
 
 
 def _choices(dotted: str, root: type) -> tuple[Any, ...]:
-    """The values that a ``Literal`` of the configuration allows."""
+    """Return the values that the ``Literal`` at this path allows."""
     kind: Any = root
     for key in re.sub(r"\[\d+\]", "", dotted).split("."):
         if get_origin(kind) is dict:
@@ -106,4 +104,4 @@ def _decode(kind: type, value: object) -> object:
         return Duration(value)
     if kind is Secret:
         return Secret.read(value)
-    raise NotImplementedError(kind)  # a type of ours that nobody taught this function: a bug
+    raise NotImplementedError(kind)  # a new type in a struct, and this function does not know it: a bug

@@ -1,1 +1,1 @@
-"""The road to IMDS: plain HTTP to one address, never through a proxy, never after a redirect."""
+"""Access to IMDS: plain HTTP to one address, never through a proxy, never after a redirect."""

@@ -1,8 +1,8 @@
 """``ImdsClient``: one kept-alive HTTP connection to the instance metadata service.
 
-The answer is read by ``http.client``, which knows no proxy, redirect, cookie or netrc, so there is none to switch off.
-The request is the same few lines each second and is written as they are: making them anew was a third of a beat's cost.
-Each exchange has one deadline over all of it, and a bound on its size.
+``http.client`` reads the answer: it has no proxy, redirect, cookie or netrc that would have to be switched off. The
+request is the same few lines each second, written as text: to build them was a third of the cost of a poll.
+Each exchange has one deadline for all of it, and a bound on its size.
 """
 
 import http.client
@@ -22,8 +22,8 @@ USUAL: Final = "http://169.254.169.254"
 FIRST_TIMEOUT: Final = 120.0  # seconds: the first request enables the feature, which may take two minutes
 CONNECT_TIMEOUT: Final = 10.0  # seconds: only the answer may take long
 TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operation
-SLACK: Final = 0.2  # seconds by which a deadline may be missed
-MINIMUM: Final = 0.001  # seconds; 0 would mean "do not wait at all"
+TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
+MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-blocking
 MAX_BODY: Final = 1024 * 1024
 
 MAX_ETAG: Final = 256
@@ -39,7 +39,7 @@ _BY_STATUS: Final[dict[int, ImdsReason]] = {
 
 
 class ImdsAnswer(Struct, frozen=True):
-    """A good answer: the body, or ``None`` for 304, "unchanged"."""
+    """A good answer: the body, or ``None`` for 304 (not modified)."""
 
     body: bytes | None
     etag: str | None = None
@@ -54,29 +54,29 @@ class DeadlineSocket(socket.socket):
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        # setting a timeout is a system call: in the usual case, an answer at once, the one that is set will do
-        if not 0 <= left - (self.gettimeout() or 0.0) <= SLACK:
-            self.settimeout(max(left - SLACK / 2, MINIMUM))
+        # setting a timeout is a system call; usually the answer comes at once, and the previous timeout is close enough
+        if not 0 <= left - (self.gettimeout() or 0.0) <= TOLERANCE:
+            self.settimeout(max(left - TOLERANCE / 2, MINIMUM))
 
-    # http.client reads through recv_into and through nothing else
+    # http.client reads with recv_into only
     def recv_into(self, *args: object, **kwargs: object) -> int:
         """As of ``socket``; raises ``TimeoutError`` at the deadline."""
         self._arm()
-        return super().recv_into(*args, **kwargs)  # type: ignore[arg-type]  # handed through as they came
+        return super().recv_into(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they are
 
     def sendall(self, *args: object, **kwargs: object) -> None:
         """As of ``socket``; raises ``TimeoutError`` at the deadline."""
         self._arm()
-        super().sendall(*args, **kwargs)  # type: ignore[arg-type]  # handed through as they came
+        super().sendall(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they are
 
 
 def may_be_elsewhere(endpoint: str) -> bool:
-    """Nobody said where IMDS is: what is configured is the usual address."""
+    """Return whether discovery may look elsewhere: nobody configured another address than the usual one."""
     return endpoint == USUAL
 
 
 class _Target(Struct, frozen=True):
-    """An endpoint, taken apart."""
+    """The parts of an endpoint."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ class _Target(Struct, frozen=True):
 
     @classmethod
     def read(cls, endpoint: str) -> "_Target":
-        """Raise ``ConfigError`` for an endpoint that is no plain ``http`` address."""
+        """Parse an endpoint; raises ``ConfigError`` for one that is not a plain ``http`` address."""
         try:
             url = urlsplit(endpoint)
             host, port = url.hostname or "", url.port or 80
@@ -99,9 +99,9 @@ class _Target(Struct, frozen=True):
 
 
 class ImdsClient:
-    """Asks one endpoint (``http://host[:port][/prefix]``). Not for several threads, but for ``abort``.
+    """Asks one endpoint (``http://host[:port][/prefix]``). Only ``use`` and ``abort`` may be called from other threads.
 
-    Raises ``ConfigError`` for an endpoint that is no plain ``http`` address.
+    Raises ``ConfigError`` for an endpoint that is not a plain ``http`` address.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -110,25 +110,25 @@ class ImdsClient:
         self._aborted = threading.Event()
 
     def use(self, endpoint: str) -> None:
-        """From the next request on ask there. From any thread."""
+        """Ask another endpoint from the next request on; raises ``ConfigError``."""
         self._target = _Target.read(endpoint)
 
     def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> ImdsAnswer:
-        """GET ``path``; raises ``ImdsError`` for everything but 200, and 304 where an ETag was given."""
+        """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for all but 200, and 304 with an ``etag``."""
         condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
         target = self._target
         request = f"GET {target.prefix}{path} HTTP/1.1\r\n{target.headers}{condition}\r\n"
         return self._request(target, request.encode("ascii"), timeout, etag)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
-        """POST JSON to ``path``; raises ``ImdsError`` for everything but 200."""
+        """POST JSON to ``path`` within ``timeout`` seconds; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         target = self._target
         request = f"POST {target.prefix}{path} HTTP/1.1\r\n{target.headers}{what}\r\n"
         return self._request(target, request.encode("ascii") + body, timeout, None)
 
     def abort(self) -> None:
-        """End a request that is under way, from another thread; later ones fail at once."""
+        """End the request that is under way, from another thread; later requests fail at once."""
         self._aborted.set()
         connected = self._socket
         if connected is not None:
@@ -151,13 +151,13 @@ class ImdsClient:
             try:
                 return self._exchange(request, deadline, etag)
             except (http.client.RemoteDisconnected, ConnectionError):
-                # a kept connection may have been closed by the far side meanwhile: that is no failure of the request
+                # IMDS may have closed the kept connection meanwhile: that is not a failure of the request
                 if not reused or self._aborted.is_set():
                     raise
                 self.close()
                 return self._exchange(request, deadline, etag)
         except ImdsError:
-            self.close()  # what is left unread in the connection must not be taken for the next answer
+            self.close()  # the unread rest of this answer must not be read as the next one
             raise
         except (http.client.HTTPException, OSError, ValueError) as error:
             self.close()
@@ -171,7 +171,7 @@ class ImdsClient:
             content = response.read(MAX_BODY + 1)
             if len(content) > MAX_BODY:
                 raise ImdsError("too_large", f"more than {MAX_BODY} bytes")
-            if response.length:  # read(n) does not say so itself
+            if response.length:  # read(n) raises nothing when the body ends early
                 raise ImdsError("incomplete", f"{response.length} bytes are missing")
             if response.will_close:
                 self.close()
@@ -183,11 +183,11 @@ class ImdsClient:
 
     def _connected(self, deadline: float) -> DeadlineSocket:
         if self._aborted.is_set():
-            raise ImdsError("reset", "the agent stops")
+            raise ImdsError("reset", "the agent is stopping")
         if self._socket is None:
             self._socket = self._connect(deadline)
-            if self._aborted.is_set():  # while it connected there was nothing to cut off
-                raise ImdsError("reset", "the agent stops")
+            if self._aborted.is_set():  # `abort` found no connection to shut down
+                raise ImdsError("reset", "the agent is stopping")
         self._socket.deadline = deadline
         return self._socket
 
@@ -210,7 +210,7 @@ class ImdsClient:
 
 
 def _etag(response: http.client.HTTPResponse) -> str | None:
-    """The ETag, if it is one that can be sent back as it is."""
+    """Return the ETag if it can be sent back unchanged, else ``None``."""
     etag = response.headers.get("ETag")
     return etag if etag is not None and len(etag) <= MAX_ETAG and _VISIBLE.fullmatch(etag) else None
 
@@ -226,7 +226,7 @@ def _refusal(response: http.client.HTTPResponse, content: bytes) -> ImdsError:
 
 def _retry_after(response: http.client.HTTPResponse) -> float | None:
     value = response.headers.get("Retry-After", "")
-    # in seconds; the date form is not used by IMDS, and the back-off serves where it comes all the same
+    # seconds; IMDS does not use the date form, and without a value the back-off decides
     return float(value) if value.isascii() and value.isdigit() and len(value) <= 6 else None  # noqa: PLR2004 - 11 days
 
 

@@ -1,6 +1,6 @@
-"""Where IMDS is, for a VM without 169.254.169.254: one place after the other, until something answers as IMDS does.
+"""Find IMDS for a VM without 169.254.169.254: look at one place after the other until something answers as IMDS does.
 
-What stands in a lease, in the environment or in the registry is a candidate and no more: it is believed when it gives a
+An address in a lease, in the environment or in the registry is only a candidate. It is used if it answers with a
 Scheduled Events document.
 """
 
@@ -18,14 +18,14 @@ from notbefore.imds.client import ImdsClient, may_be_elsewhere
 from notbefore.imds.inform import CannotAskError, inform
 from notbefore.imds.leases import MAX_LEASE, from_dhclient, from_network_manager, from_networkd, from_packet
 
-VARIABLE: Final = "SCHEDULEDEVENTSIP"  # as Microsoft's sample hands it on
+VARIABLE: Final = "SCHEDULEDEVENTSIP"  # the name in Microsoft's sample
 REGISTRY_KEY: Final = r"Software\ScheduledEvents"  # as above, on Windows
 REGISTRY_VALUE: Final = "ScheduledEventsIp"
 PROBE_TIMEOUT: Final = 10.0  # seconds
 MAX_FILES: Final = 32
 
 Parser = Callable[[bytes], str | None]
-# who, where its leases are, how they are read; the first is what Azure's images use today
+# the DHCP client, where its leases are, how they are read; Azure's images use the first one today
 LEASES: Final[tuple[tuple[str, tuple[str, ...], Parser], ...]] = (
     ("systemd-networkd", ("run/systemd/netif/leases/*",), from_networkd),
     (
@@ -43,7 +43,7 @@ LEASES: Final[tuple[tuple[str, tuple[str, ...], Parser], ...]] = (
 
 
 class SearchStep(Struct, frozen=True):
-    """One place that was looked at: what was found there, whether it answers as IMDS does, and why not."""
+    """One place: the endpoint found there, whether it answers as IMDS does, and if not, why."""
 
     place: str
     found: str = ""  # an endpoint
@@ -51,15 +51,15 @@ class SearchStep(Struct, frozen=True):
     why: str = ""
 
     def __str__(self) -> str:
-        """A line for the log and for people."""
+        """Return it as one line for people."""
         if not self.found:
             return f"{self.place}: {self.why}"
-        said = "answers" if self.answers else "is not it"
-        return f"{self.place}: {self.found} {said}" + (f": {self.why}" if self.why else "")
+        result = "answers" if self.answers else "is not IMDS"
+        return f"{self.place}: {self.found} {result}" + (f": {self.why}" if self.why else "")
 
 
 def read_registry() -> str | None:
-    """The value in Windows' registry; raises ``OSError`` where there is none."""
+    """Return the value in Windows' registry, ``None`` on other systems; raises ``OSError`` if there is none."""
     try:
         import winreg  # noqa: PLC0415 - only on Windows
     except ImportError:
@@ -70,7 +70,7 @@ def read_registry() -> str | None:
 
 
 class Places(Struct, frozen=True):
-    """What is looked at on this machine."""
+    """The places to look at on this machine."""
 
     environment: Mapping[str, str] = os.environ
     root: Path = Path("/")
@@ -79,7 +79,7 @@ class Places(Struct, frozen=True):
 
 
 class Discovery:
-    """Looks for IMDS, beginning with what is configured."""
+    """Looks for IMDS, first at the configured endpoint."""
 
     def __init__(self, configured: str, api_version: str, places: Places | None = None) -> None:
         self._configured = configured
@@ -87,8 +87,8 @@ class Discovery:
         self._places = places or Places()
 
     def search(self) -> Iterator[SearchStep]:
-        """Look at one place after the other; the last step is the one that answers, if any does."""
-        asked: dict[str, str] = {}  # endpoint -> why it is none
+        """Look at one place after the other; ends after the first that answers."""
+        asked: dict[str, str] = {}  # endpoint -> why it is not IMDS
         for candidate in self._candidates():
             if not candidate.found:
                 yield candidate
@@ -139,7 +139,7 @@ class Discovery:
         return sorted(found, key=_age)[:MAX_FILES]
 
     def _probe(self, endpoint: str) -> str:
-        """Why this is not IMDS; empty if it is."""
+        """Return why this is not IMDS; empty if it is."""
         try:
             client = ImdsClient(endpoint)
         except ConfigError as error:
@@ -149,7 +149,7 @@ class Discovery:
         except ImdsError as error:
             return str(error)
         except DocumentError as error:
-            return f"it answers, but not as IMDS does ({error})"
+            return f"the answer is not a Scheduled Events document ({error})"
         finally:
             client.close()
         return ""
@@ -164,23 +164,23 @@ def _candidate(place: str, address: str | None, otherwise: str) -> SearchStep:
 def _age(path: Path) -> float:
     try:
         return -path.stat().st_mtime
-    except OSError:  # it is gone meanwhile, or not for us: reading it will say so
+    except OSError:  # gone, or not readable: reading it will give the reason
         return 0.0
 
 
 def _is_readable(folder: Path) -> bool:
-    """Whether it can be listed, if it is there."""
+    """Return whether a folder can be listed; ``True`` also where there is none."""
     try:
         next(folder.iterdir(), None)
     except PermissionError:
         return False
-    except OSError:  # it is not there, or no folder
+    except OSError:  # not there, or not a folder
         return True
     return True
 
 
 def _tail(path: Path) -> bytes:
-    """The end of a file; what is new in a lease file stands there."""
+    """Return the end of a file, where a lease file has its newest lease; raises ``OSError``."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no file")
     with path.open("rb") as file:

@@ -18,7 +18,7 @@ class _Instance(Struct):
 
 
 def fetch_vm(client: ImdsClient) -> Vm:
-    """Ask IMDS who this VM is; raises ``ImdsError`` (``rejected`` for a body that does not say it)."""
+    """Ask IMDS which VM this is; raises ``ImdsError`` (``rejected`` for a body without a name)."""
     answer = client.get(PATH)
     try:
         compute = msgspec.json.decode(answer.body or b"", type=_Instance).compute
@@ -31,7 +31,7 @@ def fetch_vm(client: ImdsClient) -> Vm:
 
 
 def vm_of(compute: dict[str, Any]) -> Vm:
-    """The fields of ``compute`` that matter; what is missing or no text is empty."""
+    """Return the fields of ``compute`` that are used; a field that is missing or not text is empty."""
 
     def text(name: str) -> str:
         value = compute.get(name)

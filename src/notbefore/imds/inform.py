@@ -1,4 +1,4 @@
-"""A DHCP INFORM of our own: the network is asked for option 245, and nothing but that; no lease is touched."""
+"""A DHCP INFORM that asks the network for option 245 and nothing else; no lease is changed. RFC 2131."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from typing import Final
 from notbefore.imds.leases import COOKIE, MESSAGE_TYPE, OPTION, from_packet, options
 
 TRIES: Final = 2
-PATIENCE: Final = 1.0  # seconds for an answer to each
+PATIENCE: Final = 1.0  # seconds to wait for the answer to each
 MAX_INTERFACES: Final = 4
 SIOCGIFADDR: Final = 0x8915
 INTERFACES: Final = Path("/sys/class/net")  # if_nameindex() needs a netlink socket, which a sandbox may forbid
@@ -23,15 +23,18 @@ SERVER_PORT: Final = 67
 
 
 class CannotAskError(Exception):
-    """No question could be put; the text says why, and what would help."""
+    """The request cannot be sent; the text says why, and what would help."""
 
 
 def inform() -> str | None:
-    """Ask on the first few interfaces that have an address; raises ``CannotAskError`` where none of them could."""
+    """Ask on the first interfaces that have an address; raises ``CannotAskError`` if none can send.
+
+    Returns the address in option 245, or ``None`` without an answer.
+    """
     try:
         interfaces = _interfaces()
     except OSError as error:
-        raise CannotAskError(f"which interfaces there are is not said: {error.strerror or error}") from None
+        raise CannotAskError(f"the network interfaces cannot be listed: {error.strerror or error}") from None
     if not interfaces:
         raise CannotAskError("no interface has an IPv4 address")
     trouble: list[CannotAskError] = []
@@ -49,7 +52,7 @@ def inform() -> str | None:
 
 
 def _interfaces() -> list[tuple[str, str]]:
-    """Names and addresses; those with a device behind them first, since bridges and tunnels are not Azure's."""
+    """Return names and addresses; interfaces with a device first, because Azure's is not a bridge or a tunnel."""
     try:
         import fcntl  # noqa: PLC0415 - not on Windows
     except ImportError:  # pragma: no cover - the tests run on POSIX
@@ -79,17 +82,17 @@ def _ask(name: str, address: str) -> str | None:
                     return found
     except PermissionError:
         raise CannotAskError(
-            "the right is missing: it needs CAP_NET_BIND_SERVICE (systemd: AmbientCapabilities=CAP_NET_BIND_SERVICE)"
+            "not permitted: it needs CAP_NET_BIND_SERVICE (systemd: AmbientCapabilities=CAP_NET_BIND_SERVICE)"
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise CannotAskError("a DHCP client holds port 68 for itself") from None
+            raise CannotAskError("a DHCP client uses port 68 exclusively") from None
         raise CannotAskError(f"{name}: {error.strerror}") from None
     return None
 
 
 def _answer(asking: socket.socket, xid: bytes) -> str | None:
-    """The first good answer to this question; what others send is passed over."""
+    """Return the address in the first answer to this request; other packets are ignored."""
     deadline = time.monotonic() + PATIENCE
     while (left := deadline - time.monotonic()) > 0:
         asking.settimeout(left)
@@ -104,7 +107,7 @@ def _answer(asking: socket.socket, xid: bytes) -> str | None:
 
 
 def request(xid: bytes, address: str, mac: bytes) -> bytes:
-    """The message: who we are, and that option 245 is wanted."""
+    """Return the DHCP message that asks for option 245. ``address`` and ``mac`` are those of the interface."""
     head = struct.pack("!4B4sHH4s12x6s202x", 1, 1, 6, 0, xid, 0, 0, socket.inet_aton(address), mac)
     return (head + COOKIE + bytes([MESSAGE_TYPE, 1, INFORM, 55, 1, OPTION, 255])).ljust(300, b"\0")
 

@@ -1,6 +1,6 @@
-"""DHCP option 245, where DHCP clients keep it: pure parsers, bytes of a lease -> the address, or ``None``.
+"""DHCP option 245 in the lease files of DHCP clients: pure parsers, bytes of a lease -> the address, or ``None``.
 
-A client's files are its own; what cannot be read is no lease. That an address stands there does not make it IMDS's.
+Bytes that cannot be understood are not a lease. Whether IMDS is at the address is not known here.
 """
 
 import ipaddress
@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-OPTION: Final = 245  # of Azure's DHCP server: where the host answers
+OPTION: Final = 245  # Azure's DHCP server: the IPv4 address of the host
 MAX_LEASE: Final = 256 * 1024  # bytes; dhclient appends to its file for ever
 COOKIE: Final = b"\x63\x82\x53\x63"  # before the options
-OPTIONS_AT: Final = 240  # the length of all that is before them
+OPTIONS_AT: Final = 240  # bytes before the options
 MESSAGE_TYPE: Final = 53
 OVERLOAD: Final = 52
 END: Final = 255
@@ -25,27 +25,27 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 
 
 def from_networkd(lease: bytes) -> str | None:
-    """The file of systemd-networkd, and that of NetworkManager's internal client as long as it was the same code."""
+    """Read a file of systemd-networkd, or of NetworkManager's internal client in versions with the same code."""
     return _last(address_of(bytes.fromhex(found.decode("ascii"))) for found in _NETWORKD.findall(lease))
 
 
 def from_dhclient(lease: bytes) -> str | None:
-    """The file of dhclient; the newest lease is the last one."""
+    """Read a file of dhclient; the newest lease is the last one."""
     return _last(map(_written, _DHCLIENT.findall(lease)))
 
 
 def from_network_manager(state: bytes) -> str | None:
-    """NetworkManager's state of a device, or its internal client's lease."""
+    """Read NetworkManager's state of a device, or the lease of its internal client."""
     return _last(map(_written, _NETWORK_MANAGER.findall(state))) or from_networkd(state)
 
 
 def from_packet(packet: bytes) -> str | None:
-    """A DHCP message as it came over the network, which is what dhcpcd keeps."""
+    """Read a DHCP message as it came over the network; dhcpcd keeps this."""
     return address_of(options(packet).get(OPTION, b""))
 
 
 def options(packet: bytes) -> dict[int, bytes]:
-    """The options of a DHCP message; one that stands there in parts is put together (RFC 3396)."""
+    """Return the options of a DHCP message; an option in several parts is joined (RFC 3396)."""
     if packet[OPTIONS_AT - len(COOKIE) : OPTIONS_AT] != COOKIE:
         return {}
     found: dict[int, bytes] = {}
@@ -66,13 +66,13 @@ def _collect(field: bytes, found: dict[int, bytes]) -> None:
             continue
         value = field[at + 2 : at + 2 + field[at + 1]]
         if len(value) < field[at + 1]:
-            return  # cut off
+            return  # truncated
         found[field[at]] = found.get(field[at], b"") + value
         at += 2 + len(value)
 
 
 def address_of(octets: bytes) -> str | None:
-    """The address that four bytes say, if it can be another machine's."""
+    """Return four bytes as an IPv4 address; ``None`` if it cannot be the address of another machine."""
     if len(octets) != 4:  # noqa: PLR2004 - IPv4
         return None
     address = ipaddress.IPv4Address(octets)
@@ -82,7 +82,7 @@ def address_of(octets: bytes) -> str | None:
 
 
 def _written(value: bytes) -> str | None:
-    """As clients write four bytes: ``a8:3f:81:10``, dotted, or text where all four happen to be printable."""
+    """Read four bytes as clients write them: ``a8:3f:81:10``, dotted, or as text if all four are printable."""
     if value.startswith(b'"') and value.endswith(b'"'):
         return address_of(_ESCAPE.sub(_unescaped, value[1:-1]))
     if _COLONS.fullmatch(value):

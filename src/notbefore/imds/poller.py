@@ -1,4 +1,4 @@
-"""The beat: one poll each interval, without drift, never overlapping; slower while IMDS fails, but never above 30 s."""
+"""``Poller``: one poll each interval, without drift, never overlapping. Slower while IMDS fails, at most 30 s apart."""
 
 import threading
 import time
@@ -10,28 +10,28 @@ from msgspec import Struct
 from notbefore.errors import ImdsError
 from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, ImdsClient
 
-SLOWEST_RETRY: Final = 30.0  # seconds; a Preempt gives no more notice than that
-USUAL_RETRY: Final = 8.0  # seconds; the slowest without a Retry-After, so that half a minute's notice holds some polls
+SLOWEST_RETRY: Final = 30.0  # seconds; a Preempt gives only so much notice
+USUAL_RETRY: Final = 8.0  # seconds; the slowest without a Retry-After: 30 s of notice then have several polls
 
 
 class Poll(Struct, frozen=True):
-    """What one beat brought: a new ``body``, nothing new (``body`` None, ``error`` None), or an error."""
+    """The result of one poll: a new ``body``, nothing new (``body`` and ``error`` are None), or an error."""
 
-    lag: float  # seconds by which the beat was late
+    lag: float  # seconds by which the poll began late
     duration: float  # seconds until the answer or the error
     body: bytes | None = None
     error: ImdsError | None = None
 
 
 class Poller:
-    """Polls ``/metadata/scheduledevents`` and hands each ``Poll`` to a handler, in the thread that calls ``run``.
+    """Polls ``/metadata/scheduledevents`` and gives each ``Poll`` to a handler, in the thread that calls ``run``.
 
-    A body that equals the last one counts as nothing new, until ``forget``.
+    ``interval`` is in seconds. A body that equals the previous one is nothing new, until ``forget``.
     """
 
     def __init__(self, client: ImdsClient, api_version: str, interval: float) -> None:
         self.interval = interval
-        self.due = time.monotonic()  # of the next beat
+        self.due = time.monotonic()  # of the next poll
         self._client = client
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
         self.timeout = FIRST_TIMEOUT  # seconds for the next answer
@@ -39,7 +39,7 @@ class Poller:
         self._etag: str | None = None
 
     def run(self, handle: Callable[[Poll], None], stop: threading.Event) -> None:
-        """Beat until ``stop`` is set."""
+        """Poll until ``stop`` is set."""
         failures = 0
         while not stop.wait(max(0.0, self.due - time.monotonic())):
             poll = self.poll()
@@ -48,7 +48,7 @@ class Poller:
             self.due = self._next(failures, poll.error)
 
     def poll(self) -> Poll:
-        """One request."""
+        """Make one request."""
         begun = time.monotonic()
         lag = max(0.0, begun - self.due)
         try:
@@ -63,16 +63,16 @@ class Poller:
         return Poll(lag, duration, body=answer.body)
 
     def forget(self) -> None:
-        """Take the next body for new, whatever it holds."""
+        """Report the next body as new, whatever it is."""
         self._last = self._etag = None
 
     def _next(self, failures: int, error: ImdsError | None) -> float:
-        """When the next beat is due: on the grid of the interval, or after a back-off."""
+        """Return when the next poll is due: a whole number of intervals later, or after a back-off."""
         now = time.monotonic()
         if error is not None:
             delay = max(self.interval, min(self.interval * 2.0 ** min(failures - 1, 10), USUAL_RETRY))
             if error.retry_after is not None:
                 delay = max(self.interval, min(error.retry_after, SLOWEST_RETRY))
             return now + delay
-        missed = max(0.0, now - self.due) // self.interval  # a beat that fell into a slow answer is left out
+        missed = max(0.0, now - self.due) // self.interval  # polls that became due during a slow answer are left out
         return self.due + (missed + 1) * self.interval

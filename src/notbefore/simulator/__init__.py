@@ -1,1 +1,1 @@
-"""An IMDS to try everything against: the scenarios of real VMs in real or fast time, and every way to fail."""
+"""A simulated IMDS to try everything against: the scenarios of real VMs, in real or fast time, and faults."""

@@ -1,4 +1,4 @@
-"""The simulator's HTTP: what IMDS answers, and what it refuses."""
+"""The simulator's HTTP: the answers of IMDS, and its refusals."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ EVENT_VERSIONS: Final = (
     "2020-07-01",
 )
 OTHER_VERSIONS: Final = ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01")
-MAX_BODY: Final = 8 * 1024 * 1024  # a document that is too large for the agent must still fit
+MAX_BODY: Final = 8 * 1024 * 1024  # bytes; a document that is too large for the agent must fit
 METHODS: Final = {
     "/metadata/scheduledevents": "GET, POST",
     "/metadata/instance": "GET",
@@ -54,7 +54,7 @@ class _StartRequests(Struct):
     DocumentIncarnation: int | None = None
 
 
-class _StartOrder(Struct, forbid_unknown_fields=True):
+class _ScenarioRequest(Struct, forbid_unknown_fields=True):
     scenario: str
     resources: list[str] = []
     cancel: bool = False
@@ -64,7 +64,7 @@ class _StartOrder(Struct, forbid_unknown_fields=True):
     speed: float | None = None
 
 
-class _FaultOrder(Struct, forbid_unknown_fields=True):
+class _FaultRequest(Struct, forbid_unknown_fields=True):
     kind: str
     value: float | None = None
     times: int | None = None
@@ -72,13 +72,13 @@ class _FaultOrder(Struct, forbid_unknown_fields=True):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. Paths with a leading ``/vm/NAME`` are for that VM, others for the first."""
+    """One connection. Paths below ``/vm/NAME`` are for that VM, others for the first."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server_version = "IMDS/simulated"
     sys_version = ""
-    timeout = 300  # seconds; a kept connection of an agent that has gone
+    timeout = 300  # seconds without a request, after which the connection is closed
 
     def do_GET(self) -> None:
         """The document, ``/metadata/instance``, ``/metadata/identity/oauth2/token``, and ``/simulator/state``."""
@@ -97,30 +97,30 @@ class Handler(BaseHTTPRequestHandler):
             self._token(query)
 
     def do_POST(self) -> None:
-        """Start requests; ``/simulator/start|fault|document|clear`` take orders."""
+        """Start requests, and ``/simulator/start|fault|document|clear``."""
         vm, path, query = self._target()
         body = self._body()
         if body is None or not self._exists(vm, path):
             return
         if path.startswith("/simulator/"):
-            self._order(path.removeprefix("/simulator/"), body)
+            self._control(path.removeprefix("/simulator/"), body)
         elif self._admit(query, EVENT_VERSIONS):
             self._approve(body, query["api-version"])
 
     def do_PUT(self) -> None:
-        """Neither IMDS nor the simulator has anything for other methods than GET and POST."""
+        """Refuse: neither IMDS nor the simulator has other methods than GET and POST."""
         vm, path, _query = self._target()
         if self._body() is not None:
             self._exists(vm, path)
 
-    # the names are those that http.server looks for
+    # http.server looks for these names
     do_DELETE = do_PUT  # noqa: N815
     do_HEAD = do_PUT  # noqa: N815
     do_PATCH = do_PUT  # noqa: N815
     do_OPTIONS = do_PUT  # noqa: N815
 
     def _exists(self, vm: str | None, path: str) -> bool:
-        """Whether there is this path, and for this method; answers 404 or 405 when not."""
+        """Return whether there is this path with this method; answers 404 or 405 if not."""
         if vm is None or path not in METHODS:
             self._refuse(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
         elif self.command not in METHODS[path].split(", "):
@@ -130,10 +130,10 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> bytes | None:
-        """The request's body; ``None`` when it was refused. Then the connection ends too."""
+        """Return the request's body; ``None`` if it was refused, which also closes the connection."""
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
-            status, text = HTTPStatus.LENGTH_REQUIRED, "Content-Length: a number of bytes is expected"
+            status, text = HTTPStatus.LENGTH_REQUIRED, "Content-Length: expected a number of bytes"
         elif len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
             status, text = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BODY} bytes are read"
         else:
@@ -158,11 +158,11 @@ class Handler(BaseHTTPRequestHandler):
         return vm, path, {name: values[-1] for name, values in parse_qs(url.query).items()}
 
     def _admit(self, query: dict[str, str], versions: tuple[str, ...], *needed: str) -> bool:
-        """As strict as IMDS: the header, the version, what else the path needs."""
+        """Return whether header, api-version and the parameters in ``needed`` are right; answers 400 if not."""
         if "X-Forwarded-For" in self.headers:
-            self._refuse(HTTPStatus.BAD_REQUEST, "X-Forwarded-For: a request that came through a proxy is not answered")
+            self._refuse(HTTPStatus.BAD_REQUEST, "X-Forwarded-For: requests through a proxy are not answered")
             return False
-        # the preview did not ask for the header
+        # the preview version does not require the header
         preview = versions is EVENT_VERSIONS and query.get("api-version") == PREVIEW
         if self.headers.get("Metadata", "").casefold() != "true" and not preview:
             self._refuse(HTTPStatus.BAD_REQUEST, "Required metadata header not specified")
@@ -209,14 +209,14 @@ class Handler(BaseHTTPRequestHandler):
             self._send_partly(body, fault)
 
     def _disconnect(self) -> None:
-        """Reset the connection: with no time to linger, a close is a RST and no FIN."""
+        """Reset the connection: with SO_LINGER of 0 seconds, a close sends RST instead of FIN."""
         self.close_connection = True
         linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         socket.close(self.connection.detach())
 
     def _send_partly(self, body: bytes, fault: Fault) -> None:
-        """``half``: the first half; ``drip``: a byte at a time. Then the connection is cut."""
+        """Send the first half (``half``), or one byte at a time (``drip``); then close the connection."""
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -230,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
                 if not self._state.hold(fault.value):
                     return
         except OSError:
-            pass  # the client had enough: that is what this is for
+            pass  # the client has closed the connection: that is the purpose of this fault
 
     def _approve(self, body: bytes, api_version: str) -> None:
         try:
@@ -252,14 +252,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, b"", {})
 
-    def _order(self, name: str, body: bytes) -> None:
+    def _control(self, name: str, body: bytes) -> None:
         try:
             answer: dict[str, Any] = {}
             if name == "start":
-                order = msgspec.json.decode(body, type=_StartOrder)
-                answer = {"EventId": self._state.start(**msgspec.structs.asdict(order))}
+                request = msgspec.json.decode(body, type=_ScenarioRequest)
+                answer = {"EventId": self._state.start(**msgspec.structs.asdict(request))}
             elif name == "fault":
-                self._state.fault(**msgspec.structs.asdict(msgspec.json.decode(body, type=_FaultOrder)))
+                self._state.fault(**msgspec.structs.asdict(msgspec.json.decode(body, type=_FaultRequest)))
             elif name == "document":
                 self._state.set_document(body)
             else:
@@ -290,7 +290,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, msgspec.json.encode({"error": text}), headers or {})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what is not even HTTP as IMDS answers everything: with JSON."""
+        """Answer a malformed request with JSON, as IMDS does for everything."""
         self.close_connection = True
         self._refuse(HTTPStatus(code), explain or message or HTTPStatus(code).phrase, {"Connection": "close"})
 
@@ -306,4 +306,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: a request each second would drown what matters."""
+        """Log nothing: there is a request each second."""

@@ -1,4 +1,4 @@
-"""The scenarios, pure: what the document shows at a time, for an event that plays.
+"""The scenarios, pure: what the document shows at a given time of each.
 
 Timing and texts follow Microsoft's documents of the service and captures of real VMs: minimum notice by type, some
 seconds of impact, about ten minutes from Started to gone.
@@ -12,14 +12,14 @@ from typing import Any, Final
 from msgspec import Struct
 
 MINUTE: Final = 60.0
-RESCHEDULED_BY: Final = 10 * MINUTE  # what `reschedule` puts NotBefore off by
+RESCHEDULED_BY: Final = 10 * MINUTE  # how much later NotBefore is after `reschedule`
 APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real ones were seen at once and later
-FORESEEN: Final = 15 * MINUTE  # notice of what has none of its own, when it is to be canceled or put off
+FORESEEN: Final = 15 * MINUTE  # the notice of a scenario that has none, when it is canceled or rescheduled
 PREVIEW: Final = "2017-03-01"  # api-version with "_" before names, ISO 8601 times, and the header not enforced
 
 
 class Scenario(Struct, frozen=True):
-    """One way that an event goes. Durations are seconds of real time."""
+    """The course of one event. Durations are seconds of real time."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ SCENARIOS: Final = {
         ),
         Scenario(
             "host-agent-maintenance",
-            "the host's agent is updated: a pause that is hardly felt",
+            "the host's agent is updated: a pause of less than a second",
             "Freeze",
             "Platform",
             "Host server is undergoing maintenance.",
@@ -137,36 +137,36 @@ class Play(Struct, frozen=True):
     begun: float
     speed: float = 1.0  # 60 plays an hour in a minute
     cancel: bool = False  # gone after half of the notice, unless it was approved by then
-    reschedule: bool = False  # after a third of the notice NotBefore is put off
-    hold: bool = False  # another tenant of the host does not approve: it starts at NotBefore whatever is approved
+    reschedule: bool = False  # after a third of the notice NotBefore becomes later
+    hold: bool = False  # another tenant of the host does not approve: it starts at NotBefore all the same
     approved: float | None = None
 
     @property
     def notice(self) -> float:
         """Seconds of real time from announced to the first NotBefore.
 
-        A failure without notice could not be canceled or put off: then it is one that was foreseen.
+        A failure without notice cannot be canceled or rescheduled: then it gets the notice of a foreseen one.
         """
         return self.scenario.notice or (FORESEEN if self.cancel or self.reschedule else 0.0)
 
     def not_before(self, now: float) -> float:
-        """NotBefore as shown at ``now``, Unix seconds."""
+        """Return NotBefore as shown at ``now``; both in Unix seconds."""
         notice = self.notice
         if self.reschedule and now - self.begun >= notice / 3 / self.speed:
             notice += RESCHEDULED_BY
         return self.begun + notice / self.speed
 
     def starts(self, now: float) -> float:
-        """When it starts, Unix seconds."""
+        """Return when it starts, as known at ``now``; both in Unix seconds."""
         due = self.not_before(now)
         if self.approved is not None and not self.hold:
             return min(due, self.approved + APPROVED_AFTER / self.speed)
         return due
 
     def status(self, now: float) -> str | None:
-        """``Scheduled``, ``Started``, or ``None`` when it is gone."""
+        """Return ``Scheduled``, ``Started``, or ``None`` when it is gone."""
         starts = self.starts(now)
-        free = self.approved is None or self.hold  # Azure does not take back what is approved and about to start
+        free = self.approved is None or self.hold  # Azure does not cancel what is approved and about to start
         if self.cancel and free and now >= self.begun + self.notice / 2 / self.speed:
             return None
         if now < starts:
@@ -174,11 +174,11 @@ class Play(Struct, frozen=True):
         return "Started" if now < starts + self.scenario.started / self.speed else None
 
     def over(self, now: float) -> bool:
-        """Nothing will come of it any more."""
+        """Return whether it has come to its end."""
         return self.status(now) is None
 
     def item(self, now: float) -> dict[str, Any] | None:
-        """The event as an item of the current document version, ``None`` when it is not listed."""
+        """Return the event as an item of the newest document version, ``None`` when it is not listed."""
         status = self.status(now)
         if status is None:
             return None
@@ -197,7 +197,7 @@ class Play(Struct, frozen=True):
 
 
 def http_date(time: float) -> str:
-    """Unix seconds -> RFC 1123, as the service writes it; cut to seconds, as nothing starts before what was told."""
+    """Unix seconds -> RFC 1123, as the service writes it; rounded down to seconds."""
     return format_datetime(datetime.fromtimestamp(math.floor(time), UTC), usegmt=True)
 
 
@@ -211,7 +211,7 @@ _TYPE_SINCE: Final = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 
 
 def as_of(item: dict[str, Any], api_version: str) -> dict[str, Any] | None:
-    """An item as an older api-version shows it; ``None`` where its type did not exist yet."""
+    """Return an item as an older api-version shows it; ``None`` if its type did not exist yet."""
     if api_version < _TYPE_SINCE.get(item["EventType"], ""):
         return None
     shown = {key: value for key, value in item.items() if api_version >= _SINCE.get(key, "")}

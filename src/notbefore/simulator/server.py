@@ -1,13 +1,13 @@
-"""``Simulator``: IMDS on loopback, as strict as the real one about header and api-version, with faults to order.
+"""``Simulator``: IMDS on loopback, as strict as the real one about header and api-version, with faults on request.
 
-Several VMs at once: ``http://HOST:PORT`` is the first one, ``http://HOST:PORT/vm/NAME`` each; all see the same events.
-Under ``/simulator/`` it takes orders:
+Several VMs: ``http://HOST:PORT/vm/NAME`` is the endpoint of each, ``http://HOST:PORT`` that of the first. All see the
+same events. Under ``/simulator/`` it is controlled:
 
 - ``POST start``: ``{"scenario": "user-reboot", "resources": ["WestNO_0"], "cancel": false, "reschedule": false,
   "hold": false, "event_id": "", "speed": 60}``; all but the first may be left out. Answers ``{"EventId": ...}``.
 - ``POST fault``: ``{"kind": "slow", "value": 3, "times": 10, "seconds": 60}``; see ``state.FAULTS``.
-- ``POST document``: any bytes, answered as they are. ``POST clear``: nothing scheduled, no fault, no client held.
-- ``GET state``: what is listed, what fails, what was asked for.
+- ``POST document``: any bytes; they are the answer from now on. ``POST clear``: no events, no faults, no client held.
+- ``GET state``: the events, the faults, and the start requests.
 """
 
 import socket
@@ -24,7 +24,7 @@ from urllib.parse import quote
 from notbefore.simulator.handler import Handler
 from notbefore.simulator.state import SimulatorState
 
-CLOSING: Final = 1.0  # seconds that connections have to end when the server is closed
+CLOSING: Final = 1.0  # seconds for connections to end when the server is closed
 
 
 class Simulator(SimulatorState):
@@ -40,16 +40,16 @@ class Simulator(SimulatorState):
 
     @property
     def endpoint(self) -> str:
-        """What an agent's ``imds.endpoint`` is to be, for the first VM."""
+        """The ``imds.endpoint`` for an agent on the first VM."""
         host, port = self._server.server_address[:2]
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def endpoint_of(self, vm: str) -> str:
-        """The endpoint of one of the VMs."""
+        """Return the ``imds.endpoint`` for an agent on one of the VMs."""
         return f"{self.endpoint}/vm/{quote(vm, safe='')}"
 
     def close(self) -> None:
-        """Stop serving: the port is free, every connection is cut, no client is held any more."""
+        """Stop serving: the port is free, every connection is closed, no client is held."""
         if self._thread is not None:
             self._server.shutdown()
             self._thread.join()
@@ -70,7 +70,7 @@ class Simulator(SimulatorState):
 
 
 class _Server(ThreadingHTTPServer):
-    """Threads as the standard library has them, and a list of the open connections so that they can be cut."""
+    """The standard library's threading server, with a list of the open connections so that they can be closed."""
 
     daemon_threads = True
     block_on_close = False
@@ -85,12 +85,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listen, handler)
 
     def server_bind(self) -> None:
-        """Bind, without HTTPServer's question to the DNS for this machine's name, which can take many seconds."""
+        """Bind without the DNS query of HTTPServer for this machine's name, which can take many seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Note the connection, and let a thread serve it."""
+        """Remember the connection, and let a thread serve it."""
         with self._changed:
             self._open.add(request)
         super().process_request(request, client_address)
@@ -110,11 +110,11 @@ class _Server(ThreadingHTTPServer):
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # its client was faster
+                    continue  # the client has closed it already
             while self._open and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that went away: that is what many of the faults are for."""
+        """Print nothing for clients that went away: many of the faults cause it."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)

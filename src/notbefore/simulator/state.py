@@ -1,4 +1,4 @@
-"""The simulator's state: what plays, what fails, what was asked for. Knows nothing of HTTP."""
+"""The simulator's state: the events that play, the faults, the start requests. No HTTP."""
 
 import hashlib
 import math
@@ -21,16 +21,16 @@ FAULTS: Final = {
     "throttled": "429 with Retry-After: VALUE",
     "error": "500",
     "status": "HTTP status VALUE",
-    "half": "half of the body, then the connection is cut",
-    "garbage": "200 with a body that is no JSON",
-    "freeze": "accept the request and say nothing for VALUE seconds",
+    "half": "half of the body, then the connection is closed",
+    "garbage": "200 with a body that is not JSON",
+    "freeze": "accept the request, and send nothing for VALUE seconds",
     "redirect": "302 to another address",
-    "drip": "a byte each VALUE seconds",
+    "drip": "one byte each VALUE seconds",
     "disconnect": "the connection is reset without an answer",
-    "reset": "DocumentIncarnation begins anew at 1",
+    "reset": "DocumentIncarnation starts again at 1",
     "flap": "every other answer lists nothing",
-    "start-status": "a start request is answered with HTTP status VALUE, and not taken",
-    "start-freeze": "a start request is taken, and not answered for VALUE seconds",
+    "start-status": "a start request is answered with HTTP status VALUE, and ignored",
+    "start-freeze": "a start request is accepted, and not answered for VALUE seconds",
 }
 OF_START_REQUESTS: Final = frozenset({"start-status", "start-freeze"})
 _DEFAULT_VALUES: Final = {
@@ -46,7 +46,7 @@ _DEFAULT_VALUES: Final = {
 
 MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
 SPEEDS: Final = (0.01, 100_000.0)
-MAX_PLAYS: Final = 1_000  # scenarios remembered; older ones that are over are forgotten
+MAX_PLAYS: Final = 1_000  # scenarios that are kept; more, and those that are over are removed
 MAX_START_REQUESTS: Final = 10_000
 _STATUSES: Final = range(300, 600)
 
@@ -77,9 +77,9 @@ class SimulatorState:
         self._faults: list[Fault] = []
         self._incarnation = 1
         self._shown_items: list[dict[str, Any]] = []
-        self._release = threading.Event()  # set when the clients that faults hold are to be let go
+        self._release = threading.Event()  # set to let go the clients that faults hold
 
-    # ---- orders
+    # ---- control
 
     def start(  # noqa: PLR0913 - each is a word of the order, by name
         self,
@@ -92,7 +92,7 @@ class SimulatorState:
         event_id: str = "",
         speed: float | None = None,
     ) -> str:
-        """Begin a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one, or its speed."""
+        """Start a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one, or a wrong speed."""
         if scenario not in SCENARIOS:
             raise SimulatorError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
         speed = self.speed if speed is None else check_speed(speed)
@@ -114,16 +114,16 @@ class SimulatorState:
         return play.event_id
 
     def set_document(self, document: bytes | dict[str, Any]) -> None:
-        """Answer with this from now on, whatever it is; ``clear`` ends it."""
+        """Answer with this document from now on, whatever it is; ``clear`` ends it."""
         with self.mutex:
             self._raw = document if isinstance(document, bytes) else msgspec.json.encode(document)
 
     def fault(
         self, kind: str, value: float | None = None, times: int | None = None, *, seconds: float | None = None
     ) -> None:
-        """Order a fault for the next ``times`` answers (1), or for so many seconds from now, or for what ends first.
+        """Let the next ``times`` answers fail (default 1), or those of the next ``seconds``, whichever ends first.
 
-        Several wait their turn. Raises ``SimulatorError`` for an unknown one, or one that cannot be.
+        Several faults come one after the other. Raises ``SimulatorError`` for an unknown one or a wrong value.
         """
         if kind not in FAULTS:
             raise SimulatorError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
@@ -141,22 +141,22 @@ class SimulatorState:
             self._faults.append(Fault(kind, value, times, until))
 
     def clear(self) -> None:
-        """Nothing is scheduled, no fault is ordered, no client is held."""
+        """End all events and faults, and let go every client."""
         with self.mutex:
             self._plays, self._faults, self._raw = [], [], None
             self._release.set()
             self._release = threading.Event()
 
     def hold(self, seconds: float) -> bool:
-        """Hold the client that asks; False when it was let go early, by ``clear``."""
+        """Wait ``seconds``, as a client is made to; returns False if ``clear`` ended it early."""
         with self.mutex:
             release = self._release
         return not release.wait(seconds)
 
     def approve(self, event_ids: Sequence[str]) -> bool:
-        """Take start requests; False, and none is taken, when one is for an event that never was.
+        """Accept start requests; returns False, and accepts none, if one names an event that never existed.
 
-        One that is started or over stays as it is: its id is valid still, as when another VM was faster.
+        An event that has started or is over does not change: its id is still valid, as after another VM's approval.
         """
         now = time.time()
         with self.mutex:
@@ -176,15 +176,15 @@ class SimulatorState:
         if self._plays[index].approved is None:
             self._plays[index] = msgspec.structs.replace(self._plays[index], approved=now)
 
-    # ---- what the handler asks
+    # ---- for the handler
 
     def idle(self) -> bool:
-        """Every scenario has played to its end."""
+        """Return whether every scenario has come to its end."""
         with self.mutex:
             return all(play.over(time.time()) for play in self._plays)
 
     def take_fault(self, *, start_request: bool = False) -> Fault | None:
-        """The fault for the answer that is due now, if any."""
+        """Return the fault for this answer, if there is one, and count it."""
         with self.mutex:
             self.requests += not start_request
             now = time.monotonic()
@@ -201,7 +201,7 @@ class SimulatorState:
             return fault
 
     def body(self, api_version: str, *, empty: bool = False) -> bytes:
-        """The document now; the incarnation rises whenever its content is new."""
+        """Return the document now; the incarnation rises whenever its content is new."""
         with self.mutex:
             if self._raw is not None:
                 return self._raw
@@ -214,7 +214,7 @@ class SimulatorState:
             return msgspec.json.encode({"DocumentIncarnation": self._incarnation, "Events": shown})
 
     def state(self) -> dict[str, Any]:
-        """What ``/simulator/state`` answers."""
+        """Return what ``/simulator/state`` answers."""
         now = time.time()
         with self.mutex:
             return {
@@ -236,7 +236,7 @@ class _Ids(Struct):
 
 
 def _ids_of(raw: bytes | None) -> set[str]:
-    """The EventIds of a document that was set by hand, folded to one case; none where it cannot be read."""
+    """Return the EventIds of a document that was set, in one case; none if it cannot be read."""
     try:
         return {event.EventId.casefold() for event in msgspec.json.decode(raw or b"", type=_Ids).Events}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -244,14 +244,14 @@ def _ids_of(raw: bytes | None) -> set[str]:
 
 
 def check_speed(speed: float) -> float:
-    """The speed, if it can be played; raises ``SimulatorError``. Within these bounds every year has four digits."""
+    """Return the speed; raises ``SimulatorError`` outside the bounds, within which every year has four digits."""
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise SimulatorError(f"speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
     return speed
 
 
 def instance(vm: str) -> dict[str, Any]:
-    """A made-up ``/metadata/instance`` of a VM; the same at each call."""
+    """Return a made-up ``/metadata/instance`` of a VM, the same for each call."""
     seed = hashlib.sha256(vm.encode()).hexdigest()
     subscription = "8d10da13-8125-4ba9-a717-bf7490507b3d"
     group, provider = "fleet", "/providers/Microsoft.Compute"

@@ -37,7 +37,7 @@ _TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
 
 def load_web_config(path: Path) -> "WebConfig":
     """Read ``server.web_config_file``; raises ``ConfigError``. Paths in it are relative to its directory."""
-    from notbefore.config.yaml_file import convert, read  # noqa: PLC0415 - most agents have no such file
+    from notbefore.config.yaml_file import read, to_struct  # noqa: PLC0415 - most agents have no such file
     from notbefore.web.web_config import WebConfig  # noqa: PLC0415 - as above
 
     values, places = read(path)
@@ -49,7 +49,7 @@ def load_web_config(path: Path) -> "WebConfig":
             if key in _TLS_FILES and isinstance(value, str)
         }
         values["tls_server_config"] = {**tls, **found}
-    return convert(values, WebConfig, places, strict=True)
+    return to_struct(values, WebConfig, places, strict=True)
 
 
 class Access:
