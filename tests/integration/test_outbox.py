@@ -532,9 +532,9 @@ def test_each_latency_has_its_bucket(box: Box) -> None:
     assert {index: count for index, count in enumerate(counts) if count} == {0: 1, 1: 1, len(counts) - 1: 1}
 
 
-def test_the_most_severe_goes_first_then_what_is_due_for_longest_then_the_oldest(box: Box) -> None:
-    keys = {"a": ("info", 0.5), "b": ("critical", 0.7), "c": ("critical", 0.2), "d": ("critical", 0.2)}
-    box.put(*[delivery(key, severity=severity, due=due) for key, (severity, due) in keys.items()])
+def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
+    keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
+    box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
     assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
 
 
@@ -742,7 +742,7 @@ TestSums.settings = settings(max_examples=40, stateful_step_count=30, deadline=N
 
 
 def test_a_delivery_comes_out_as_it_went_in(box: Box) -> None:
-    one = delivery(record=b'{"x":"\\u2028"}', severity="critical", severity_given=True)
+    one = delivery(record=b'{"x":"\\u2028"}', severity="critical", not_before=7.0)
     box.put(one)
     (leased,) = box.lease(1)
     assert msgspec.structs.replace(leased, attempts=0) == one

@@ -352,13 +352,13 @@ def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
     longer = short | {"DurationInSeconds": 30}
     with HttpPeer() as peer:
-        (first,) = sent(alertmanager(peer.url), message(short, severity="critical", severity_given=True))
+        (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))
         # the courier tells what the sink said of the first; what the routes of later changes say does not matter
         later = (message(short, short | STARTED), message(short, short | STARTED, None))
         sent(alertmanager(peer.url), *(msgspec.structs.replace(one, thread=first.thread) for one in later))
         assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
         peer.requests.clear()
-        (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))  # not the route's: by the notice
+        (first,) = sent(alertmanager(peer.url), message(short))
         sent(alertmanager(peer.url), message(short, longer, thread=first.thread), message(longer))
         told = [alert_of(request)["labels"]["severity"] for request in peer.requests]
     assert told == ["info", "info", "warning"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Change
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, RoutedTo, route, severity_of
+from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, Target, route, severity_of
 from support.azure import ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -29,7 +29,7 @@ def change(*looks: dict[str, Any] | None, vm: str = ME, **moment: Any) -> Change
 
 
 def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
-    return [ticket.sink for ticket in route(one, tuple(routes), vm, SINKS)]
+    return [target.sink for target in route(one, tuple(routes), vm, SINKS)]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,12 @@ def test_severity_is_by_type_and_notice(fields: dict[str, Any], severity: str) -
     assert severity_of(change(fields)) == severity
 
 
+def test_the_severity_that_all_vms_share_leaves_the_notice_aside() -> None:
+    one = change({"EventType": "Freeze", "DurationInSeconds": 5, **STARTED})
+    (target,) = route(one, (Route(sinks=("hub",)),), ME, SINKS)
+    assert (target.severity, target.shared_severity) == ("critical", "info")
+
+
 def test_without_routes_every_sink_gets_the_changes_of_this_vm() -> None:
     assert sinks([], change({})) == ["oncall", "hub"]
     assert sinks([], change({"Resources": [PEER]})) == []
@@ -66,7 +72,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routes, ME, SINKS) == (RoutedTo("oncall", "critical", severity_given=True),)
+    assert route(change({}), routes, ME, SINKS) == (Target("oncall", "critical", "critical"),)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_of_resources_that_moved_the_first_of_those_that_are_left_tells() -> Non
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",), announce_by="leader"),)
-    assert route(change({}), routes, None, SINKS) == (RoutedTo("hub", "info"),)
+    assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info"),)
 
 
 @given(
@@ -195,4 +201,4 @@ def test_a_vm_that_does_not_know_its_name_speaks() -> None:
 def test_whoever_is_to_speak_somebody_does_at_once(names: list[str], fields: dict[str, Any], announce_by: Any) -> None:
     routes = (Route(sinks=("hub",), announce_by=announce_by),)
     spoken = [route(change({"Resources": names, **fields}, vm=vm), routes, vm, SINKS) for vm in names]
-    assert 0.0 in [ticket.delay for given in spoken for ticket in given]
+    assert 0.0 in [target.delay for given in spoken for target in given]

@@ -27,7 +27,8 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
     SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
-    APPROVALS: ClassVar[bool] = True  # it is told of approvals as well
+    APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
+    SHARED_SEVERITY: ClassVar[bool] = False  # the severity has to be the same from every VM
     WORDS: ClassVar[bool] = True  # people read it; else it is sent the record, and no template is taken
     BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
 
@@ -48,7 +49,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def terms(self) -> Terms:
         """How long its deliveries are worth sending."""
-        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS)
+        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS, self.SHARED_SEVERITY)
 
 
 def _http(url: str, what: str) -> str:
@@ -163,6 +164,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
 
     SECRETS: ClassVar[tuple[str, ...]] = ("password", "token")
     APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
+    SHARED_SEVERITY: ClassVar[bool] = True  # it is a label: another one would be another alert
 
     urls: tuple[str, ...]  # of every member of the cluster
     username: str | None = None  # of basic authentication, beside `password`

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind
-from notbefore.core.routing import Route, RoutedTo, Severity, route
+from notbefore.core.routing import Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
@@ -38,7 +38,7 @@ class Delivery(Struct, frozen=True):
     expires: float  # not to be sent after
     expires_with_event: bool  # it expires when the event ends
     record: bytes  # the change as JSON
-    severity_given: bool = False  # by the route, not by type and notice
+    not_before: float = 0.0  # of the event; 0 where it is not known: of one severity the smallest is sent first
     attempts: int = 0  # made so far
     state: str = "pending"  # dead: refused for good; repeating: delivered, and sent again while the event lasts
     error: str = ""  # why the last attempt failed
@@ -64,7 +64,8 @@ class Terms(Struct, frozen=True):
 
     expire_after: float = 86_400.0  # seconds
     expire_on_end: bool = True
-    approvals: bool = True  # it is told of approvals as well
+    approvals: bool = True  # it is notified of approvals as well
+    shared_severity: bool = False  # the severity has to be the same from every VM
 
 
 class Routing(Struct, frozen=True):
@@ -82,26 +83,26 @@ def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
 def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) -> tuple[Delivery, ...]:
     """What is to be sent of a change; ``record`` is it as JSON, ``vm`` the name of this VM."""
     found: list[Delivery] = []
-    for ticket in route(change, routing.routes, vm, tuple(routing.sinks)):
-        terms = routing.sinks.get(ticket.sink, Terms())
+    for target in route(change, routing.routes, vm, tuple(routing.sinks)):
+        terms = routing.sinks.get(target.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
         created = change.time.timestamp()
         message = Delivery(
-            delivery_id=delivery_id(change.id, ticket.sink),
+            delivery_id=delivery_id(change.id, target.sink),
             event_key=change.event.key,
-            sink=ticket.sink,
+            sink=target.sink,
             kind=change.kind,
-            severity=ticket.severity,
+            severity=_severity(target, terms),
             created=created,
-            due=created + ticket.delay,
-            expires=created + ticket.delay + terms.expire_after,
+            due=created + target.delay,
+            expires=created + target.delay + terms.expire_after,
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             record=record,
-            severity_given=ticket.severity_given,
+            not_before=change.not_before.timestamp() if change.not_before else 0.0,
         )
         found.append(message)
-        reminder = _reminder(change, record, ticket)
+        reminder = _reminder(change, record, target, terms)
         if reminder is not None:
             found.append(reminder)
     return tuple(found)
@@ -123,25 +124,29 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
     )
 
 
-def _reminder(change: Change, record: bytes, ticket: RoutedTo) -> Delivery | None:
+def _severity(target: Target, terms: Terms) -> Severity:
+    return target.shared_severity if terms.shared_severity else target.severity
+
+
+def _reminder(change: Change, record: bytes, target: Target, terms: Terms) -> Delivery | None:
     not_before = change.event.not_before
-    if ticket.remind_before is None or not_before is None or ticket.left:
+    if target.remind_before is None or not_before is None or target.last:
         return None
     if change.kind not in ("announced", "updated"):
         return None
-    due = not_before.timestamp() - ticket.remind_before
+    due = not_before.timestamp() - target.remind_before
     if due <= change.time.timestamp():  # the notice is shorter than that: the change itself says it
         return None
     return Delivery(
-        delivery_id=delivery_id(change.id, ticket.sink, "reminder"),
+        delivery_id=delivery_id(change.id, target.sink, "reminder"),
         event_key=change.event.key,
-        sink=ticket.sink,
+        sink=target.sink,
         kind="reminder",
-        severity=ticket.severity,
+        severity=_severity(target, terms),
         created=due,  # what its delay is measured from
         due=due,
         expires=not_before.timestamp() + REMINDER_GRACE,
         expires_with_event=True,
         record=record,
-        severity_given=ticket.severity_given,
+        not_before=not_before.timestamp(),
     )

@@ -100,23 +100,23 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     remind_before: Duration | None = None  # so long before NotBefore it is said again, once
 
 
-class RoutedTo(Struct, frozen=True):
-    """One change is to go to one sink."""
+class Target(Struct, frozen=True):
+    """A sink that a change goes to, and how."""
 
     sink: str
     severity: Severity
-    delay: float = 0.0  # seconds to wait, for others to speak first
+    shared_severity: Severity  # as every VM that sees the event has it: the notice differs between them
+    delay: float = 0.0  # seconds to wait, so that another VM can notify first
     remind_before: float | None = None  # seconds
-    severity_given: bool = False  # by the route
-    left: bool = False  # the last that is told of it: it no longer hits this VM, and the route tells of no others'
+    last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
 
 
 def severity_of(change: Change) -> Severity:
     """Critical: it takes the machine down, or began without notice. Warning: a Freeze that is long, or may be."""
-    return "critical" if change.notice_seconds == 0 else severity_of_event(change.event)
+    return "critical" if change.notice_seconds == 0 else shared_severity_of(change.event)
 
 
-def severity_of_event(event: Event) -> Severity:
+def shared_severity_of(event: Event) -> Severity:
     """The severity by what is the same on every VM that sees the event."""
     if event.event_type in CRITICAL_TYPES:
         return "critical"
@@ -125,19 +125,24 @@ def severity_of_event(event: Event) -> Severity:
     return "info"
 
 
-def route(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[RoutedTo, ...]:
+def route(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[Target, ...]:
     """The deliveries that a change causes on the VM named ``vm``; at most one for each sink, the first route's."""
-    found: dict[str, RoutedTo] = {}
+    found: dict[str, Target] = {}
     for route in routes or (Route(Match(scope=("self",)), sinks),):
         if not route.match.accepts(change):
             continue
         delay = _turn(change, route.announce_by, vm)
         if delay is not None and not (route.quiet_updates and _quiet(change)):
-            severity = route.severity or severity_of(change)
-            remind = route.remind_before.seconds if route.remind_before else None
-            given, left = route.severity is not None, change.no_longer_affected and route.announce_by != "all"
             for sink in route.sinks:
-                found.setdefault(sink, RoutedTo(sink, severity, delay, remind, given, left))
+                target = Target(
+                    sink=sink,
+                    severity=route.severity or severity_of(change),
+                    shared_severity=route.severity or shared_severity_of(change.event),
+                    delay=delay,
+                    remind_before=route.remind_before.seconds if route.remind_before else None,
+                    last=change.no_longer_affected and route.announce_by != "all",
+                )
+                found.setdefault(sink, target)
         if not route.go_on:
             break
     return tuple(found.values())

@@ -22,7 +22,6 @@ class Message(Struct, frozen=True):
     content: Record | Heartbeat
     line: bytes  # the record as it is stored: JSON
     thread: str | None = None
-    severity_given: bool = False  # by the route
 
     @classmethod
     def of(cls, delivery: Delivery) -> "Message":
@@ -36,7 +35,6 @@ class Message(Struct, frozen=True):
             content=(Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record),
             line=delivery.record,
             thread=delivery.thread,
-            severity_given=delivery.severity_given,
         )
 
     @property

@@ -24,7 +24,7 @@ FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again t
 BATCH_ROWS: Final = 100  # deliveries of one event that are leased at once
 
 _COLUMNS: Final = (
-    "delivery_id, event_key, sink, kind, severity, severity_given, created, due, expires, expires_with_event, record,"
+    "delivery_id, event_key, sink, kind, severity, created, due, expires, expires_with_event, not_before, record,"
     " attempts, state, error"
 )
 # The order: a delivery waits for the earlier ones of its event to the same sink. Nothing waits for a reminder: it has a
@@ -158,7 +158,7 @@ def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, batched: 
     """What may be sent now, the most severe first: the numbers of the rows."""
     rows = db.execute(
         f"SELECT seq, event_key FROM outbox WHERE sink = :sink AND state <> 'dead' AND (due <= :now OR {_FUTURE})"  # noqa: S608 - ours
-        f" AND NOT leased AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, due, seq LIMIT :count",
+        f" AND NOT leased AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, not_before, seq LIMIT :count",
         {"sink": sink, "now": now, "count": count},
     ).fetchall()
     # two of one event may both be free (a reminder and a change): one after the other
@@ -204,7 +204,7 @@ def _lease(db: sqlite3.Connection, rows: list[int]) -> list[Delivery]:
 def _delivery(row: tuple[Any, ...]) -> Delivery:
     names = [*_COLUMNS.split(", "), "thread"]
     values = dict(zip(names, row, strict=False))  # the thread is only asked for where it matters
-    return Delivery(**values | {name: bool(values[name]) for name in ("expires_with_event", "severity_given")})
+    return Delivery(**values | {"expires_with_event": bool(values["expires_with_event"])})
 
 
 def _record_result(db: sqlite3.Connection, result: DeliveryResult) -> None:

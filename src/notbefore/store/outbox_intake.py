@@ -33,8 +33,8 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
         row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
         added = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
-            " expires, expires_with_event, record, severity_given) VALUES (:delivery_id, :event_key, :sink, :kind,"
-            " :severity, :urgency, :created, :due, :expires, :expires_with_event, :record, :severity_given)",
+            " expires, expires_with_event, not_before, record) VALUES (:delivery_id, :event_key, :sink, :kind,"
+            " :severity, :urgency, :created, :due, :expires, :expires_with_event, :not_before, :record)",
             row,
         )
         if added.rowcount:

@@ -31,19 +31,19 @@ CREATE TABLE outbox (
     sink         TEXT NOT NULL,
     kind         TEXT NOT NULL,         -- core.delivery.MessageKind
     severity     TEXT NOT NULL,
-    severity_given INTEGER NOT NULL,    -- 1: by the route, not by type and notice
     urgency      INTEGER NOT NULL,      -- 0 is the most severe
     state        TEXT NOT NULL DEFAULT 'pending',  -- core.delivery.STATES
-    created      REAL NOT NULL,         -- this and the next two: Unix seconds
+    created      REAL NOT NULL,         -- this and the next three: Unix seconds
     due          REAL NOT NULL,
     expires      REAL NOT NULL,
+    not_before   REAL NOT NULL,         -- the order of sending: urgency, not_before, seq
     leased       INTEGER NOT NULL DEFAULT 0,  -- 1: on its way, in the hands of the courier that runs
     expires_with_event        INTEGER NOT NULL,      -- 1: expires when the event ends
     attempts     INTEGER NOT NULL DEFAULT 0,
     error        TEXT NOT NULL DEFAULT '',
     record       BLOB NOT NULL
 );
-CREATE INDEX outbox_queue ON outbox (sink, urgency, due);
+CREATE INDEX outbox_queue ON outbox (sink, urgency, not_before);
 CREATE INDEX outbox_order ON outbox (sink, event_key, seq);
 CREATE INDEX outbox_event ON outbox (event_key);
 CREATE INDEX outbox_expires ON outbox (expires);

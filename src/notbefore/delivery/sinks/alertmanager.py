@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from notbefore.config.sinks import Alertmanager, Links
 from notbefore.core.record import json_line, rfc3339
-from notbefore.core.routing import CRITICAL_TYPES, LONG_FREEZE, SEVERITIES
+from notbefore.core.routing import SEVERITIES
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
@@ -124,16 +124,5 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
 
 
 def severity(message: Message) -> str:
-    """What the first message of the event had, remembered as its thread: a label that changes is another alert.
-
-    That is the route's, if it gives one; else by type and expected duration alone: the notice may look different to
-    each VM.
-    """
-    if message.thread in SEVERITIES:
-        return message.thread
-    if message.severity_given:
-        return message.severity
-    if message.record.event_type in CRITICAL_TYPES:
-        return "critical"
-    duration = message.record.expected_duration_seconds
-    return "warning" if duration is None or duration >= LONG_FREEZE else "info"
+    """That of the first message of the event, kept as its thread: with another label it would be another alert."""
+    return message.thread if message.thread in SEVERITIES else message.severity
