@@ -58,7 +58,7 @@ def core(events: int) -> None:
         step = diff(tracked, document(number), Observation(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
         tracked = step.tracked
         for change in step.changes:
-            totals.add(change)
+            totals = totals.plus(change)
             Record.of(change, None).line()
         seen += len(step.changes)
         if number == min(5_000, events // 10):
@@ -77,7 +77,7 @@ def stored(changes: int) -> None:
             step = diff(tracked, document(number), Observation(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
             tracked = step.tracked
             for change in step.changes:
-                totals.add(change)
+                totals = totals.plus(change)
             store.commit(
                 StoredState(tracked, totals),
                 [StoredChange(change, Record.of(change, None).line()) for change in step.changes],

@@ -214,7 +214,8 @@ def report(path: Path, receiver: Receiver, killed: collections.Counter[str]) -> 
     expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
     taken = collections.Counter(found for found, _, _ in receiver.taken)
     reader = OutboxReader(path)
-    counts = {name: count for (_, name), count in reader.look()[0].counts.items()}
+    reader.refresh()
+    counts = {name: count for (_, name), count in reader.view.counts.items()}
     reader.close()
     first = dict.fromkeys((key, kind) for _, key, kind in receiver.taken)
     order: dict[str, list[str]] = {}

@@ -27,7 +27,7 @@ from notbefore.core.lifecycle import Observation as Look
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.delivery.redact import Redactor
 from notbefore.metrics.families import Snapshot, samples
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import ExportFigures, Figures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import MAX_LINES, Lines, _Far, _Made, _Road
 from notbefore.simulator.server import Simulator
@@ -129,7 +129,7 @@ def cost(url: str) -> None:
 
 
 def common(url: str) -> _Far:
-    return _Far(Connection(endpoint=url, timeout=Duration("1s")), Figures(), Redactor())
+    return _Far(Connection(endpoint=url, timeout=Duration("1s")), ExportFigures(), Redactor())
 
 
 def down(url: str, exports: int) -> None:

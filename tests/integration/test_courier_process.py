@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from notbefore.agent.clock import Clock
 from notbefore.agent.courier import CourierManager
 from notbefore.agent.courier_process import environment
 from notbefore.config.secret import Secret
@@ -16,7 +17,7 @@ from notbefore.config.sinks import Command, SinkConfig, Slack
 from notbefore.core.delivery import Delivery
 from notbefore.delivery.orders import MAX_ORDERS, Orders
 from notbefore.errors import ConfigError
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import CourierFigures
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
@@ -32,83 +33,78 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delattr(os, "posix_spawn")
 
 
-@pytest.fixture
-def figures() -> Figures:
-    return Figures()
-
-
-def dispatcher(path: Path, figures: Figures, due: float | None = 0.0) -> CourierManager:
-    return CourierManager(Orders(str(path)), figures, lambda: due, lambda: None)
+def dispatcher(path: Path, due: float | None = 0.0) -> CourierManager:
+    return CourierManager(Orders(str(path)), Clock(), lambda: due, lambda: None)
 
 
 def test_a_courier_that_cannot_be_started_is_tried_again_later(
-    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand = dispatcher(tmp_path / FILE_NAME)
     for _ in range(5):
         hand.tick()
     assert 0 < hand.patience <= 60
     assert "cannot be started" in caplog.text
-    assert not figures.courier_running
-    assert sum(figures.courier_starts.values()) == 0
+    assert not hand.figures.running
+    assert sum(hand.figures.starts.values()) == 0
 
 
-def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path, figures: Figures) -> None:
+def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database")
-    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand = dispatcher(tmp_path / FILE_NAME)
 
     def two_died() -> bool:
         hand.tick()
-        return figures.courier_starts["crashed"] >= 2
+        return hand.figures.starts["crashed"] >= 2
 
     eventually(two_died)
-    assert figures.courier_starts["due"] == 1
+    assert hand.figures.starts["due"] == 1
     hand.stop(lambda _seconds: False)
-    assert not figures.courier_running
+    assert not hand.figures.running
 
 
-def test_couriers_may_die_as_often_as_they_like(tmp_path: Path, figures: Figures) -> None:
-    hand = dispatcher(tmp_path / FILE_NAME, figures, due=None)
+def test_couriers_may_die_as_often_as_they_like(tmp_path: Path) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, due=None)
     for _ in range(2_000):
         hand._pause()
     assert hand._not_before
 
 
-def test_nothing_due_starts_nothing(tmp_path: Path, figures: Figures) -> None:
-    hand = dispatcher(tmp_path / FILE_NAME, figures, due=None)
+def test_nothing_due_starts_nothing(tmp_path: Path) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, due=None)
     hand.tick()
     hand.stop(lambda _seconds: False)
     assert (hand.patience, hand.descriptors) == (60, [])
 
 
-def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path, figures: Figures) -> None:
+def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path) -> None:
     Store(tmp_path).close()
-    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand = dispatcher(tmp_path / FILE_NAME)
     hand.tick()
-    assert figures.courier_running
+    assert hand.figures.running
     hand.stop(lambda _seconds: True)
-    assert not figures.courier_running
+    assert not hand.figures.running
 
 
-def test_orders_that_cannot_be_told_are_refused_before_anything_starts(tmp_path: Path, figures: Figures) -> None:
+def test_orders_that_cannot_be_told_are_refused_before_anything_starts(tmp_path: Path) -> None:
     sinks = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_ORDERS))}
     with pytest.raises(ConfigError):
-        CourierManager(Orders(str(tmp_path), sinks), figures, lambda: None, lambda: None)
+        CourierManager(Orders(str(tmp_path), sinks), Clock(), lambda: None, lambda: None)
 
 
-def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path, figures: Figures) -> None:
-    hand = dispatcher(tmp_path / FILE_NAME, figures)
+def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME)
 
     def died() -> bool:
         hand.tick()
-        return figures.courier_starts["crashed"] >= 1
+        return hand.figures.starts["crashed"] >= 1
 
     eventually(died)
     hand.stop(lambda _seconds: True)
 
 
-def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path, figures: Figures) -> None:
+def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path) -> None:
     got = tmp_path / "got"
     sinks = {"hook": SinkConfig(command=Command(command=("/bin/sh", "-c", f"cat >> {got}")))}
     Store(tmp_path).close()
@@ -121,7 +117,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
         poked: list[int] = []
         hand = CourierManager(
             Orders(str(tmp_path / FILE_NAME), sinks),
-            figures,
+            Clock(),
             lambda: now if outbox.rows() else None,
             lambda: poked.append(1),
         )
@@ -136,27 +132,25 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
 
         def left() -> bool:
             hand.tick()
-            return not figures.courier_running
+            return not hand.figures.running
 
         eventually(left)
     assert got.read_bytes() == line + b"\n"
-    assert figures.courier_starts == {**Figures().courier_starts, "due": 1}
+    assert hand.figures.starts == {**CourierFigures().starts, "due": 1}
 
 
-def test_a_courier_that_shows_no_life_is_ended(
-    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_courier_that_shows_no_life_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path).close()
     monkeypatch.setattr("notbefore.agent.courier.MISSED_BEATS", 2)
-    hand = dispatcher(tmp_path / FILE_NAME, figures)
+    hand = dispatcher(tmp_path / FILE_NAME)
     hand.tick()
-    child = hand._child
+    child = hand._courier
     assert child
     os.kill(child.pid, signal.SIGSTOP)
 
     def ended() -> bool:
         hand.tick()
-        return hand._child is not child
+        return hand._courier is not child
 
     eventually(ended)
     hand.stop(lambda _seconds: True)

@@ -16,18 +16,17 @@ import pytest
 import yaml
 
 from notbefore.agent import polling as watchers
-from notbefore.agent.tracker import Tracker
+from notbefore.agent.clock import Clock
 from notbefore.config.load import load
 from notbefore.imds import client, inform
 from notbefore.imds import discovery as module
 from notbefore.imds.discovery import Discovery, Places, SearchStep
 from notbefore.imds.inform import CannotAskError
-from notbefore.metrics.process import Figures
 from notbefore.simulator.server import Simulator
-from notbefore.store.state import Store
 from support.agent import eventually, free_port, notbefore
 from support.azure import body, item
 from support.raw_server import answer, serving
+from support.tracking import Tracking
 
 VERSION = "2020-07-01"
 LEASES = Path(__file__).parent.parent / "leases"
@@ -143,49 +142,47 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
     monkeypatch.setattr(watchers, "SILENCE", 1.0)
     monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.5,))
     config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
-    store = Store(tmp_path)
-    watch = Tracker(store, Figures("1", "3"), lambda _: None)
+    agent = Tracking(tmp_path, Clock())
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
-        watcher = watchers.Polling(config, watch)
+        watcher = watchers.Polling(config, agent.tracker, agent.state)
         watcher.start()
         try:
-            eventually(lambda: watch.vm is not None and watch.vm.name == "first" and watch.last_good)
+            eventually(lambda: agent.known.vm_name == "first" and agent.known.poll.answered)
             monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
             asked = imds.requests
             eventually(lambda: imds.requests > asked + 10)  # two seconds of beats
             assert watcher.endpoint == imds.endpoint
             imds.fault("error", times=1000)
             eventually(lambda: watcher.endpoint == other.endpoint)
-            eventually(lambda: watch.vm is not None and watch.vm.name == "second")
+            eventually(lambda: agent.known.vm_name == "second")
             slower = load(None, {}, {"imds.endpoint": silent, "imds.interval": "2s"})
             held = load(None, {}, {"imds.endpoint": silent, "imds.discover": "false"})
-            anew = [watchers.Polling(config, watch, watcher) for config in (slower, held)]  # as a reload does
+            anew = [
+                watchers.Polling(config, agent.tracker, agent.state, watcher) for config in (slower, held)
+            ]  # as a reload does
             assert [one.endpoint for one in anew] == [other.endpoint, silent]
-            assert watchers.Polling(slower, watch, anew[1]).endpoint == silent
+            assert watchers.Polling(slower, agent.tracker, agent.state, anew[1]).endpoint == silent
         finally:
             watcher.stop()
-            watch.stop()
-            store.close()
+            agent.close()
 
 
 def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Discovery, "search", lambda _: pytest.fail("it answers at the second try"))
-    store = Store(tmp_path)
-    watch = Tracker(store, Figures("1", "3"), lambda _: None)
+    agent = Tracking(tmp_path, Clock())
     with Simulator(vms=("late",)) as imds:
         monkeypatch.setattr(client, "USUAL", imds.endpoint)
         imds.fault("error", times=2)
-        watcher = watchers.Polling(load(None, {}, {"imds.endpoint": imds.endpoint}), watch)
+        watcher = watchers.Polling(load(None, {}, {"imds.endpoint": imds.endpoint}), agent.tracker, agent.state)
         watcher.start()
         try:
-            eventually(lambda: watch.vm is not None and watch.last_good)
+            eventually(lambda: agent.known.vm is not None and agent.known.poll.answered)
             assert watcher.alive
             assert watcher._searches == 0
         finally:
             watcher.stop()
-            watch.stop()
-            store.close()
+            agent.close()
 
 
 def test_a_search_that_breaks_is_said_and_tried_again(
@@ -204,17 +201,17 @@ def test_a_search_that_breaks_is_said_and_tried_again(
 
     monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.0,))
     monkeypatch.setattr(Discovery, "search", lambda _: broken())
-    store = Store(tmp_path)
-    watch = Tracker(store, Figures("1", "3"), lambda _: None)
-    watcher = watchers.Polling(load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), watch)
+    agent = Tracking(tmp_path, Clock())
+    watcher = watchers.Polling(
+        load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), agent.tracker, agent.state
+    )
     watcher.start()
     try:
         eventually(lambda: caplog.text.count("nobody foresaw this") > 1)
         assert watcher.alive
     finally:
         watcher.stop()
-        watch.stop()
-        store.close()
+        agent.close()
 
 
 # ---- a network of its own

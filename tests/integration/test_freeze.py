@@ -1,4 +1,4 @@
-"""The pulse feels a freeze: of a process that is really stopped."""
+"""A freeze is measured: of a process that is really stopped, and with clocks that a test sets."""
 
 import signal
 import subprocess
@@ -9,19 +9,21 @@ import pytest
 
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.core.change import Gap
+from support.tracking import SteppedClock
 
 CHILD = """
 import sys
+from notbefore.agent.clock import Clock
 from notbefore.agent.freeze import FreezeMeter
-pulse = FreezeMeter()
-pulse.start()
-print("beating", flush=True)
+meter = FreezeMeter(Clock())
+meter.switch(on=True)
+print("measuring", flush=True)
 sys.stdin.readline()
-print(pulse.take().seconds, flush=True)
+print(meter.take().seconds, flush=True)
 """
 
 
-def test_a_stopped_process_feels_how_long_it_was_stopped() -> None:
+def test_a_stopped_process_measures_how_long_it_was_stopped() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -36,31 +38,38 @@ def test_a_stopped_process_feels_how_long_it_was_stopped() -> None:
         assert 1.2 < float(child.stdout.readline()) < 10
 
 
-class Clocks:
-    def __init__(self) -> None:
-        self.wall, self.monotonic = 1000.0, 5.0
-
-    def pulse(self) -> FreezeMeter:
-        pulse = FreezeMeter(lambda: self.wall, lambda: self.monotonic)
-        pulse.start()
-        return pulse
+def started(clock: SteppedClock) -> FreezeMeter:
+    meter = FreezeMeter(clock)
+    meter.switch(on=True)
+    return meter
 
 
-def test_each_clock_is_kept_for_itself() -> None:
-    clocks = Clocks()
-    pulse = clocks.pulse()
-    clocks.wall += 6.1  # put right after a freeze in which the monotonic clock stood still
-    gap = pulse.take()
+def test_each_clock_is_measured_for_itself() -> None:
+    clock = SteppedClock()
+    meter = started(clock)
+    clock.go(6.1, steady=0.0)  # put right after a freeze in which the monotonic clock stood still
+    gap = meter.take()
     assert gap.wall == pytest.approx(6.0)
     assert gap.monotonic == 0.0
-    assert pulse.take() == Gap(0.0, 0.0)
-    pulse.stop()
-    assert not pulse.running
+    assert meter.take() == Gap(0.0, 0.0)
+    meter.switch(on=False)
+    assert not meter.running
 
 
 def test_a_clock_that_is_set_back_is_no_gap() -> None:
-    clocks = Clocks()
-    pulse = clocks.pulse()
-    clocks.wall -= 100
-    assert pulse.take() == Gap(0.0, 0.0)
-    pulse.stop()
+    clock = SteppedClock()
+    meter = started(clock)
+    clock.go(-100, steady=0.0)
+    assert meter.take() == Gap(0.0, 0.0)
+    meter.switch(on=False)
+
+
+def test_what_was_before_it_was_switched_on_is_not_measured() -> None:
+    clock = SteppedClock()
+    meter = started(clock)
+    meter.switch(on=False)
+    clock.go(50)
+    meter.switch(on=True)
+    meter.switch(on=True)
+    assert meter.take() == Gap(0.0, 0.0)
+    meter.switch(on=False)

@@ -23,7 +23,7 @@ from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.metrics.families import Snapshot, samples
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry, _Far, _Made, _Road
 from notbefore.otlp.metrics import metrics_request
@@ -66,16 +66,14 @@ class Agent:
 
     def __init__(self) -> None:
         self.tracked, self.totals = Tracked(), Totals(since=SINCE)
-        self.figures = Figures("1.0", "3.11", "2020-07-01", {"changed": 3}, since=BEGUN)
-        self.figures.poll_duration.observe(0.02)
-        self.figures.last_successful_poll = 1.5
-        self.figures.vm = {"name": "a"}
+        polling = PollFigures("2020-07-01", {"changed": 2}).plus("changed", 0.0, 0.02, 1.5)
+        self.figures = Figures("1.0", "3.11", polling, vm={"name": "a"}, since=BEGUN)
 
     def sees(self, second: int, *items: Any) -> "Agent":
         step = diff(self.tracked, document(*items), now(second))
         self.tracked = step.tracked
         for change in step.changes:
-            self.totals.add(change)
+            self.totals = self.totals.plus(change)
         return self
 
     def both(self) -> tuple[Any, str]:
@@ -146,14 +144,14 @@ def test_nothing_counts_since_a_time_to_come() -> None:
 def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, key = busy(), tmp_path / "key"
     key.write_text("hunter2", encoding="utf-8")
-    counts = agent.figures
+    counts = ExportFigures()
 
     def read() -> Moment:
         return Moment(list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
 
     with Receiver() as receiver, caplog.at_level("INFO"):
         receiver.default = rejecting_metrics(2, "too old for hunter2")
-        telemetry = Telemetry(read, agent.figures)
+        telemetry = Telemetry(read, counts)
         headers = {"Api-Key": Secret(str(key), "file")}
         telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers), 1.0)
         eventually(lambda: counts.otlp_exports["metrics", "rejected"] >= 2)
@@ -171,7 +169,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
     ]
 
 
-def road_to(connection: Connection, figures: Figures) -> _Road:
+def road_to(connection: Connection, figures: ExportFigures) -> _Road:
     """The metrics' way, due at once."""
     road = _Road(
         "metrics", lambda: _Made(metrics_request([], {}, "1.0", at(5))), 1.0, _Far(connection, figures, Redactor())
@@ -183,7 +181,7 @@ def road_to(connection: Connection, figures: Figures) -> _Road:
 def test_what_the_far_side_asks_for_is_waited_and_a_last_export_left_out() -> None:
     with Receiver() as receiver:
         receiver.default = Say(503, (("Retry-After", "120"),))
-        road = road_to(to(receiver.url), Figures())
+        road = road_to(to(receiver.url), ExportFigures())
         road.send_if_due()
         assert road.due - time.monotonic() > 60
         road.hurry()
@@ -193,7 +191,7 @@ def test_what_the_far_side_asks_for_is_waited_and_a_last_export_left_out() -> No
 
 
 def test_certificates_are_read_anew_after_a_failure(authority: trustme.CA, tmp_path: Path) -> None:
-    figures, paths = Figures(), certificates(authority, tmp_path)
+    figures, paths = ExportFigures(), certificates(authority, tmp_path)
     trustme.CA().cert_pem.write_to_path(paths["ca_file"])
     with GrpcReceiver(authority) as receiver:
         road = road_to(to(receiver.url, protocol="grpc", **paths), figures)
@@ -474,7 +472,7 @@ def test_lines_that_were_refused_are_said_with_the_next_one(lines: Lines) -> Non
 
 
 def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures, logger = Figures(), logging.getLogger("notbefore.test")
+    figures, logger = ExportFigures(), logging.getLogger("notbefore.test")
     for pause in ("FIRST", "RETRY"):
         monkeypatch.setattr(f"notbefore.otlp.exporter.{pause}", 0.1)
     with Receiver() as receiver:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.metrics.families import Family, Snapshot, samples
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.web.prometheus import MetricsText
 from support.azure import PEER, at, document, item, now
@@ -34,8 +35,10 @@ def exposition() -> MetricsText:
         step = diff(tracked, document(*items), now(second))
         tracked = step.tracked
         for change in step.changes:
-            totals.add(change)
-    figures = Figures("1.0", "3.11", "2020-07-01", last_successful_poll=1.5, vm={"name": "a"}, flaws={"duration": 1})
+            totals = totals.plus(change)
+    figures = Figures(
+        "1.0", "3.11", PollFigures("2020-07-01", last_success=1.5, flaws={"duration": 1}), vm={"name": "a"}
+    )
     view = Snapshot(tracked, totals, figures, at(5))
     return MetricsText(lambda: samples(view))
 
@@ -105,10 +108,10 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
 
     lasting = MetricsText(read)
     for number, (what, accept) in enumerate(steps):
-        if what == "observe":  # in place, as the agent does
-            totals.add(step.changes[0])
+        if what == "observe":
+            totals = totals.plus(step.changes[0])
         elif what == "count":
-            figures.flaws["duration"] = figures.flaws.get("duration", 0) + 1
+            figures = replace(figures, polling=replace(figures.polling, beat_lag=figures.polling.beat_lag + 1))
         elif what == "wait":
             moment += number
         else:

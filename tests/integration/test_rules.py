@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import ConfigFigures
 from support.azure import at, item
 from support.fast_motion import FleetVm, Items, scraped
 
@@ -469,12 +470,12 @@ CASES += [
 
 
 def never_answered(_: int, vm: FleetVm) -> None:
-    vm.figures.last_successful_poll = None
+    vm.polled(last_success=None)
 
 
 def silent_from(begin: int) -> Callable[[int, FleetVm], None]:
     def change(second: int, vm: FleetVm) -> None:
-        vm.figures.last_successful_poll = at(min(second, begin)).timestamp()
+        vm.polled(last_success=at(min(second, begin)).timestamp())
 
     return change
 
@@ -483,30 +484,27 @@ def failing(share: int) -> Callable[[int, FleetVm], None]:
     """One poll in ``share`` fails."""
 
     def change(second: int, vm: FleetVm) -> None:
-        vm.figures.polls["timeout" if second // 5 % share == 0 else "unchanged"] += 1
+        vm.figures.polling.results["timeout" if second // 5 % share == 0 else "unchanged"] += 1
 
     return change
 
 
-def setting(**values: Any) -> Callable[[int, FleetVm], None]:
-    def change(second: int, vm: FleetVm) -> None:
-        for name, value in values.items():
-            setattr(vm.figures, name, value if second >= 120 else Figures.__struct_defaults__[_index(name)])
+def degrading(second: int, vm: FleetVm) -> None:
+    vm.figures = replace(vm.figures, store_degraded=second >= 120)
 
-    return change
+
+def refusing(second: int, vm: FleetVm) -> None:
+    vm.figures = replace(vm.figures, config=ConfigFigures(refused=second >= 120))
 
 
 def approving(second: int, vm: FleetVm) -> None:
     """Made at once, and failed after two minutes."""
-    vm.totals.approvals = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
+    counts = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
+    vm.totals = replace(vm.totals, approvals=counts)
 
 
 def unreadable(second: int, vm: FleetVm) -> None:
-    vm.figures.flaws["not_before"] = int(second >= 120)
-
-
-def _index(name: str) -> int:
-    return Figures.__struct_fields__.index(name)
+    vm.figures.polling.flaws["not_before"] = int(second >= 120)
 
 
 def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
@@ -607,7 +605,7 @@ CASES += [
     ),
     Case(
         "the beat lags",
-        agent(lambda _, vm: setattr(vm.figures, "beat_lag", 2.0)),
+        agent(lambda _, vm: vm.polled(beat_lag=2.0)),
         [
             seen(285, "NotbeforeBeatLagging"),
             seen(900, "NotbeforeBeatLagging", Told(of_agent(), "web_0: notbefore polls 2s late")),
@@ -664,7 +662,7 @@ CASES += [
     ),
     Case(
         "the state cannot be written",
-        agent(setting(store_degraded=True)),
+        agent(degrading),
         [
             seen(120, "NotbeforeStoreDegraded"),
             seen(180, "NotbeforeStoreDegraded", Told(of_agent(), "web_0: notbefore cannot write its state")),
@@ -672,7 +670,7 @@ CASES += [
     ),
     Case(
         "the last reload failed",
-        agent(setting(config_refused=True)),
+        agent(refusing),
         [
             seen(105, "NotbeforeConfigReloadFailed"),
             seen(

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
@@ -41,9 +42,10 @@ class Writer:
     def sees(self, *items: object) -> "Writer":
         self.second += 1
         step = diff(self.memory.tracked, document(*items, incarnation=self.second), now(self.second))
-        self.memory.tracked = step.tracked
+        totals = self.memory.totals
         for change in step.changes:
-            self.memory.totals.add(change)
+            totals = totals.plus(change)
+        self.memory = replace(self.memory, tracked=step.tracked, totals=totals)
         self.store.commit(self.memory, [told(change) for change in step.changes])
         return self
 
@@ -63,8 +65,7 @@ def rows(directory: Path) -> int:
 
 def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a"), item("b")).sees(item("b", EventStatus="Started"))
-    writer.memory.vm, writer.memory.boot_id, writer.memory.seen = Vm(name=ME), "boot", at(9)
-    writer.memory.clean = True
+    writer.memory = replace(writer.memory, vm=Vm(name=ME), boot_id="boot", seen=at(9), clean=True)
     writer.sees(item("b", EventStatus="Started"))
     writer.store.close()
     store = Store(tmp_path)
@@ -85,8 +86,7 @@ def test_departed_events_come_back_in_their_order(tmp_path: Path) -> None:
 
 def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item())
-    writer.memory.seen = at(70)
-    writer.store.beat(at(77), "boot-2")
+    writer.store.beat(replace(writer.memory, seen=at(70), beat=at(77), boot_id="boot-2"))
     writer.store.close()
     store = Store(tmp_path)
     memory = store.load()
@@ -192,7 +192,7 @@ def test_a_directory_that_cannot_be_made_degrades_from_the_start_and_mends(tmp_p
     (tmp_path / "state").write_text("in the way", encoding="utf-8")
     writer = Writer(tmp_path / "state").sees(item())
     assert writer.store.degraded
-    writer.store.beat(at(1), "boot")
+    writer.store.beat(replace(writer.memory, beat=at(1)))
     (tmp_path / "state").unlink()
     writer.store.retry()
     assert writer.store.degraded is None
@@ -262,6 +262,7 @@ def test_the_history_is_read_since_a_time_and_up_to_a_limit(tmp_path: Path) -> N
 CHILD = """
 import sys
 from pathlib import Path
+from msgspec.structs import replace
 from datetime import UTC, datetime, timedelta
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, diff
@@ -276,9 +277,10 @@ for number in range(begin, begin + 100_000):
     event = Event(f"id-{number}", "Freeze", "Scheduled")
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
     step = diff(memory.tracked, Document(number, (event,)), Observation(time, "me"))
-    memory.tracked = step.tracked
+    totals = memory.totals
     for change in step.changes:
-        memory.totals.add(change)
+        totals = totals.plus(change)
+    memory = replace(memory, tracked=step.tracked, totals=totals)
     told = [StoredChange(change, b"", deliveries(change, b"", routing, "me")) for change in step.changes]
     store.commit(memory, told)
     print(number, flush=True)

@@ -1,17 +1,14 @@
 """``Tracker`` with a real state file, and clocks that a test sets: what is claimed of which time."""
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from notbefore.agent import tracker as module
-from notbefore.agent.tracker import Tracker
+from notbefore.agent.state import ChangeSettings
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.delivery import DeliveryResult, Routing, Terms
 from notbefore.core.duration import Duration
@@ -19,11 +16,11 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import AnnounceBy, Route
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
-from notbefore.metrics.process import Figures
 from notbefore.store import state as store_module
 from notbefore.store.outbox import CourierTurn, Outbox
-from notbefore.store.state import FILE_NAME, Store
-from support.azure import ID, ME, PEER, T0, body, item
+from notbefore.store.state import FILE_NAME
+from support.azure import ID, ME, PEER, body, item
+from support.tracking import SteppedClock, Tracking
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
 MINE, OTHERS = item(EventType="Reboot"), item("other", Resources=[PEER])
@@ -33,62 +30,53 @@ UNCHANGED = Poll(0.0, 0.01)
 THIS_VM = Vm(name=ME)
 
 
-class Clock:
-    """The wall clock and the monotonic one; the rest is as in ``time``."""
-
-    def __init__(self) -> None:
-        self.wall, self.steady = T0, 1000.0
-
-    def now(self) -> datetime:
-        return self.wall
-
-    def time(self) -> float:
-        return self.wall.timestamp()
-
-    def monotonic(self) -> float:
-        return self.steady
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-    def go(self, seconds: float, *, steady: float | None = None) -> None:
-        """On both, or ``steady`` seconds on the monotonic one."""
-        self.wall += timedelta(seconds=seconds)
-        self.steady += seconds if steady is None else steady
-
-
 class Agents:
     """One agent after the other on one machine and one state file."""
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
-        self.clock, self.said = clock, list[dict[str, Any]]()
+    def __init__(self, directory: Path, clock: SteppedClock) -> None:
+        self.clock, self._earlier = clock, list[dict[str, Any]]()
         self._directory, self._incarnation = directory, 0
-        self.boot()
+        self.settings = ChangeSettings()
+        self.now = self._start()
+        self.identify(THIS_VM)
+
+    def _start(self) -> Tracking:
+        return Tracking(self._directory, self.clock, self.settings)
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        return [*self._earlier, *self.now.said]
+
+    def identify(self, vm: Vm | None) -> None:
+        self.now.tracker.identify(vm)
 
     def boot(self, boot_id: str = "first", vm: Vm | None = THIS_VM) -> None:
-        self._store = Store(self._directory)
-        self.watch = Tracker(self._store, Figures(), lambda line: self.said.append(json.loads(line)), lambda: boot_id)
-        self.watch.use_api_version("2020-07-01")
-        self.watch.set_vm(vm, None)
+        self.clock.boot_id = boot_id
+        self._earlier += self.now.said
+        self.now = self._start()
+        self.identify(vm)
 
     def die(self, *, in_order: bool = False) -> None:
         if in_order:
-            self.watch.stop()
-        self.watch.pulse.stop()
-        self._store.close()
+            self.now.state.write_stop()
+        self.now.close()
+
+    def routes(self, *sinks: str, **values: Any) -> None:
+        routing = Routing((Route(sinks=sinks, **values),), {sink: Terms() for sink in sinks})
+        self.settings = self.now.settings = ChangeSettings(routing)
 
     def sees(self, *items: Any) -> None:
         self.clock.go(1)
         self._incarnation += 1
-        self.watch.handle(Poll(0.0, 0.01, body=body(*items, incarnation=self._incarnation)))
+        self.now.tracker.handle(Poll(0.0, 0.01, body=body(*items, incarnation=self._incarnation)))
 
     def waits(self, seconds: int, poll: Poll | None) -> None:
         """Second after second, as the agent does: the beat, and a poll that ends so; ``None``: none ends."""
         for _ in range(seconds):
             self.clock.go(1)
-            self.watch.keep()
+            self.now.state.write_beat()
             if poll is not None:
-                self.watch.handle(poll)
+                self.now.tracker.handle(poll)
 
     def last(self, *names: str, event_id: str = ID) -> tuple[Any, ...]:
         found = [one for one in self.said if one["azure.scheduled_event.id"] == event_id]
@@ -97,10 +85,8 @@ class Agents:
 
 @pytest.fixture
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
-    clock = Clock()
-    monkeypatch.setattr(module, "now_utc", clock.now)
-    for one in (module, store_module):
-        monkeypatch.setattr(one, "time", clock)
+    clock = SteppedClock()
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(time=clock.time))
     found = Agents(tmp_path, clock)
     yield found
     found.die()
@@ -143,7 +129,7 @@ def test_the_clock_that_moved_more_says_how_long_nobody_looked(
     agents.waits(2, UNCHANGED)
     agents.clock.go(clocks[0], steady=clocks[1])
     if beat_first:
-        agents.watch.keep()
+        agents.now.state.write_beat()
     agents.sees(BEGUN)
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
 
@@ -192,18 +178,18 @@ def test_after_a_boot_imds_has_to_say_anew_who_the_vm_is(agents: Agents) -> None
     agents.sees()
     agents.die()
     agents.boot(vm=None)
-    assert agents.watch.vm == THIS_VM
+    assert agents.now.known.vm == THIS_VM
     agents.die()
     agents.boot("second", vm=None)
     agents.sees(MINE)
-    assert agents.watch.vm is None
+    assert agents.now.known.vm is None
     assert agents.last("change", "scope") == ("announced", "unknown")
     agents.die()
     agents.boot("second", vm=None)
-    assert agents.watch.vm is None
+    assert agents.now.known.vm is None
     agents.sees(MINE)
-    agents.watch.set_vm(Vm(name=PEER), None)
-    assert agents.watch.listed().lives[ID.casefold()].scope == "peer"
+    agents.identify(Vm(name=PEER))
+    assert agents.now.listed.events[ID.casefold()].scope == "peer"
 
 
 def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(
@@ -211,10 +197,9 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
 ) -> None:
     agents.die()
     agents.boot("second", vm=None)
-    route = Route(sinks=("chat",), remind_before=Duration("5m"))
-    agents.watch.routing = Routing((route,), {"chat": Terms()})
+    agents.routes("chat", remind_before=Duration("5m"))
     agents.sees(MINE)
-    agents.watch.set_vm(Vm(name=PEER), None)
+    agents.identify(Vm(name=PEER))
     assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
     agents.clock.go(15 * 60 - 120)
     later = agents.clock.now().timestamp()
@@ -226,20 +211,20 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
 
 def test_only_answers_that_are_no_documents_are_counted_as_such(agents: Agents) -> None:
     agents.sees()
-    agents.watch.handle(Poll(0.0, 0.01, body=b"garbage"))
-    agents.watch.handle(UNCHANGED)
+    agents.now.tracker.handle(Poll(0.0, 0.01, body=b"garbage"))
+    agents.now.tracker.handle(UNCHANGED)
     agents.waits(5, REFUSED)
-    figures = agents.watch.figures
+    figures = agents.now.known.poll.figures
     assert {reason: count for reason, count in figures.documents_rejected.items() if count} == {"not_json": 2}
-    assert (figures.polls["rejected"], figures.polls["refused"]) == (2, 5)
+    assert (figures.results["rejected"], figures.results["refused"]) == (2, 5)
 
 
 def trouble(agents: Agents) -> None:
-    agents.watch.handle(REFUSED)
+    agents.now.tracker.handle(REFUSED)
 
 
 def elsewhere(agents: Agents) -> None:
-    agents.watch.use_api_version("2019-08-01")
+    agents.now.tracker.use_api_version("2019-08-01")
 
 
 def silence(agents: Agents) -> None:
@@ -249,31 +234,28 @@ def silence(agents: Agents) -> None:
 @pytest.mark.parametrize("make_old", [trouble, elsewhere, silence])
 def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make_old: Callable[[Agents], None]) -> None:
     agents.sees(MINE)
-    assert agents.watch.listed().fresh
+    assert agents.now.listed.fresh
     make_old(agents)
-    assert not agents.watch.listed().fresh
+    assert not agents.now.listed.fresh
     agents.sees(MINE)
-    assert agents.watch.listed().fresh
+    assert agents.now.listed.fresh
 
 
 def test_an_approval_is_a_change_that_others_hear_of(agents: Agents) -> None:
-    heard = list[str]()
-    agents.watch.moved.append(lambda: heard.append("moved"))
     agents.sees(MINE)
-    assert heard == ["moved"]
-    attempt = ApprovalAttempt(agents.watch.listed().lives[ID.casefold()], "rule")
-    agents.watch.note(attempt)
-    assert heard == ["moved"]
-    agents.watch.note(attempt, attempt.change("approved", "accepted", "", agents.watch.listed().where))
-    assert heard == ["moved", "moved"]
+    assert agents.now.changes == 1
+    attempt = ApprovalAttempt(agents.now.listed.events[ID.casefold()], "rule")
+    agents.now.approvals.write(attempt)
+    assert agents.now.changes == 1
+    agents.now.approvals.write(attempt, attempt.change("approved", "accepted", "", agents.now.listed.context))
+    assert agents.now.changes == 2
 
 
 @pytest.mark.parametrize("announce_by", ["affected", "leader"])
 def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeated(
     agents: Agents, tmp_path: Path, announce_by: AnnounceBy
 ) -> None:
-    route = Route(sinks=("chat", "pager"), announce_by=announce_by, remind_before=Duration("5m"))
-    agents.watch.routing = Routing((route,), {"chat": Terms(), "pager": Terms()})
+    agents.routes("chat", "pager", announce_by=announce_by, remind_before=Duration("5m"))
     agents.sees({**MINE, "Resources": [ME, PEER]})
     now = agents.clock.now().timestamp()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:

@@ -6,6 +6,8 @@ promtool's time begins at 0, which is ``T0`` here: timestamps among the samples 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.metrics.families import Snapshot, samples
@@ -39,7 +41,7 @@ class FleetVm:
         self.last: int | None = None
         if placed:
             place = {"subscription_id": "s", "resource_group": "g", "scale_set": "web"}
-            self.figures.vm = {"name": name, **place}
+            self.figures = replace(self.figures, vm={"name": name, **place})
 
     def beat(self, second: int) -> bool:
         """Look at Azure; is the VM up?"""
@@ -52,10 +54,14 @@ class FleetVm:
         step = diff(self.tracked, document(*items, incarnation=second), Observation(at(second), name, silence, gap=gap))
         self.tracked, self.last = step.tracked, second
         for one in step.changes:
-            self.totals.add(one)
-        self.figures.last_successful_poll = at(second).timestamp()
+            self.totals = self.totals.plus(one)
+        self.polled(last_success=at(second).timestamp())
         self.change(second, self)
         return True
+
+    def polled(self, **values: Any) -> None:
+        """Set some of the figures of its polling."""
+        self.figures = replace(self.figures, polling=replace(self.figures.polling, **values))
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""

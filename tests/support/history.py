@@ -22,7 +22,7 @@ from notbefore.core.document import parse
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.metrics.families import Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import ConfigFigures, Figures, PollFigures
 from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram, Totals
 from notbefore.simulator.scenarios import Play
 from notbefore.web.prometheus import MetricsText
@@ -46,7 +46,7 @@ class PastVm:
     felt: float = 4.0  # seconds that each of its events stops it
     tracked: Tracked = field(default_factory=Tracked)
     totals: Totals = field(default_factory=Totals)
-    figures: Figures = field(default_factory=lambda: Figures("0.1.0", "3.11.2", "2020-07-01"))
+    polling: PollFigures = field(default_factory=lambda: PollFigures("2020-07-01"))
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     latency: dict[str, Histogram] = field(default_factory=dict)
 
@@ -59,10 +59,8 @@ class PastVm:
         if now < self.deaf_from:
             self._poll(now, step)
         else:
-            self.figures.polls["timeout"] += round(step)
-        self.figures.config_loaded = self.begins
-        self.figures.store_degraded = self.degraded
-        self.figures.vm = {
+            self.polling.results["timeout"] += round(step)
+        vm = {
             "name": self.name,
             "location": self.location,
             "resource_group": self.resource_group,
@@ -71,9 +69,11 @@ class PastVm:
             "fault_domain": "0",
             "update_domain": "0",
         }
+        config = ConfigFigures(loaded=self.begins)
+        figures = Figures("0.1.0", "3.11.2", self.polling, config=config, store_degraded=self.degraded, vm=vm)
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
-        return samples(Snapshot(self.tracked, self.totals, self.figures, moment, outbox, SINKS))
+        return samples(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS))
 
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
@@ -82,21 +82,20 @@ class PastVm:
         done = diff(self.tracked, document, Observation(datetime.fromtimestamp(now, UTC), self.name, gap=gap))
         self.tracked = done.tracked
         for change in done.changes:
-            self.totals.add(change)
+            self.totals = self.totals.plus(change)
             for sink in SINKS if change.scope == "self" else ():
                 self._deliver(sink)
-        self.figures.polls["unchanged"] += round(step) - 1
-        self.figures.polls["changed" if done.changes else "unchanged"] += 1
-        self.figures.last_successful_poll = now
-        self.figures.beat_lag = 0.001
-        for seconds in (0.002, 0.004, 0.02):
-            self.figures.poll_duration.observe(seconds)
+        self.polling.results["unchanged"] += round(step) - 3
+        for seconds in (0.002, 0.004):
+            self.polling = self.polling.plus("unchanged", 0.001, seconds, now)
+        self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02, now)
 
     def _deliver(self, sink: str) -> None:
         number = sum(self.counts.values())
         for result in ("accepted", "delivered") if number % 7 else ("accepted", "failed", "delivered"):
             self.counts[sink, result] = self.counts.get((sink, result), 0) + 1
-        self.latency.setdefault(sink, Histogram.empty(LATENCY_BOUNDS)).observe(0.3 if number % 7 else 8.0)
+        known = self.latency.get(sink, Histogram.empty(LATENCY_BOUNDS))
+        self.latency[sink] = known.plus(0.3 if number % 7 else 8.0)
 
 
 def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:

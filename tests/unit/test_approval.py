@@ -304,7 +304,7 @@ def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
         ("approval_skipped", "not_ready"),
         ("approval_skipped", "dry_run"),
     ):
-        totals.add(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
+        totals = totals.plus(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
     assert totals.changes == {}
     view = Snapshot(Tracked(), totals, Figures(), at(0), rules=("a", "b"))
     (family,) = [one for one in samples(view) if one.metric.name == "azure_scheduled_event_approvals"]
@@ -313,7 +313,7 @@ def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
     )
     assert {value for labels, value in family.samples.items() if labels[0] == "b"} == {0.0}
     for number in range(MAX_SERIES):
-        totals.add(changed("approved", "accepted", rule=f"rule {number}"))
+        totals = totals.plus(changed("approved", "accepted", rule=f"rule {number}"))
     assert len(totals.approvals) <= MAX_SERIES
     assert totals.folded["azure_scheduled_event_approvals"] > 0
 

@@ -10,7 +10,7 @@ from notbefore.core.delivery import FALLBACK
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, TYPES, Histogram, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
@@ -27,7 +27,7 @@ class Agent:
         step = diff(self.tracked, document(*items, incarnation=int(seconds)), now(seconds, **fields))
         self.tracked = step.tracked
         for change in step.changes:
-            self.totals.add(change)
+            self.totals = self.totals.plus(change)
         return self
 
     def families(self, seconds: float) -> dict[str, Family]:
@@ -162,8 +162,8 @@ def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_star
 def test_a_value_on_a_bound_belongs_to_the_bucket_below() -> None:
     histogram = Histogram.empty((1.0, 2.0))
     for value in (1.0, 1.5, 2.0, 99.0):
-        histogram.observe(value)
-    assert histogram.counts == [1, 2, 1]
+        histogram = histogram.plus(value)
+    assert histogram.counts == (1, 2, 1)
 
 
 @pytest.fixture
@@ -201,10 +201,9 @@ def test_the_agents_own_figures_come_out() -> None:
     agent = Agent()
     agent.figures = Figures(
         version="1.2.3",
-        last_successful_poll=5.0,
+        polling=PollFigures(last_success=5.0, flaws={"duration": 3}),
         store_degraded=True,
         store_damaged=2,
-        flaws={"duration": 3},
         vm=dict.fromkeys(VM_LABELS, "x"),
     )
     assert agent.value("notbefore_last_successful_poll_timestamp_seconds", 0) == 5.0
@@ -242,8 +241,7 @@ def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
         first_seen=at(0),
         outcome="unknown",
     )
-    totals = Totals()
-    totals.add(change)
+    totals = Totals().plus(change)
     assert (totals.notice, totals.scheduled, totals.started, totals.interruption) == ({}, {}, {}, {})
     assert totals.changes == {("ended", "Freeze", "Platform", "self"): 1}
 

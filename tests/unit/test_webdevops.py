@@ -7,7 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.metrics.families import Family, Snapshot
-from notbefore.metrics.process import POLL_BOUNDS, Figures
+from notbefore.metrics.process import POLL_BOUNDS, Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Totals
 from notbefore.metrics.webdevops import webdevops
 from notbefore.web.prometheus import MetricsText
@@ -49,16 +49,17 @@ def test_the_events_of_this_vm_are_the_last_to_be_cut() -> None:
 
 
 def test_requests_are_those_that_the_agent_made() -> None:
-    figures = Figures(polls={"changed": 2, "unchanged": 3, "timeout": 4, "refused": 1})
-    for duration in (0.001, 0.005, 0.006, 7.0, 100.0):
-        figures.poll_duration.observe(duration)
-    found = families(figures=figures)
-    assert found["azure_scheduledevent_request_error"].samples == {(): 5.0}
+    polling = PollFigures()
+    results = ("changed", "unchanged", "timeout", "timeout", "refused")
+    for result, duration in zip(results, (0.001, 0.005, 0.006, 7.0, 100.0), strict=True):
+        polling = polling.plus(result, 0.0, duration)
+    found = families(figures=Figures(polling=polling))
+    assert found["azure_scheduledevent_request_error"].samples == {(): 3.0}
     request = found["azure_scheduledevent_request"].samples[()]
     assert isinstance(request, Histogram)
     assert set(request.bounds) < set(POLL_BOUNDS)
-    assert request.counts == [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
-    assert request.sum == figures.poll_duration.sum
+    assert request.counts == (2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1)
+    assert request.sum == polling.duration.sum
 
 
 def test_the_incarnation_is_told_once_it_is_known() -> None:

@@ -1,81 +1,74 @@
-"""``Approver``: approves events where that was asked for with both keys, and exactly what was asked for.
+"""``Approver``: approves events where both switches are on, and exactly those that the rules or an operator name.
 
 One thread decides; each event that is to be approved gets a thread of its own, since its command may take a minute.
 """
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
+from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
-from notbefore.agent.tracker import ListedEvents, Tracker
 from notbefore.core.approval import BY_RULE, OPERATOR, ApprovalAttempt, CommandRun, Guard, content_of, judge
 from notbefore.core.change import Reason
 from notbefore.core.document import SCHEDULED
 from notbefore.core.lifecycle import TrackedEvent
-from notbefore.core.listing import PendingApproval
-from notbefore.imds.client import TIMEOUT, ImdsClient
+from notbefore.core.listing import PendingApproval, PendingEvent
+from notbefore.imds.client import TIMEOUT
 
-LOOK_AGAIN: Final = 1.0  # seconds: something is due, and has to wait for IMDS or the disk
-LONGEST_LOOK: Final = 60.0  # seconds
-BY_HAND_SECONDS: Final = 30.0  # for which an operator is kept waiting
-MAX_WORKERS: Final = 16
-STOP_PATIENCE: Final = 0.5  # seconds for a thread to see that it is over
+SHORT_WAIT: Final = 1.0  # seconds to the next decision: something is due, and waits for IMDS or the disk
+LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
+OPERATOR_PATIENCE: Final = 30.0  # seconds for which an operator waits for an answer
+MAX_REQUESTS: Final = 16  # at the same time, each with a thread
+STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
 
 log = logging.getLogger("notbefore.approval")
 
 
 class Approver:
-    """Raises ``ConfigError`` for an endpoint that is none."""
+    """Decides and has requests sent. ``settings`` gives those in use: what is under way is judged by them as well."""
 
-    def __init__(self, watch: Tracker, switches: ApprovalSettings) -> None:
-        self._watch = watch
-        self._switches = switches
-        self._requests: dict[str, tuple[StartRequest, threading.Thread]] = {}  # under way, by the event's key
-        self._contents: dict[str, tuple[str, datetime]] = {}  # of each listed event, and since when it is so
-        self._lock = threading.Lock()
+    def __init__(self, approvals: ApprovalLog, settings: Callable[[], ApprovalSettings]) -> None:
+        self._approvals = approvals
+        self._settings = settings
+        self._requests: dict[str, StartRequest] = {}  # under way, by the event's key
+        self._threads: dict[str, threading.Thread] = {}  # of these
+        self._contents: dict[str, tuple[str, datetime]] = {}  # of each listed event, and since when it has it
+        self._lock = threading.Lock()  # of the first two; never held over the network or the disk
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
-        watch.moved.append(self._woken.set)
-        watch.preview = self.preview
-        self.configure(switches)
-
-    def configure(self, switches: ApprovalSettings) -> None:
-        """From now on by these switches and rules; what is under way is judged by them as well."""
-        ImdsClient(switches.endpoint)  # says what is wrong with the address
-        self._switches = switches
-        self._watch.rules = () if switches.missing else (*switches.policy.approving, OPERATOR)
-        self._woken.set()
-
-    @property
-    def endpoint(self) -> str:
-        """Where approvals are sent."""
-        return self._switches.endpoint
 
     def start(self) -> None:
-        """Begin to decide, where there can be anything to decide; say what holds where a key was turned."""
-        switches = self._switches
-        if switches.mode == "on":
-            log.warning("approval is on: %d rules may approve events", len(switches.policy.approving))
-        elif switches.mode == "dry_run":
+        """Begin to decide, where there can be anything to decide; log which settings hold. Again after a reload."""
+        settings = self._settings()
+        if settings.mode == "on":
+            log.warning("approval is on: %d rules may approve events", len(settings.policy.approving))
+        elif settings.mode == "dry_run":
             log.warning("approval: dry run, nothing is sent (approval.dry_run)")
-        elif switches.allowed or switches.policy.enabled:
-            log.warning("approval is off, nothing is sent: %s", switches.missing)
-        left_over = any(attempt.state != "done" for attempt in self._watch.listed().attempts.values())
-        if self._thread.ident is None and (left_over or not switches.missing):
+        elif settings.allowed or settings.policy.enabled:
+            log.warning("approval is off, nothing is sent: %s", settings.missing)
+        left_over = any(attempt.state != "done" for attempt in self._approvals.listed().attempts.values())
+        if self._thread.ident is None and (left_over or not settings.missing):
             self._thread.start()
+        self.wake()
+
+    def wake(self) -> None:
+        """There was a change, or the settings are others. From any thread; never waits."""
+        self._woken.set()
 
     def stop(self) -> None:
-        """Send nothing more; what is under way is cut off, and stands in the store as far as it came."""
+        """Send nothing more. What is under way is cut off; the state says how far it came."""
         self._stop.set()
         self._woken.set()
         with self._lock:
-            threads = [self._thread, *(thread for _, thread in self._requests.values())]
-            for request, _ in self._requests.values():
-                request.abort()
+            threads = [self._thread, *self._threads.values()]
+            requests = list(self._requests.values())
+        for request in requests:
+            request.abort()
         for thread in threads:
             if thread.ident is not None:
                 thread.join(STOP_PATIENCE)
@@ -85,47 +78,48 @@ class Approver:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._woken.clear()
-            wait = LONGEST_LOOK
+            wait = LONG_WAIT
             try:
-                wait = self._look()
-            except Exception:  # the next look may fare better
-                log.exception("approval: a look at what is listed failed")
+                wait = self.decide()
+            except Exception:
+                log.exception("approval: deciding failed; trying again")
             self._woken.wait(wait)
 
-    def _look(self) -> float:
+    def decide(self) -> float:
         """Begin what is due; returns seconds until something else may be."""
-        listed = self._watch.listed()
+        listed = self._approvals.listed()
         left_over = [one for one in listed.attempts.values() if one.state != "done" and not self._is_busy(one)]
-        waits = [LOOK_AGAIN if left_over else LONGEST_LOOK]
-        if self._watch.last_good is not None:
+        waits = [SHORT_WAIT if left_over else LONG_WAIT]
+        if listed.answered:
             for attempt in left_over:
                 self._resume(attempt, listed)
-        if not self._switches.missing:
-            self._contents = {key: known for key, known in self._contents.items() if key in listed.lives}
-            waits += [self._consider(life, listed) for life in listed.lives.values()]
+        if not self._settings().missing:
+            self._contents = {key: known for key, known in self._contents.items() if key in listed.events}
+            waits += [self._consider(life, listed) for life in listed.events.values()]
         return min(waits)
 
-    def _since(self, life: TrackedEvent, listed: ListedEvents) -> datetime:
+    def _unchanged_since(self, life: TrackedEvent, listed: ListedEvents) -> datetime:
         """When this process first saw the event as it is."""
         key, content = life.event.key, content_of(life)
         if key not in self._contents or self._contents[key][0] != content:
-            self._contents[key] = content, listed.where.now
+            self._contents[key] = content, listed.context.now
         return self._contents[key][1]
 
     def _consider(self, life: TrackedEvent, listed: ListedEvents) -> float:
-        """Begin what is due of one event; returns seconds until it may be more."""
-        key, dry_run = life.event.key, self._switches.mode == "dry_run"
-        flawed, since = key in listed.flawed, self._since(life, listed)
-        decision = judge(self._switches.policy, life, listed.where.vm, flawed=flawed, since=since)
+        """Begin what is due of one event; returns seconds until more may be due."""
+        settings, key, now = self._settings(), life.event.key, listed.context.now
+        dry_run = settings.mode == "dry_run"
+        flawed, since = key in listed.flawed, self._unchanged_since(life, listed)
+        decision = judge(settings.policy, life, listed.context.vm, flawed=flawed, since=since)
         step = f"{decision.step} dry run" if dry_run else decision.step
         before = listed.attempts.get(key)
         begun = before is not None and (before.state != "done" or before.settles(life, step))
         if begun or (decision.action == "leave" and decision.skipped is None):
-            return LONGEST_LOOK
-        wait = (decision.at - listed.where.now).total_seconds() if decision.at is not None else 0.0
+            return LONG_WAIT
+        wait = (decision.at - now).total_seconds() if decision.at is not None else 0.0
         if wait > 0:
-            return min(wait, LONGEST_LOOK)
-        if listed.fresh and listed.life(key) is not None:
+            return min(wait, LONG_WAIT)
+        if listed.fresh and listed.readable(key) is not None:
             attempt = _next(before, life, decision.rule, step)
             if decision.skipped is not None:
                 self._skip(attempt, before, decision.skipped, decision.why)
@@ -134,18 +128,18 @@ class Approver:
                 self._skip(attempt, before, "dry_run", f"it would be approved now{first}")
             else:
                 self._begin(attempt, before, decision.guard)
-        return LOOK_AGAIN
+        return SHORT_WAIT
 
     def _resume(self, attempt: ApprovalAttempt, listed: ListedEvents) -> None:
-        """Go on with what an agent before this one had begun, or what the disk held up."""
-        life = listed.lives.get(attempt.life.event.key)
+        """Go on with what the agent before this one had begun, or what could not be written down."""
+        life = listed.events.get(attempt.life.event.key)
         if life is None or life.event.event_status != SCHEDULED:
             words = "it is no longer Scheduled, and the agent ended meanwhile"
             self._skip(attempt, attempt, "no_longer_scheduled", words)
         elif attempt.rule == OPERATOR:
             self._skip(attempt, attempt, "interrupted", "the agent ended meanwhile: ask again")
         else:
-            decision = judge(self._switches.policy, life, listed.where.vm)
+            decision = judge(self._settings().policy, life, listed.context.vm)
             guard = decision.guard if decision.step == attempt.step else None
             ran = attempt.ran(guard) if guard is not None else None
             if guard is not None and ran is not None and ran.state == "running":
@@ -154,19 +148,39 @@ class Approver:
             else:
                 self._begin(attempt, attempt, guard)
 
-    # ---- doing; ``before`` is what was known when it was decided: nothing is done where another was faster
+    # ---- doing; ``before`` is the attempt that was known at the decision
 
     def _is_busy(self, attempt: ApprovalAttempt) -> bool:
         with self._lock:
             return attempt.life.event.key in self._requests
 
-    def _is_current(self, key: str, before: ApprovalAttempt | None) -> bool:
-        return key not in self._requests and self._watch.listed().attempts.get(key) is before
+    def _reserve(self, request: StartRequest, before: ApprovalAttempt | None) -> bool:
+        """Keep others from the event until ``_release``; False if another thread has already taken it up.
+
+        Called with the lock. What is known of an event that nobody keeps is written: whoever kept it has released it.
+        """
+        key = request.attempt.life.event.key
+        if key in self._requests or self._approvals.listed().attempts.get(key) is not before:
+            return False
+        self._requests[key] = request
+        return True
+
+    def _release(self, request: StartRequest) -> None:
+        key = request.attempt.life.event.key
+        with self._lock:
+            del self._requests[key]
+            self._threads.pop(key, None)
 
     def _skip(self, attempt: ApprovalAttempt, before: ApprovalAttempt | None, reason: Reason, words: str) -> None:
+        """Record that nothing is sent. Does nothing if another thread has already taken up the event."""
+        request = StartRequest(self._approvals, self._settings, self._stop, attempt)
         with self._lock:
-            if self._is_current(attempt.life.event.key, before):
-                StartRequest(self._watch, lambda: self._switches, self._stop, attempt).unsent(reason, words)
+            if not self._reserve(request, before):
+                return
+        try:
+            request.give_up(reason, words)
+        finally:
+            self._release(request)
 
     def _begin(
         self,
@@ -175,81 +189,88 @@ class Approver:
         guard: Guard | None,
         patience: float | None = None,
     ) -> StartRequest | None:
-        """Have it done in a thread; ``None`` where another is at it, or there are too many."""
+        """Begin a request in a thread of its own; ``None`` if another has taken up the event, or too many run.
+
+        ``patience``: see ``StartRequest``.
+        """
         key = attempt.life.event.key
-        request = StartRequest(self._watch, lambda: self._switches, self._stop, attempt, patience)
+        request = StartRequest(self._approvals, self._settings, self._stop, attempt, patience)
         thread = threading.Thread(target=self._work, args=(request, guard), name=f"approve {key[:8]}", daemon=True)
         with self._lock:
-            full = len(self._requests) >= MAX_WORKERS or self._stop.is_set()
-            if full or not self._is_current(key, before):
+            full = len(self._threads) >= MAX_REQUESTS or self._stop.is_set()
+            if full or not self._reserve(request, before):
                 return None
+            self._threads[key] = thread
+        try:
             thread.start()
-            self._requests[key] = (request, thread)
+        except RuntimeError:  # the system has no thread for it
+            self._release(request)
+            raise
         return request
 
     def _work(self, request: StartRequest, guard: Guard | None) -> None:
         try:
-            if guard is None or request.ask(guard):
+            if guard is None or request.check_ready(guard):
                 request.send(guard)
-        except Exception:  # a thread's last word; what was to be done stands in the store
-            log.exception("approval of %s failed", request.event_id)
+        except Exception:
+            log.exception("approval of %s failed; the state says how far it came", request.event_id)
         finally:
-            with self._lock:
-                del self._requests[request.attempt.life.event.key]
+            self._release(request)
             request.done.set()
-            if request.attempt.state == "done":  # otherwise it has to wait: for the disk, say
+            if request.attempt.state == "done":  # otherwise it waits, for the disk for example
                 self._woken.set()
 
     # ---- what people ask
 
     def preview(self, life: TrackedEvent, listed: ListedEvents) -> PendingApproval | None:
-        """What the rules would do with a listed event, and why; ``None`` where nobody has thought of approving."""
-        switches = self._switches
-        if not (switches.policy.rules or switches.policy.enabled or switches.allowed):
+        """What the rules would do with a listed event, and why; ``None`` if there are no rules and no switch is on."""
+        settings = self._settings()
+        if not (settings.policy.rules or settings.policy.enabled or settings.allowed):
             return None
         content, since = self._contents.get(life.event.key, ("", None))
         if content != content_of(life):  # it has just changed
-            since = listed.where.now
-        decision = judge(switches.policy, life, listed.where.vm, flawed=life.event.key in listed.flawed, since=since)
+            since = listed.context.now
+        flawed = life.event.key in listed.flawed
+        decision = judge(settings.policy, life, listed.context.vm, flawed=flawed, since=since)
         attempt = listed.attempts.get(life.event.key)
         return PendingApproval(
             action=decision.action,
             rule=decision.rule,
             reason=decision.why,
             at=decision.at,
-            mode=switches.mode,
-            off=switches.missing,
+            mode=settings.mode,
+            off=settings.missing,
             state="" if attempt is None else attempt.outcome or attempt.state,
         )
 
-    def carry_out(self, order: ControlRequest, user: str) -> ControlReply:
-        """What came in through the agent's own socket."""
-        key = order.event_id.casefold()
-        life = self._watch.listed().lives.get(key)
+    def answer(self, request: ControlRequest, user: str) -> ControlReply:
+        """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does."""
+        listed, key = self._approvals.listed(), request.event_id.casefold()
+        life = listed.events.get(key)
         if life is None:
-            return ControlReply(done=False, words=f"no event {order.event_id} is listed: see `notbefore events`")
-        if order.content:
-            return self._by_hand(life, order.content, user)
-        words = _approved(self._watch.listed().attempts.get(key), life)
-        event = next((one for one in self._watch.pending().events if one.event_id.casefold() == key), None)
-        return ControlReply(done=event is not None, words=words, event=event, content=content_of(life))
+            return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
+        if request.content:
+            return self._approve_by_hand(life, request.content, user)
+        words = _approved(listed.attempts.get(key), life)
+        event = PendingEvent.of(life, listed.context.now, self.preview(life, listed))
+        return ControlReply(done=True, words=words, event=event, content=content_of(life))
 
-    def _by_hand(self, life: TrackedEvent, content: str, user: str) -> ControlReply:
-        """Approve a listed event because somebody says so; returns when IMDS has answered."""
-        switches = self._switches
-        if switches.mode != "on":
-            return ControlReply(done=False, words=f"nothing is sent: {switches.missing or 'approval.dry_run is true'}")
+    def _approve_by_hand(self, life: TrackedEvent, content: str, user: str) -> ControlReply:
+        """Approve a listed event because ``user`` says so; returns when IMDS has answered."""
+        settings = self._settings()
+        if settings.mode != "on":
+            return ControlReply(done=False, words=f"nothing is sent: {settings.missing or 'approval.dry_run is true'}")
         if content_of(life) != content:
-            return ControlReply(done=False, words="nothing was sent: it has changed since it was shown, look again")
-        before = self._watch.listed().attempts.get(life.event.key)
+            return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
+        before = self._approvals.listed().attempts.get(life.event.key)
         if words := _approved(before, life):
             return ControlReply(done=True, words=words)
-        request = self._begin(_next(before, life, OPERATOR, by=user), before, None, BY_HAND_SECONDS)
+        request = self._begin(_next(before, life, OPERATOR, by=user), before, None, OPERATOR_PATIENCE)
         if request is None:
             return ControlReply(
                 done=False, words="an approval of it is under way, or too many are: see `notbefore events`"
             )
-        request.done.wait(BY_HAND_SECONDS + LOOK_AGAIN + TIMEOUT)
+        request.done.wait(OPERATOR_PATIENCE + SHORT_WAIT + TIMEOUT)
         outcome = request.attempt.outcome
         return ControlReply(
             done=outcome.startswith("approved"), words=outcome or "it is not decided: see `notbefore history`"

@@ -1,49 +1,51 @@
 """``CourierManager`` starts a courier when something is due, wakes it, and ends it when it hangs.
 
-Only the agent's main thread calls it, but for ``wake``. Nothing here waits: the agent lives on whatever becomes of the
-courier.
+Only the agent's main thread calls it, except for ``wake``. Nothing here waits for the courier, except for ``stop``.
 """
 
 import logging
 import os
 import select
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from notbefore.agent.courier_process import CourierProcess, start
+from msgspec.structs import replace
+
+from notbefore.agent.clock import Clock
+from notbefore.agent.courier_process import CourierProcess
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, STOP, STOP_SECONDS, WAKE, Orders, seal
 from notbefore.errors import ConfigError
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import CourierFigures
+from notbefore.metrics.totals import increased
 
-MISSED_BEATS: Final = 15  # ticks of at least a second without a sign of life: it hangs as a whole
-LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that die
-LONG_LIFE: Final = 30.0  # seconds after which a courier that dies was a good one
+MISSED_BEATS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
+LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
+LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
 log = logging.getLogger("notbefore.agent.courier")
 
 
 def check(orders: Orders) -> None:
-    """Raise ``ConfigError`` where a courier could not be told these orders."""
+    """Raise ``ConfigError`` where a courier could not be given these orders."""
     seal(orders, dict(os.environ))
 
 
 class CourierManager:
-    """``look`` says when the next delivery is due, in Unix seconds; ``poke`` makes the agent call ``tick`` soon."""
+    """``next_due`` gives the Unix time of the next delivery; ``poke`` has the agent call ``tick`` soon.
+
+    Raises ``ConfigError`` for orders that cannot be given to a courier.
+    """
 
     def __init__(
-        self,
-        orders: Orders,
-        figures: Figures,
-        look: Callable[[], float | None],
-        poke: Callable[[], None],
+        self, orders: Orders, clock: Clock, next_due: Callable[[], float | None], poke: Callable[[], None]
     ) -> None:
         check(orders)
+        self.figures = CourierFigures()
         self._orders = orders
-        self._figures = figures
-        self._look = look
+        self._clock = clock
+        self._read_next_due = next_due
         self._poke = poke
-        self._child: CourierProcess | None = None
+        self._courier: CourierProcess | None = None
         self._woken = False
         self._reason = "due"  # why the next one is started
         self._failures = 0
@@ -58,96 +60,94 @@ class CourierManager:
     @property
     def descriptors(self) -> list[Any]:
         """What to watch for reading."""
-        return [self._child.beats] if self._child is not None else []
+        return [self._courier.beats] if self._courier is not None else []
 
     @property
     def patience(self) -> float:
-        """Seconds until ``tick`` is needed at the latest."""
-        if self._child is not None:
+        """Seconds after which ``tick`` is needed at the latest."""
+        if self._courier is not None:
             return BEAT
         if self._next_due is None:
             return LONGEST_PAUSE
-        return max(0.0, self._next_due - time.time(), self._not_before - time.monotonic())
+        return max(0.0, self._next_due - self._clock.time(), self._not_before - self._clock.monotonic())
 
     def tick(self) -> None:
-        """Take the courier's signs of life, end it without any; start one when something is due."""
+        """Take in the courier's signs of life, end it if there are none; start one when something is due."""
         woken, self._woken = self._woken, False
-        if self._child is not None:
-            self._watch(self._child)
-        if self._child is not None:
+        if self._courier is not None:
+            self._check(self._courier)
+        if self._courier is not None:
             if woken:
-                self._child.say(WAKE)
+                self._courier.send(WAKE)
             return
-        self._next_due = self._look()
-        due = self._next_due is not None and self._next_due <= time.time()
-        if due and time.monotonic() >= self._not_before:
+        self._next_due = self._read_next_due()
+        due = self._next_due is not None and self._next_due <= self._clock.time()
+        if due and self._clock.monotonic() >= self._not_before:
             self._start()
 
     def reconfigure(self, orders: Orders) -> None:
-        """From now on with other orders; a courier with the old ones leaves."""
+        """Use other orders from now on; a courier with the old ones leaves."""
         self._orders = orders
-        if self._child is not None:
+        if self._courier is not None:
             self._reason = "reload"
-            self._child.say(LEAVE)
+            self._courier.send(LEAVE)
 
     def restart(self) -> None:
-        """The state is another file now: the courier works on the old one."""
-        if self._child is not None:
-            self._child.say(LEAVE)
+        """The state is another file now: the courier works on the old one, and leaves."""
+        if self._courier is not None:
+            self._courier.send(LEAVE)
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
-        if self._child is None:
+        courier = self._courier
+        if courier is None:
             return
-        self._child.say(STOP)
-        deadline = time.monotonic() + STOP_SECONDS + BEAT
-        while not self._child.gone() and time.monotonic() < deadline:
+        courier.send(STOP)
+        deadline = self._clock.monotonic() + STOP_SECONDS + BEAT
+        while not courier.has_ended() and self._clock.monotonic() < deadline:
             if interrupted(0.0):
                 break
-            select.select([self._child.beats], [], [], BEAT)
-        self._child.reap()
-        self._child, self._figures.courier_running = None, False
+            select.select([courier.beats], [], [], BEAT)
+        self._reap(courier)
 
     # ---- one courier
 
     def _start(self) -> None:
         try:
-            self._child = start(self._orders)
+            self._courier = CourierProcess(self._orders)
         except (OSError, ConfigError) as error:
             log.error("the courier cannot be started (%s): deliveries wait", error)  # noqa: TRY400 - its text says all
             self._pause()
             return
-        self._figures.courier_starts[self._reason] += 1
-        self._figures.courier_running = True
-        log.debug("courier %d started: %s", self._child.pid, self._reason)
+        self.figures = CourierFigures(running=True, starts=increased(self.figures.starts, self._reason))
+        log.debug("courier %d started: %s", self._courier.pid, self._reason)
         self._reason = "due"
 
-    def _watch(self, child: CourierProcess) -> None:
-        if child.missed >= MISSED_BEATS:
-            log.error("the courier shows no sign of life: killed, and started anew")
-            child.kill()
-            self._ended(child, HUNG)
-        elif child.gone():
-            self._ended(child, None)
+    def _check(self, courier: CourierProcess) -> None:
+        if courier.missed >= MISSED_BEATS:
+            log.error("the courier has shown no sign of life for %d s: it is killed and replaced", courier.missed)
+            self._reap(courier)
+            self._ended(courier, HUNG)
+        elif courier.has_ended():
+            self._ended(courier, self._reap(courier))
 
-    def _ended(self, child: CourierProcess, known: int | None) -> None:
-        code = child.reap()
-        code = code if known is None else known
-        self._child, self._figures.courier_running = None, False
-        if time.monotonic() - child.started > LONG_LIFE:
+    def _reap(self, courier: CourierProcess) -> int:
+        code = courier.reap()
+        self._courier, self.figures = None, replace(self.figures, running=False)
+        return code
+
+    def _ended(self, courier: CourierProcess, code: int) -> None:
+        if code in (DONE, HUNG) or self._clock.monotonic() - courier.started > LONG_LIFE:
             self._failures = 0
-        if code == DONE:
-            self._failures = 0
-        elif code == HUNG:
+        if code == HUNG:
             self._reason = "hung"
-            self._failures = 0
-        else:
+        elif code != DONE:
             self._reason = "crashed"
-            log.warning("the courier ended unexpectedly (%d)", code)
+            log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
             self._pause()
 
     def _pause(self) -> None:
-        """The first that dies is replaced at once; later ones after pauses that grow."""
+        """The first one that ends unexpectedly is replaced at once, later ones after pauses that grow."""
         pause = 0.0 if self._failures == 0 else min(2.0 ** min(self._failures - 1, 10), LONGEST_PAUSE)
         self._failures += 1
-        self._not_before = time.monotonic() + pause
+        self._not_before = self._clock.monotonic() + pause

@@ -1,4 +1,9 @@
-"""A courier as a process: how it is started, told what to do, heard, and ended."""
+"""``CourierProcess``: one courier as a process: started, given its orders, listened to, ended.
+
+Where there is ``posix_spawn`` it is started with it: ``subprocess`` would cost the agent half a megabyte. Elsewhere
+(Windows) ``subprocess`` starts it, and two threads stand between its pipes and the agent's main thread, because
+``select`` takes only sockets there.
+"""
 
 import os
 import queue
@@ -9,90 +14,88 @@ import sys
 import threading
 import time
 from contextlib import closing, suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from notbefore.delivery.orders import BEAT, Orders, seal
 
 
-class CourierProcess(Protocol):
-    """A courier that runs. Nothing here waits, but for ``reap``."""
+class CourierProcess:
+    """Starts a courier with these orders; raises ``OSError`` or ``ConfigError``. Only ``reap`` waits."""
 
-    pid: int
-    started: float  # monotonic seconds
+    def __init__(self, orders: Orders) -> None:
+        line = seal(orders, dict(os.environ))
+        self.started = time.monotonic()  # seconds
+        self.missed = 0  # seconds in a row without a sign of life
+        self._counted = self.started
+        self._process: _Spawned | _Piped = (_Spawned if hasattr(os, "posix_spawn") else _Piped)(environment(orders))
+        self.send(line)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     @property
     def beats(self) -> Any:
         """What to watch for reading: its signs of life, and its end."""
+        return self._process.beats
 
-    @property
-    def missed(self) -> int:
-        """Ticks in a row without a sign of life."""
+    def send(self, message: bytes) -> None:
+        """Write to its standard input, if it still reads; what does not fit is left out."""
+        self._process.write(message)
 
-    def say(self, what: bytes) -> None:
-        """Write to its standard input, if it still reads."""
-
-    def gone(self) -> bool:
-        """It has ended. Takes in its signs of life as well."""
+    def has_ended(self) -> bool:
+        """It has closed its end of the pipe. Takes in its signs of life as well."""
+        try:
+            beats = self._process.read()
+        except BlockingIOError:
+            # a freeze of the whole machine is no reason: only seconds in which we ran are counted
+            if time.monotonic() - self._counted >= BEAT:
+                self._counted = time.monotonic()
+                self.missed += 1
+            return False
+        self.missed = 0
+        return not beats
 
     def kill(self) -> None:
-        """End it."""
+        """End it at once."""
+        self._process.kill()
 
     def reap(self) -> int:
         """Wait for its end, which is near; returns the exit code, negative for a signal."""
+        return self._process.reap()
 
 
-class SpawnedChild:
-    """By ``posix_spawn``: ``subprocess`` would cost the agent half a megabyte."""
+class _Spawned:
+    """Started by ``posix_spawn``, with pipes that do not block."""
 
-    def __init__(self, orders: Orders) -> None:
-        line = seal(orders, dict(os.environ))
+    def __init__(self, variables: dict[str, str]) -> None:
         stdin_read, self._stdin = os.pipe()
         self.beats, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self.beats, False)
-        self._beating = MissedBeats()
-        self.started = time.monotonic()
+        actions = [(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)]
         try:
-            self.pid = os.posix_spawn(
-                sys.executable,
-                command(),
-                environment(orders),
-                file_actions=[(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)],
-            )
+            self.pid = os.posix_spawn(sys.executable, command(), variables, file_actions=actions)
         except OSError:
             self._close()
             raise
         finally:
             os.close(stdin_read)
             os.close(stdout_write)
-        self.say(line)
 
-    @property
-    def missed(self) -> int:
-        """See ``CourierProcess``."""
-        return self._beating.missed
-
-    def say(self, what: bytes) -> None:
-        """See ``CourierProcess``; never waits: what does not fit is left out."""
+    def write(self, message: bytes) -> None:
         with suppress(OSError):
-            os.write(self._stdin, what)
+            os.write(self._stdin, message)
 
-    def gone(self) -> bool:
-        """Its end of the pipe is closed."""
-        with suppress(BlockingIOError):
-            beats = os.read(self.beats, 4096)
-            self._beating.felt()
-            return not beats
-        self._beating.tick()
-        return False
+    def read(self) -> bytes:
+        return os.read(self.beats, 4096)
 
     def kill(self) -> None:
-        """See ``CourierProcess``."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """See ``CourierProcess``."""
         self._close()
         self.kill()  # where it has closed its pipe and lives on; one that has ended is not hurt
         _, status = os.waitpid(self.pid, 0)
@@ -104,68 +107,46 @@ class SpawnedChild:
                 os.close(descriptor)
 
 
-class PopenChild:
-    """Where there is no ``posix_spawn``, and where pipes cannot be waited for (Windows); see ``CourierProcess``.
+class _Piped:
+    """Started by ``subprocess``: one thread turns its signs of life into what ``select`` takes, one writes."""
 
-    Two threads stand between the pipes and the agent's main thread: one turns the signs of life into what ``select``
-    takes, one writes, so that nobody waits for a courier to read.
-    """
-
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, variables: dict[str, str]) -> None:
         import subprocess  # noqa: PLC0415 - only where there is nothing lighter
 
-        line = seal(orders, dict(os.environ))
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command(),
-            env=environment(orders),
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # a console of its own: Ctrl-C is for the agent, which tells the courier; and no window
+            # a console of its own: Ctrl-C is for the agent, which ends the courier; and no window
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         self.pid = self._process.pid
-        self.started = time.monotonic()
-        self._beating = MissedBeats()
-        self._words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.beats, self._from_pipe = socket.socketpair()
         self.beats.settimeout(0)
-        for work, name in ((self._hand_on, "courier-beats"), (self._write, "courier-orders")):
+        for work, name in ((self._forward_beats, "courier-beats"), (self._write_messages, "courier-orders")):
             threading.Thread(target=work, name=name, daemon=True).start()
-        self.say(line)
 
-    @property
-    def missed(self) -> int:
-        """See ``CourierProcess``."""
-        return self._beating.missed
+    def write(self, message: bytes) -> None:
+        self._messages.put(message)
 
-    def say(self, what: bytes) -> None:
-        """See ``CourierProcess``."""
-        self._words.put(what)
-
-    def gone(self) -> bool:
-        """See ``CourierProcess``."""
-        with suppress(BlockingIOError):
-            beats = self.beats.recv(4096)
-            self._beating.felt()
-            return not beats
-        self._beating.tick()
-        return False
+    def read(self) -> bytes:
+        return self.beats.recv(4096)
 
     def kill(self) -> None:
-        """See ``CourierProcess``."""
         with suppress(OSError):
             self._process.kill()
 
     def reap(self) -> int:
-        """See ``CourierProcess``."""
-        self._words.put(None)
+        self._messages.put(None)
         self.kill()
         code = self._process.wait()
         self.beats.close()
         return code
 
-    def _hand_on(self) -> None:
+    def _forward_beats(self) -> None:
         pipe = self._process.stdout
         if pipe is None:
             return
@@ -173,48 +154,22 @@ class PopenChild:
             while beats := os.read(pipe.fileno(), 4096):
                 self._from_pipe.sendall(beats)
 
-    def _write(self) -> None:
+    def _write_messages(self) -> None:
         pipe = self._process.stdin
         if pipe is None:
             return
         with suppress(OSError), closing(pipe):  # closing what cannot be written any more fails as well
-            while (words := self._words.get()) is not None:
-                pipe.write(words)
-
-
-class MissedBeats:
-    """Counts the ticks without a sign of life of a courier."""
-
-    def __init__(self) -> None:
-        self.missed = 0
-        self._ticked = time.monotonic()
-
-    def felt(self) -> None:
-        """A sign of life."""
-        self.missed = 0
-
-    def tick(self) -> None:
-        """None at this look."""
-        # a freeze of the whole machine is no reason: only ticks of ours are counted, not seconds
-        if time.monotonic() - self._ticked >= BEAT:
-            self._ticked = time.monotonic()
-            self.missed += 1
+            while (message := self._messages.get()) is not None:
+                pipe.write(message)
 
 
 def command() -> list[str]:
-    """The courier's command line; -P: what lies in the working directory is not run."""
+    """The courier's command line. -P: no module is imported from the working directory."""
     return [sys.executable, "-P", "-m", "notbefore.delivery"]
 
 
-def start(orders: Orders) -> CourierProcess:
-    """A courier with these orders; raises ``OSError`` where none can be started."""
-    if hasattr(os, "posix_spawn"):
-        return SpawnedChild(orders)
-    return PopenChild(orders)
-
-
 def environment(orders: Orders) -> dict[str, str]:
-    """The agent's, without what holds a secret: what the courier needs of them goes through the pipe."""
+    """The agent's variables less those that hold a secret: what the courier needs of them goes through the pipe."""
     hidden = {secret.variable for sink in orders.sinks.values() for secret in sink.secrets.values()} | {*orders.hidden}
     return {
         name: value

@@ -1,10 +1,10 @@
-"""``Polling``: one endpoint being polled, and asked who this VM is; looks for IMDS where that is silent."""
+"""``Polling``: one endpoint that is polled, and asked who this VM is. Where it is silent, IMDS is searched for."""
 
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
+from notbefore.agent.state import AgentState
 from notbefore.agent.tracker import Tracker
 from notbefore.config.model import Config
 from notbefore.errors import ImdsError
@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # in a VNet nobody needs it
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
 IDENTITY_PATIENCE: Final = 2.0  # seconds that the first answer waits, so that its events are known as ours or not
-FIRST_TRIES: Final = 3  # without any answer, after which IMDS is looked for,
+FIRST_TRIES: Final = 3  # without any answer, after which IMDS is looked for elsewhere,
 FIRST_PATIENCE: Final = 15.0  # or seconds
-SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for
+SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for elsewhere
 SEARCH_PAUSES: Final = (10.0, 30.0, 60.0, 300.0)  # seconds between two searches; the last one again and again
 STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
 
@@ -28,47 +28,52 @@ log = logging.getLogger("notbefore.agent.polling")
 
 
 class Polling:
-    """One endpoint being polled: the threads ``poll`` and ``who``. A reload of the configuration makes a new one."""
+    """The threads ``poll`` and ``identity`` of one endpoint. A reload of the configuration makes a new one.
 
-    def __init__(self, config: Config, watch: Tracker, before: "Polling | None" = None) -> None:
-        self._watch = watch
+    ``previous``: the one before the reload; where it has found IMDS, it need not be looked for again.
+    """
+
+    def __init__(self, config: Config, tracker: Tracker, state: AgentState, previous: "Polling | None" = None) -> None:
+        self._tracker = tracker
+        self._state = state
+        self._clock = clock = state.clock
         self._name = config.vm.name
         self._api_version = config.imds.api_version
         self._stop = threading.Event()
-        self._known = threading.Event()  # who this VM is
-        self._asked_who = False
-        self._look = threading.Event()  # wakes the thread `who`
+        self._identified = threading.Event()  # it is known who this VM is
+        self._answered = False  # IMDS has answered this object
+        self._ask_identity = threading.Event()  # wakes the thread `identity`
         self._configured = config.imds.endpoint
         self._may_search = config.imds.discover and may_be_elsewhere(self._configured)
         self.endpoint = self._configured  # where IMDS is asked now
-        if before is not None and self._may_search and before.may_have_found(self._configured):
-            self.endpoint = before.endpoint
-        self._client, self._who_client = ImdsClient(self.endpoint), ImdsClient(self.endpoint)
-        self._started = time.monotonic()
+        if previous is not None and self._may_search and previous.may_have_found(self._configured):
+            self.endpoint = previous.endpoint
+        self._poll_client, self._identity_client = ImdsClient(self.endpoint), ImdsClient(self.endpoint)
+        self._started = clock.monotonic()
         self._searches = 0
         self._next_search = 0.0  # monotonic seconds
-        self._searched: list[str] = []  # what was said of the last search
-        self.poller = Poller(self._client, config.imds.api_version, config.imds.interval.seconds)
+        self._last_search: list[str] = []  # what the last search came to, in words
+        self.poller = Poller(self._poll_client, config.imds.api_version, config.imds.interval.seconds)
         self._threads = [
-            threading.Thread(target=self._who, name="who", daemon=True),
+            threading.Thread(target=self._identify, name="identity", daemon=True),
             threading.Thread(target=self._poll, name="poll", daemon=True),
         ]
 
     def start(self) -> None:
         """Begin to ask."""
-        self._watch.use_api_version(self._api_version)
-        self._started = time.monotonic()
+        self._tracker.use_api_version(self._api_version)
+        self._started = self._clock.monotonic()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
         """Ask no more; a request under way is cut off."""
         self._stop.set()
-        self._look.set()
-        self._known.set()
-        for client in (self._client, self._who_client):
+        self._ask_identity.set()
+        self._identified.set()
+        for client in (self._poll_client, self._identity_client):
             client.abort()
-        for thread, client in zip(self._threads, (self._who_client, self._client), strict=True):
+        for thread, client in zip(self._threads, (self._identity_client, self._poll_client), strict=True):
             if thread.is_alive():  # it may never have been started
                 thread.join(STOP_PATIENCE)
             client.close()
@@ -78,77 +83,81 @@ class Polling:
         """Both threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
+    @property
+    def overdue(self) -> float:
+        """Seconds since the next poll was due, negative before it; 0 once it is stopped."""
+        return 0.0 if self._stop.is_set() else self._clock.monotonic() - self.poller.due
+
     def may_have_found(self, configured: str) -> bool:
-        """It is asked where it was found, or would be, with ``configured`` as the place where to begin."""
+        """The endpoint in use is one that was, or would be, looked for where ``configured`` is silent."""
         return self._may_search and self._configured == configured
 
     def _poll(self) -> None:
         self.poller.run(self._handle, self._stop)
 
     def _handle(self, poll: Poll) -> None:
-        if poll.error is None and not self._asked_who:  # IMDS answers: now it can say that as well
-            self._asked_who = True
-            self._look.set()
-            self._known.wait(0.0 if self._name else IDENTITY_PATIENCE)
+        if poll.error is None and not self._answered:  # IMDS answers: now it can say who this VM is as well
+            self._answered = True
+            self._ask_identity.set()
+            self._identified.wait(0.0 if self._name else IDENTITY_PATIENCE)
             if self._stop.is_set():
                 return
-        self._watch.handle(poll)
-        if poll.error is not None and self._silent:
-            self._look.set()
+        self._tracker.handle(poll)
+        if poll.error is not None and self._is_silent():
+            self._ask_identity.set()
 
-    @property
-    def _silent(self) -> bool:
-        last = self._watch.last_good
-        return self._may_search and last is not None and time.monotonic() - last > SILENCE
+    def _is_silent(self) -> bool:
+        answered = self._state.snapshot.poll.answered
+        return self._may_search and answered is not None and self._clock.monotonic() - answered.monotonic > SILENCE
 
     def _never_answered(self, failures: int) -> bool:
-        """It has had its chance to. While a VM boots, the network may come up after us."""
-        tried = failures >= FIRST_TRIES or time.monotonic() - self._started > FIRST_PATIENCE
-        return self._watch.last_good is None and tried
+        """IMDS had time enough to answer and did not. While a VM boots, the network may come up after the agent."""
+        tried = failures >= FIRST_TRIES or self._clock.monotonic() - self._started > FIRST_PATIENCE
+        return self._state.snapshot.poll.answered is None and tried
 
-    def _who(self) -> None:
-        self._watch.set_vm(None, self._name)
+    def _identify(self) -> None:
+        self._tracker.identify(None)
         failures = 0
         while not self._stop.is_set():
             try:
-                self._watch.set_vm(fetch_vm(self._who_client), self._name)
-                self._known.set()
+                self._tracker.identify(fetch_vm(self._identity_client))
+                self._identified.set()
                 failures, wait = 0, IDENTITY_REFRESH
-                if self._silent and self._found_elsewhere():
+                if self._is_silent() and self._found_elsewhere():
                     continue
             except ImdsError as error:
-                if (self._silent or self._never_answered(failures + 1)) and self._found_elsewhere():
+                if (self._is_silent() or self._never_answered(failures + 1)) and self._found_elsewhere():
                     continue
                 if failures == 0 and not self._stop.is_set():
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
                 wait = IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
                 failures += 1
-            self._look.wait(wait)
-            self._look.clear()
+            self._ask_identity.wait(wait)
+            self._ask_identity.clear()
 
     def _found_elsewhere(self) -> bool:
-        """Look for IMDS, but not all the time; returns whether it is asked elsewhere from now on."""
-        if not self._may_search or time.monotonic() < self._next_search:
+        """Look for IMDS, but not all the time; returns whether it is asked at another address from now on."""
+        if not self._may_search or self._clock.monotonic() < self._next_search:
             return False
         try:
             steps = self._search()
         except Exception:
-            log.exception("looking for IMDS failed; trying again")
+            log.exception("the search for IMDS failed; searching again later")
             steps = []
-        self._next_search = time.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
+        self._next_search = self._clock.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
         self._searches += 1
         if self._stop.is_set() or not steps:
             return False
-        said = [str(step) for step in steps]
-        for line in said if said != self._searched else ():  # the same is not said twice
+        lines = [str(step) for step in steps]
+        for line in lines if lines != self._last_search else ():  # the same is not logged twice
             log.info("where is IMDS? %s", line)
-        self._searched = said
+        self._last_search = lines
         if not steps[-1].answers or steps[-1].found == self.endpoint:
             return False
         self.endpoint, self._searches = steps[-1].found, 0
-        for client in (self._client, self._who_client):
+        for client in (self._poll_client, self._identity_client):
             client.use(self.endpoint)
-        self.poller.forget()  # an ETag of the one says nothing to the other
+        self.poller.forget()  # an ETag of one endpoint means nothing to another
         log.info("IMDS is asked at %s from now on", self.endpoint)
         return True
 

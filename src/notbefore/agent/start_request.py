@@ -1,20 +1,19 @@
 """``StartRequest``: the approval of one event, from its command to the answer of IMDS, in a thread of its own.
 
-What is about to be done is on the disk before it is done. Before its command, and again right before each request, the
-event is looked at: listed as Scheduled by a fresh answer, what it was when it was decided on, NotBefore ahead, and the
-switches and rules still say so.
+What is about to be done is on disk before it is done. Before its command, and again right before each request, the
+event is checked: listed as Scheduled by a fresh answer, unchanged since the decision, NotBefore ahead, and the settings
+and rules still say so.
 """
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from notbefore.agent.tracker import ListedEvents, Tracker
+from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, content_of, judge
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED
@@ -23,18 +22,10 @@ from notbefore.core.record import Record, json_line
 from notbefore.errors import ImdsError, SendError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 
-PAUSES: Final = (
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    16.0,
-    32.0,
-    60.0,
-)  # seconds after each request without a usable answer; then the last
-LISTEN: Final = 0.5  # seconds between looks whether IMDS is heard again
-LOUD: Final = 4  # failures of which each is logged; later ones now and then
-PREVIEW_VERSION: Final = "2017-03-01"  # wants the DocumentIncarnation as well
+PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds after each unusable answer; then the last one
+CHECK_INTERVAL: Final = 0.5  # seconds between checks whether IMDS answers again
+LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
+PREVIEW_VERSION: Final = "2017-03-01"  # needs the DocumentIncarnation as well
 
 log = logging.getLogger("notbefore.approval")
 
@@ -49,17 +40,22 @@ class ApprovalSettings(Struct, frozen=True):
 
     @property
     def missing(self) -> str:
-        """Which of the two keys is missing, in words; empty with both."""
+        """Which of the two switches is off, in words; empty if both are on."""
         if not self.allowed:
             return "`notbefore run` was started without --allow-approval"
         return "" if self.policy.enabled else "approval.enabled is not true"
 
     @property
     def mode(self) -> str:
-        """on, dry_run, off."""
+        """One of on, dry_run, off."""
         if self.missing:
             return "off"
         return "dry_run" if self.policy.dry_run else "on"
+
+    @property
+    def approvers(self) -> tuple[str, ...]:
+        """The rules that may approve, and the operator; nobody while a switch is off."""
+        return () if self.missing else (*self.policy.approving, OPERATOR)
 
 
 class Objection(Struct, frozen=True):
@@ -70,30 +66,31 @@ class Objection(Struct, frozen=True):
 
 
 class StartRequest:
-    """``switches`` says what holds at the time of asking; ``stop`` cuts all of it off.
+    """One attempt. ``settings`` gives those in use; ``stop`` ends it.
 
-    ``patience``: seconds after which it is over whatever happens; without it, at NotBefore.
+    ``patience``: seconds after which it is over whatever happens; without it, it is over at NotBefore.
     """
 
     def __init__(
         self,
-        watch: Tracker,
-        switches: Callable[[], ApprovalSettings],
+        approvals: ApprovalLog,
+        settings: Callable[[], ApprovalSettings],
         stop: threading.Event,
         attempt: ApprovalAttempt,
         patience: float | None = None,
     ) -> None:
         self.attempt = attempt
         self.done = threading.Event()  # nothing more will come of it
-        self._watch = watch
-        self._switches = switches
+        self._approvals = approvals
+        self._settings = settings
         self._stop = stop
-        self._deadline = None if patience is None else time.monotonic() + patience
+        self._clock = clock = approvals.clock
+        self._deadline = None if patience is None else clock.monotonic() + patience
         self._client: ImdsClient | None = None
 
     @property
     def event_id(self) -> str:
-        """Azure's."""
+        """Azure's, as received."""
         return self.attempt.life.event.event_id
 
     def abort(self) -> None:
@@ -104,34 +101,34 @@ class StartRequest:
 
     # ---- the command
 
-    def ask(self, guard: Guard) -> bool:
-        """Run the command, once an event; False where that settles it, or nothing can be written down."""
+    def check_ready(self, guard: Guard) -> bool:
+        """Run the command, once an event. False if the machine is not ready, or nothing can be written down."""
         ran = self.attempt.ran(guard)
         if ran is not None and ran.state == "ready":
             return True
-        if ran is not None:  # for this event, when its content was another: that is told already
-            self._watch.note(self.attempt.ended(f"approval_skipped (not_ready): {ran.said}"))
+        if ran is not None:  # it ran for this event when its content was another; its record was made then
+            self._approvals.write(self.attempt.ended(f"approval_skipped (not_ready): {ran.said}"))
             return False
-        if self._approvable("") is None or not self._begin(self.attempt.having_run(guard, CommandRun("running"))):
+        running = self.attempt.having_run(guard, CommandRun("running"))
+        if self._wait_until_approvable("") is None or not self._write_ahead(running):
             return False
         log.info("approval of %s: running %s", self.event_id, guard.command[0])
         ready, words = self._run(guard)
-        if self._stop.is_set():  # it was cut off: the next agent says so
+        if self._stop.is_set():  # it was cut off: the next agent reports that
             return False
         self.attempt = self.attempt.having_run(guard, CommandRun("ready" if ready else "failed", words))
         if not ready:
-            self.over("approval_skipped", "not_ready", words)
-        return ready and self._watch.note(self.attempt)
+            self.end("approval_skipped", "not_ready", words)
+        return ready and self._approvals.write(self.attempt)
 
     def _run(self, guard: Guard) -> tuple[bool, str]:
         from notbefore.delivery.sinks.command import ending, run, variables  # noqa: PLC0415 - imports subprocess
 
-        where = self._watch.listed().where
-        undecided = self.attempt.change("approval_skipped", "not_ready", "", where)
-        values = {
-            name: value for name, value in Record.of(undecided, self._watch.vm).flat().items() if name not in _UNDECIDED
-        }
-        environment = variables(values, {"RULE": self.attempt.rule, "VM": where.vm or ""})
+        listed = self._approvals.listed()
+        undecided = self.attempt.change("approval_skipped", "not_ready", "", listed.context)
+        flat = Record.of(undecided, listed.vm).flat()
+        values = {name: value for name, value in flat.items() if name not in _UNDECIDED}
+        environment = variables(values, {"RULE": self.attempt.rule, "VM": listed.context.vm or ""})
         try:
             code, said = run(guard.command, json_line(values), environment, guard.timeout.seconds, self._stop.is_set)
         except (SendError, OSError) as error:
@@ -141,90 +138,93 @@ class StartRequest:
     # ---- the request
 
     def send(self, guard: Guard | None = None) -> None:
-        """Send until IMDS has answered, or nothing helps any more."""
+        """Send until IMDS has answered, or until there is an objection."""
         error = ""
-        while (life := self._approvable(error)) is not None:
+        while (life := self._wait_until_approvable(error)) is not None:
             before = self.attempt
             counted = msgspec.structs.replace(before, life=life, state="sending", requests=before.requests + 1)
-            if not self._begin(counted):
+            if not self._write_ahead(counted):
                 return
-            listed = self._watch.listed()  # to write it down may have taken a while
+            listed = self._approvals.listed()  # writing may have taken a while
             if not listed.fresh or self._objection(listed) is not None:
                 self.attempt = before
-                self._watch.note(before)
+                self._approvals.write(before)
                 continue
             try:
                 self._post(life)
             except ImdsError as refusal:
                 if refusal.reason == "bad_request":
-                    self.over("approval_failed", "refused", str(refusal))
+                    self.end("approval_failed", "refused", str(refusal))
                     return
                 error = str(refusal)
                 self._pause(refusal)
                 continue
-            self.attempt = self.attempt.accepted(life, self._watch.listed().where.now)
+            self.attempt = self.attempt.accepted(life, self._clock.now())
             ran = self.attempt.ran(guard) if guard is not None else None
-            self.over("approved", "accepted", ran.said if ran is not None else "")
+            self.end("approved", "accepted", ran.said if ran is not None else "")
             return
 
-    def _approvable(self, error: str) -> TrackedEvent | None:
-        """The event, if it may be approved now; waits until IMDS is heard. Otherwise says why not."""
+    def _wait_until_approvable(self, error: str) -> TrackedEvent | None:
+        """The event, once IMDS has just said that it may be approved; ``None`` with an objection, which is recorded.
+
+        ``error``: what IMDS said to the last request, for the record.
+        """
         while not self._stop.is_set():
-            listed = self._watch.listed()
+            listed = self._approvals.listed()
             objection = self._objection(listed)
             if objection is not None:
-                self.unsent(objection.reason, f"{objection.words}; {error}" if error else objection.words)
+                self.give_up(objection.reason, f"{objection.words}; {error}" if error else objection.words)
                 return None
-            life = listed.life(self.attempt.life.event.key)
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                self.over("approval_failed", "no_answer", error or "IMDS is not heard: nothing was sent")
+            life = listed.readable(self.attempt.life.event.key)
+            if self._deadline is not None and self._clock.monotonic() >= self._deadline:
+                self.end("approval_failed", "no_answer", error or "IMDS does not answer: nothing was sent")
                 return None
             if listed.fresh and life is not None:
                 return life
-            self._stop.wait(LISTEN)
+            self._stop.wait(CHECK_INTERVAL)
         return None
 
     def _objection(self, listed: ListedEvents) -> Objection | None:
-        life, switches = listed.lives.get(self.attempt.life.event.key), self._switches()
+        life, settings = listed.events.get(self.attempt.life.event.key), self._settings()
         if life is None:
             return Objection("no_longer_scheduled", "it is gone")
         if life.event.event_status != SCHEDULED:
             return Objection("no_longer_scheduled", f"it is {life.event.event_status}")
-        if life.not_before is not None and listed.where.now >= life.not_before:
+        if life.not_before is not None and listed.context.now >= life.not_before:
             return Objection("too_late", "NotBefore came first")
-        if switches.mode != "on":
-            return Objection("switched_off", switches.missing or "approval.dry_run is true")
-        words = self._changed(life, switches.policy, listed)
+        if settings.mode != "on":
+            return Objection("switched_off", settings.missing or "approval.dry_run is true")
+        words = self._changed(life, settings.policy, listed)
         return Objection("changed", words) if words else None
 
     def _changed(self, life: TrackedEvent, policy: Policy, listed: ListedEvents) -> str:
-        """What is not any more as it was decided on, in words."""
+        """What has changed since the decision, in words; empty if nothing has."""
         flawed = life.event.key in listed.flawed
         if content_of(life) != content_of(self.attempt.life):
-            return "the event is another one now"
+            return "the event has changed"
         if self.attempt.rule == OPERATOR:
             return "a part of it could not be read" if flawed else ""
-        decision = judge(policy, life, listed.where.vm, flawed=flawed)
+        decision = judge(policy, life, listed.context.vm, flawed=flawed)
         if decision.action != "approve" or decision.step != self.attempt.step:
             return f"the rules say {decision.action} now: {decision.why}"
-        return "it is another VM's turn now" if decision.at is not None and listed.where.now < decision.at else ""
+        return "it is another VM's turn now" if decision.at is not None and listed.context.now < decision.at else ""
 
     def _post(self, life: TrackedEvent) -> None:
-        """One start request; raises ``ImdsError`` for everything but 200."""
-        switches, where = self._switches(), self._watch.listed().where
+        """Send one start request. Raises ``ImdsError`` for everything but 200."""
+        settings, context = self._settings(), self._approvals.listed().context
         body: dict[str, object] = {"StartRequests": [{"EventId": life.event.event_id}]}
-        if switches.api_version == PREVIEW_VERSION:
-            body["DocumentIncarnation"] = where.incarnation
+        if settings.api_version == PREVIEW_VERSION:
+            body["DocumentIncarnation"] = context.incarnation
         left = [TIMEOUT]
         if life.not_before is not None:
-            left.append((life.not_before - where.now).total_seconds())
+            left.append((life.not_before - context.now).total_seconds())
         if self._deadline is not None:
-            left.append(self._deadline - time.monotonic())
-        client = self._client = ImdsClient(switches.endpoint)
+            left.append(self._deadline - self._clock.monotonic())
+        client = self._client = ImdsClient(settings.endpoint)
         try:
             if self._stop.is_set():  # it is set before `abort` looks for the client
                 raise ImdsError("reset", "the agent stops")
-            path = f"/metadata/scheduledevents?api-version={switches.api_version}"
+            path = f"/metadata/scheduledevents?api-version={settings.api_version}"
             client.post(path, msgspec.json.encode(body), timeout=max(1.0, min(left)))
         finally:
             self._client = None
@@ -235,38 +235,38 @@ class StartRequest:
         pause = PAUSES[min(count, len(PAUSES)) - 1]
         if refusal.retry_after is not None:
             pause = min(max(refusal.retry_after, PAUSES[0]), PAUSES[-1])
-        if not self._stop.is_set() and (count <= LOUD or count % 60 == 0):
+        if not self._stop.is_set() and (count <= LOGGED_FAILURES or count % 60 == 0):
             log.warning("approval of %s: %s; again in %g s", self.event_id, refusal, pause)
         if self._deadline is not None:
-            pause = min(pause, max(0.0, self._deadline - time.monotonic()))
+            pause = min(pause, max(0.0, self._deadline - self._clock.monotonic()))
         self._stop.wait(pause)
 
     # ---- what is written down
 
-    def _begin(self, attempt: ApprovalAttempt) -> bool:
-        """Write down what is about to be done; False where that cannot be: then it is not done."""
+    def _write_ahead(self, attempt: ApprovalAttempt) -> bool:
+        """Write down what is about to be done. False if that is impossible: then it must not be done."""
         before, self.attempt = self.attempt, attempt
-        if self._watch.note(attempt):
+        if self._approvals.write(attempt):
             return True
         self.attempt = before
-        self._watch.note(before)  # in memory, until the disk can take it
+        self._approvals.write(before)  # in memory, until the state can be written
         if before.rule == OPERATOR:  # somebody waits for an answer
-            self.over("approval_skipped", "state_not_written", "the state cannot be written, so nothing was sent")
+            self.end("approval_skipped", "state_not_written", "the state cannot be written, so nothing was sent")
         return False
 
-    def unsent(self, reason: Reason, words: str) -> None:
-        """It is over without an answer: skipped, or failed where IMDS was asked."""
+    def give_up(self, reason: Reason, words: str) -> None:
+        """Record that it ended without an answer: as skipped, or as failed if IMDS was asked."""
         if self.attempt.requests:
-            self.over("approval_failed", "no_answer", words)
+            self.end("approval_failed", "no_answer", words)
         else:
-            self.over("approval_skipped", reason, words)
+            self.end("approval_skipped", reason, words)
 
-    def over(self, kind: ApprovalKind, reason: Reason, words: str) -> None:
+    def end(self, kind: ApprovalKind, reason: Reason, words: str) -> None:
         """Record how it ended."""
-        change = self.attempt.change(kind, reason, words, self._watch.listed().where)
+        change = self.attempt.change(kind, reason, words, self._approvals.listed().context)
         outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
         self.attempt = self.attempt.ended(outcome)
-        self._watch.note(self.attempt, change)
+        self._approvals.write(self.attempt, change)
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, self.attempt.rule, outcome)
 
 

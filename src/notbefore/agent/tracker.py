@@ -1,390 +1,172 @@
-"""``Tracker``: what the agent does with each poll. Bytes in, changes counted, committed and told; in that order.
+"""``Tracker`` follows the document of IMDS: bytes in, changes out to ``AgentState``.
 
-One thread calls ``handle``; scrapes read from others, under a lock that is never held over the network.
+The polling thread calls ``handle``, the thread that asks who this VM is calls ``identify``.
 """
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable, Sequence
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
+from notbefore.agent.approval_log import without_old
+from notbefore.agent.clock import Instant
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.core.approval import ApprovalAttempt, ApprovalContext
+from notbefore.agent.state import AgentState, PollStatus
 from notbefore.core.change import Change, Gap
-from notbefore.core.delivery import Routing, deliveries, heartbeat_delivery
 from notbefore.core.document import Document, Flaw, parse
-from notbefore.core.lifecycle import WATCHED, DiffResult, Observation, TrackedEvent, diff
-from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
-from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.lifecycle import Observation, diff
+from notbefore.core.record import Vm
 from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
-from notbefore.metrics.families import Family, Snapshot, samples
-from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.process import Figures
-from notbefore.store.state import Store, StoredChange
-
-KEPT_APPROVALS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
+from notbefore.metrics.process import PollFigures
+from notbefore.metrics.totals import increased
+from notbefore.store.state import Store, StoredState
 
 log = logging.getLogger("notbefore.agent.tracker")
 
 
-def now_utc() -> datetime:
-    """The wall clock, in UTC."""
-    return datetime.now(UTC)
-
-
-def read_boot_id() -> str:
-    """What tells this boot from another; on systems without one, the time of the boot to ten seconds."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"booted-{round((time.time() - time.monotonic()) / 10)}"
-
-
 class Tracker:
-    """The agent's memory and what it makes of each poll."""
+    """What is known of the present document, and how it was watched."""
 
-    def __init__(
-        self, store: Store, figures: Figures, tell: Callable[[bytes], None], boot_id: Callable[[], str] = read_boot_id
-    ) -> None:
-        self.figures = figures
-        self.routing = Routing()
-        self.outbox: Callable[[], OutboxView] = OutboxView
-        self.wake: Callable[[], None] = lambda: None  # called when there is something to deliver; must not wait
-        self.moved: list[Callable[[], None]] = []  # called when there was a change; must not wait
-        self.rules: tuple[str, ...] = ()  # of approval, those that may approve
-        self.preview: Callable[[TrackedEvent, ListedEvents], PendingApproval | None] = lambda _life, _listed: None
-        self.pulse = FreezeMeter()
-        self._api_version = ""
-        self.last_good: float | None = None  # monotonic seconds
-        self._elsewhere = False  # what is known was said by another endpoint than the one that is asked now
+    def __init__(self, state: AgentState, store: Store, freeze_meter: FreezeMeter) -> None:
+        self._state = state
         self._store = store
-        self._tell = tell
-        self._boot_id = boot_id()
-        self._began = now_utc()
-        self._lock = threading.RLock()
-        self._memory = store.load()
-        if self._memory.boot_id != self._boot_id:  # the state may have come along in an image: IMDS has to say it anew
-            self._memory.vm = None
-        self._memory.totals.since = self._memory.totals.since or now_utc()
+        self._clock = clock = state.clock
+        self._freeze_meter = freeze_meter
+        self._started = clock.now()
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
-        self._trouble: str | None = None  # the bad state that was logged
-        self._vm_name: str | None = None
-        self._feel()
+        self._logged_vm = state.snapshot.vm
+        freeze_meter.switch(on=state.snapshot.state.tracked.expecting)
 
-    # ---- what the poller calls
+    # ---- what the polling thread calls
 
     def handle(self, poll: Poll) -> None:
-        """Take one poll in: count it, and go on to what it changes."""
-        with self._lock:
-            self.figures.beat_lag = poll.lag
-            self.figures.poll_duration.observe(poll.duration)
-            if poll.error is not None:
-                self._fail(poll.error.reason, str(poll.error))
-                return
-            if poll.body is not None:
-                self._read(poll.body)
-            if self._rejected is not None:
-                self._fail("rejected", str(self._rejected))
-                return
-            self._good(poll)
+        """Take in one poll: count it, read its document, and commit what it changes."""
+        if poll.error is not None:
+            self._failed(poll, poll.error.reason, str(poll.error))
+            return
+        if poll.body is not None:
+            self._read(poll.body)
+        if self._rejected is not None:
+            self._failed(poll, "rejected", str(self._rejected))
+        else:
+            self._answered(poll)
+
+    def use_api_version(self, api_version: str) -> None:
+        """From now on documents are of this version; what is known is outdated until the first of them has come."""
+        status = self._state.snapshot.poll
+        figures = replace(status.figures, api_version=api_version)
+        self._state.publish(replace(status, figures=figures, outdated=True))
 
     def _read(self, body: bytes) -> None:
         try:
-            self._document = parse(body, self._api_version)
+            self._document = parse(body, self._state.snapshot.poll.figures.api_version)
             self._rejected = None
-            self._count_flaws(self._document.flaws)
+            _log_flaws(self._document.flaws)
         except DocumentError as error:
             self._rejected = error
 
-    def _count_flaws(self, flaws: Iterable[Flaw]) -> None:
-        for flaw in flaws:
-            self.figures.flaws[flaw.reason] = self.figures.flaws.get(flaw.reason, 0) + 1
-            log.warning(
-                "event %s: %s cannot be read%s",
-                flaw.event_id,
-                flaw.reason,
-                ", it is left as it was" if flaw.rejected else "",
-            )
+    def _failed(self, poll: Poll, reason: str, detail: str) -> None:
+        status = self._state.snapshot.poll
+        figures = status.figures.plus(reason, poll.lag, poll.duration)
+        if self._rejected is not None and poll.error is None:
+            rejected = increased(figures.documents_rejected, self._rejected.reason)
+            figures = replace(figures, documents_rejected=rejected)
+        if status.failure != reason:
+            log.warning("IMDS: %s; asking again, and going on with what is known", detail)
+        self._state.publish(replace(status, figures=figures, failure=reason))
 
-    def _fail(self, reason: str, detail: str) -> None:
-        self.figures.polls[reason] += 1
-        if reason == "rejected" and self._rejected is not None:
-            self.figures.documents_rejected[self._rejected.reason] += 1
-        if self._trouble != reason:
-            log.warning("IMDS: %s; what was known is kept, and asked again", detail)
-            self._trouble = reason
-
-    def _good(self, poll: Poll) -> None:
-        if self._trouble is not None:
+    def _answered(self, poll: Poll) -> None:
+        snapshot, document, now = self._state.snapshot, self._document, self._clock.read()
+        if snapshot.poll.failure is not None:
             log.info("IMDS answers again")
-            self._trouble = None
-        self.figures.polls["changed" if poll.body is not None else "unchanged"] += 1
-        now = now_utc()
-        moment, first = self._moment(now, poll.lag), self.last_good is None
-        tracked = self._memory.tracked
-        if self._document is not None and (poll.body is not None or tracked.interrupting):
-            self._step(diff(tracked, self._document, moment), moment)
-        self._saw(now)
-        if first:  # this boot, and that the last stop is over, are to be known after a crash as well
-            self._commit([])
-        # last: who is told that the agent is ready may count on it that what was seen is written down
-        self.last_good, self.figures.last_successful_poll = time.monotonic(), now.timestamp()
-        self._elsewhere = False
-
-    def _moment(self, now: datetime, lag: float) -> Observation:
-        memory = self._memory
-        rebooted = memory.boot_id not in ("", self._boot_id)
-        silence = None if memory.seen is None else max(0.0, (now - memory.seen).total_seconds())
-        if self.last_good is not None and silence is not None:
-            # each clock may stand still over a freeze: the one that moved more is right
-            silence = max(silence, time.monotonic() - self.last_good)
-        gap: Gap | None = self.pulse.take() if self.pulse.running else Gap(lag, lag)
-        if self.last_good is None:  # the first good poll of this process: it felt nothing before
-            gap = self._gap_over_boot() if rebooted else None
-        return Observation(now, self._vm_name, silence, rebooted, gap)
-
-    def _gap_over_boot(self) -> Gap | None:
-        """From the last beat before the boot to the first after it, if beats were written down until then."""
-        memory = self._memory
-        if memory.beat is None or not (memory.clean or memory.tracked.interrupting):
-            return None
-        return Gap(max(0.0, (self._began - memory.beat).total_seconds()), 0.0)
-
-    def _step(self, step: DiffResult, moment: Observation) -> None:
-        memory = self._memory
-        if step.tracked == memory.tracked and not step.changes:
+        gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.lag, poll.lag)
+        status = PollStatus(_counted(snapshot.poll.figures, poll, document, now), now, flaws=_flaws(document))
+        first = snapshot.poll.answered is None
+        if document is None or not (first or poll.body is not None or snapshot.state.tracked.interrupting):
+            self._state.publish(status)
             return
-        memory.tracked = step.tracked
-        over = [key for key, one in memory.approvals.items() if one.state == "done" and key not in step.tracked.events]
-        forgotten = set(over[:-KEPT_APPROVALS])
-        memory.approvals = {key: one for key, one in memory.approvals.items() if key not in forgotten}
-        self._saw(moment.time)
-        told = [self._told(change) for change in step.changes]
-        for change in step.changes:
-            memory.totals.add(change)
-        self._commit(told)
-        for one in told:
-            self._tell(one.record + b"\n")
-        self._feel()
-        self._say_moved()
 
-    def _say_moved(self) -> None:
-        for hear in self.moved:
-            hear()
+        def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
+            made = self._compare(state, document, self._observation(state, now, gap))
+            # at the first answer this boot is written down, and that the last stop is over: a crash may follow
+            return made or ((state, ()) if first else None)
 
-    def _saw(self, now: datetime) -> None:
-        """A good answer was read, and this boot was alive to read it."""
-        memory = self._memory
-        memory.seen = memory.beat = now
-        memory.boot_id, memory.clean = self._boot_id, False
+        self._state.commit(step, status)
 
-    def _told(self, change: Change) -> StoredChange:
-        line = Record.of(change, self.vm).line()
-        return StoredChange(change, line, deliveries(change, line, self.routing, self._vm_name))
+    def _observation(self, state: StoredState, now: Instant, gap: Gap) -> Observation:
+        answered = self._state.snapshot.poll.answered
+        rebooted = state.boot_id not in ("", self._clock.boot_id)
+        name = _name(self._state.vm_of(state))
+        if answered is not None:
+            return Observation(now.wall, name, now.since(answered), rebooted, gap)
+        # the first good answer of this process, which measured no gap before it
+        silence = max(0.0, (now.wall - state.seen).total_seconds()) if state.seen is not None else None
+        return Observation(now.wall, name, silence, rebooted, self._gap_over_boot(state) if rebooted else None)
 
-    def _commit(self, changes: list[StoredChange]) -> None:
-        self._store.commit(self._memory, changes)
-        if any(told.deliveries for told in changes):
-            self.wake()
-        self._note_store()
+    def _gap_over_boot(self, state: StoredState) -> Gap | None:
+        """From the last beat before the boot to the start of this process, if beats were written down until then."""
+        if state.beat is None or not (state.clean or state.tracked.interrupting):
+            return None
+        return Gap(max(0.0, (self._started - state.beat).total_seconds()), 0.0)
 
-    def _note_store(self) -> None:
-        self.figures.store_degraded = self._store.degraded is not None
-        self.figures.store_damaged = self._store.damaged_files
+    def _compare(
+        self, state: StoredState, document: Document, observation: Observation
+    ) -> tuple[StoredState, Sequence[Change]] | None:
+        result = diff(state.tracked, document, observation)
+        self._freeze_meter.switch(on=result.tracked.expecting)
+        if result.tracked == state.tracked and not result.changes:
+            return None
+        approvals = without_old(state.approvals, result.tracked)
+        return replace(state, tracked=result.tracked, approvals=approvals), result.changes
 
-    def _feel(self) -> None:
-        if self._memory.tracked.expecting:
-            self.pulse.start()
-        else:
-            self.pulse.stop()
+    # ---- what the thread that asks who this VM is calls
 
-    # ---- what the agent's main thread calls
+    def identify(self, vm: Vm | None) -> None:
+        """Take in who this VM is, as IMDS says; ``None``: the configuration may have another name for it.
 
-    def use_api_version(self, api_version: str) -> None:
-        """From now on documents are of this version, and what is known is old until the first of them has come."""
-        self._api_version = self.figures.api_version = api_version
-        self._elsewhere = True
-
-    def set_vm(self, vm: Vm | None, name: str | None) -> None:
-        """Take in who this VM is: IMDS's word, and a name of the configuration that overrides it."""
-        with self._lock:
-            known = vm or self._memory.vm
-            self._vm_name = name or (known.name if known else None)
-            if name and known is None:
-                known = Vm(name=name)
-            changed = known != self._memory.vm
-            self._memory.vm = known
-            self.figures.vm = _vm_labels(known, self._vm_name) if known else {}
-            if changed and known is not None and known.name:
-                log.info("this VM is %s", self._vm_name)
-                self._commit([])
-            self._rescope()
-
-    def _rescope(self) -> None:
-        """What is listed may be ours, now that we know our name."""
-        if self._document is not None and self.last_good is not None:
-            moment = Observation(now_utc(), self._vm_name, 0.0, rebooted=False)
-            before, step = self._memory.tracked.events, diff(self._memory.tracked, self._document, moment)
-            self._step(step, moment)
-            # what was announced as if it might be ours is not said again
-            lives = step.tracked.events.items()
-            self._store.leave([key for key, life in lives if life.scope == "peer" and before[key].scope != "peer"])
-
-    def keep(self) -> bool:
-        """Once a second: write the beat down while an event of this VM is started. Returns whether it is."""
-        with self._lock:
-            interrupting, boot_id = self._memory.tracked.interrupting, self._memory.boot_id
-        if interrupting and boot_id == self._boot_id:
-            self._store.beat(now_utc(), self._boot_id)
-        return interrupting
-
-    def heartbeat(self, sink: str, interval: float) -> None:
-        """Have a sink told that this VM is watched, if it is known which one."""
-        with self._lock:
-            name, now = self._vm_name, now_utc()
-            if name is None:
-                return
-            content = Heartbeat.of(self.vm, len(self._memory.tracked.events), self.figures.version, now)
-        self._store.put([heartbeat_delivery(sink, name, content.line(), now.timestamp(), interval)])
-        self.wake()
-
-    # ---- what the approver calls
-
-    def listed(self) -> "ListedEvents":
-        """What is known now, and how far its approvals are."""
-        with self._lock:
-            memory, now = self._memory, now_utc()
-            return ListedEvents(
-                lives=memory.tracked.events,
-                attempts=memory.approvals,
-                where=ApprovalContext(now, self._vm_name, memory.tracked.incarnation or 0),
-                fresh=self._is_fresh(now),
-                flawed=frozenset(flaw.event_id.casefold() for flaw in self._flaws if flaw.event_id is not None),
-            )
-
-    def _is_fresh(self, now: datetime) -> bool:
-        last = self.figures.last_successful_poll
-        if self.last_good is None or last is None or self._elsewhere or self._trouble is not None:
-            return False
-        # either clock may have stood still over a freeze: the one that moved more is right
-        return max(time.monotonic() - self.last_good, now.timestamp() - last) <= WATCHED
-
-    def note(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
-        """Write down how far an approval is, and the record of it; returns whether it is on the disk."""
-        with self._lock:
-            memory, key = self._memory, attempt.life.event.key
-            memory.approvals = {**memory.approvals, key: attempt}
-            told = [self._told(change)] if change is not None else []
-            if change is not None:
-                memory.totals.add(change)
-            self._commit(told)
-            for one in told:
-                self._tell(one.record + b"\n")
-                self._say_moved()
-            return self._store.degraded is None
-
-    def mend(self) -> None:
-        """Try to write what could not be written."""
-        self._store.retry()
-        with self._lock:
-            self._note_store()
-
-    def stop(self) -> None:
-        """Write down that the watch ended in order, and when."""
-        self.pulse.stop()
-        with self._lock:
-            if self.last_good is not None:
-                self._memory.clean, self._memory.beat = True, now_utc()
-                self._commit([])
-
-    # ---- what others look at
-
-    @property
-    def expecting(self) -> bool:
-        """An event that may hit this VM is listed."""
-        return self._memory.tracked.expecting
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the last answer of IMDS was no good; ``None`` when it was."""
-        return self._trouble
-
-    @property
-    def unreadable(self) -> int:
-        """How many listed events cannot be read: nobody knows what they are."""
-        return sum(flaw.rejected for flaw in self._flaws)
-
-    @property
-    def _flaws(self) -> tuple[Flaw, ...]:
-        return self._document.flaws if self._document is not None else ()
-
-    @property
-    def listed_events(self) -> int:
-        """How many events are listed."""
-        return len(self._memory.tracked.events)
-
-    @property
-    def vm(self) -> Vm | None:
-        """Who this VM is, as far as it is known, with the configured name."""
-        vm = self._memory.vm
-        return msgspec.structs.replace(vm, name=self._vm_name) if vm and self._vm_name else vm
-
-    def families(self, overdue: float, *more: Callable[[Snapshot], Iterable[Family]]) -> list[Family]:
-        """All samples of this moment, and what ``more`` make of it.
-
-        ``overdue``: seconds since the next beat was due, negative before it.
+        What is listed may be this VM's, or another's, now that the name is known.
         """
-        with self._lock:
-            self.figures.beat_lag = max(self.figures.beat_lag, overdue)
-            view = Snapshot(
-                tracked=self._memory.tracked,
-                totals=self._memory.totals,
-                figures=self.figures,
-                now=now_utc(),
-                outbox=self.outbox(),
-                sinks=tuple(self.routing.sinks),
-                rules=self.rules,
-            )
-            return [family for source in (samples, *more) for family in source(view)]
+        others: list[str] = []
 
-    def pending(self) -> PendingView:
-        """What is listed now, as ``/api/v1/events`` answers it."""
-        with self._lock:
-            now, memory, last, listed = now_utc(), self._memory, self.figures.last_successful_poll, self.listed()
-            return PendingView(
-                incarnation=memory.tracked.incarnation,
-                last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
-                vm=self.vm,
-                unreadable=self.unreadable,
-                events=tuple(
-                    PendingEvent.of(life, now, self.preview(life, listed)) for life in memory.tracked.events.values()
-                ),
-            )
+        def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
+            identified = replace(state, vm=vm or state.vm)
+            made = None
+            if self._document is not None and self._state.snapshot.poll.answered is not None:
+                name = _name(self._state.vm_of(identified))
+                observation = Observation(self._clock.now(), name, 0.0, rebooted=False)
+                made = self._compare(identified, self._document, observation)
+            if made is not None:
+                before, after = state.tracked.events, made[0].tracked.events
+                others.extend(key for key in after if after[key].scope == "peer" != before[key].scope)
+            return made or ((identified, ()) if identified.vm != state.vm else None)
+
+        self._state.commit(step)
+        self._store.leave(others)  # what was announced as if it might be this VM's is not repeated
+        vm = self._state.snapshot.vm
+        if vm != self._logged_vm and vm is not None:
+            log.info("this VM is %s", vm.name)
+        self._logged_vm = vm
 
 
-class ListedEvents(Struct, frozen=True):
-    """What the approver decides on."""
-
-    lives: dict[str, TrackedEvent]
-    attempts: dict[str, ApprovalAttempt]
-    where: ApprovalContext
-    fresh: bool  # IMDS has just said so: nothing is approved on old knowledge
-    flawed: frozenset[str]  # events of which a part could not be read, by their keys
-
-    def life(self, key: str) -> TrackedEvent | None:
-        """A listed event that was read at the last look, if there is one."""
-        life = self.lives.get(key)
-        return life if life is not None and life.unread_since is None else None
+def _counted(figures: PollFigures, poll: Poll, document: Document | None, now: Instant) -> PollFigures:
+    result = "changed" if poll.body is not None else "unchanged"
+    figures = figures.plus(result, poll.lag, poll.duration, now.wall.timestamp())
+    for flaw in _flaws(document) if poll.body is not None else ():
+        figures = replace(figures, flaws=increased(figures.flaws, flaw.reason))
+    return figures
 
 
-def _vm_labels(vm: Vm, name: str | None) -> dict[str, str]:
-    fields = msgspec.structs.asdict(vm)
-    return {label: str(value) for label, value in fields.items() if isinstance(value, str)} | {"name": name or vm.name}
+def _flaws(document: Document | None) -> tuple[Flaw, ...]:
+    return document.flaws if document is not None else ()
+
+
+def _log_flaws(flaws: Iterable[Flaw]) -> None:
+    for flaw in flaws:
+        kept = "; what was known of it is kept" if flaw.rejected else ""
+        log.warning("event %s: its %s cannot be read%s", flaw.event_id, flaw.reason, kept)
+
+
+def _name(vm: Vm | None) -> str | None:
+    return (vm.name or None) if vm is not None else None

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from notbefore.core.document import FlawReason
 from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
-from notbefore.metrics.totals import Histogram
+from notbefore.metrics.totals import Histogram, increased
 
 COURIER_STARTS: Final = ("due", "crashed", "hung", "reload")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
@@ -21,25 +21,61 @@ def _zeros(names: tuple[str, ...]) -> dict[str, int]:
     return dict.fromkeys(names, 0)
 
 
-class Figures(Struct):
-    """Mutable; the agent owns one. Times are Unix seconds, durations seconds."""
+class PollFigures(Struct, frozen=True):
+    """How the polling of IMDS goes."""
+
+    api_version: str = ""
+    results: dict[str, int] = field(default_factory=lambda: _zeros(POLL_RESULTS))
+    duration: Histogram = Histogram.empty(POLL_BOUNDS)
+    last_success: float | None = None  # Unix seconds
+    beat_lag: float = 0.0  # seconds by which the last beat was late, or the next one is overdue
+    documents_rejected: dict[str, int] = field(default_factory=lambda: _zeros(tuple(DOCUMENT_REASONS)))
+    flaws: dict[str, int] = field(default_factory=lambda: _zeros(get_args(FlawReason)))
+
+    def plus(self, result: str, lag: float, duration: float, success: float | None = None) -> "PollFigures":
+        """With one poll more; durations in seconds, ``success`` is its Unix time if it was one."""
+        return PollFigures(
+            self.api_version,
+            increased(self.results, result),
+            self.duration.plus(duration),
+            self.last_success if success is None else success,
+            lag,
+            self.documents_rejected,
+            self.flaws,
+        )
+
+
+class CourierFigures(Struct, frozen=True):
+    """How the couriers fare."""
+
+    running: bool = False
+    starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))
+
+
+class ConfigFigures(Struct, frozen=True):
+    """How the configuration was read."""
+
+    loaded: float | None = None  # Unix seconds at which the one in use was read
+    refused: bool = False  # the last reload failed, and the configuration before it is in use
+    reloads: dict[str, int] = field(default_factory=lambda: _zeros(("success", "failure")))
+
+
+class ExportFigures(Struct):
+    """Mutable: the thread that exports over OTLP counts, and a reader copies."""
+
+    otlp_exports: dict[tuple[str, str], int] = field(default_factory=dict)  # (signal, result)
+
+
+class Figures(Struct, frozen=True):
+    """All of them at one moment."""
 
     version: str = ""
     python: str = ""
-    api_version: str = ""
-    polls: dict[str, int] = field(default_factory=lambda: _zeros(POLL_RESULTS))
-    poll_duration: Histogram = field(default_factory=lambda: Histogram.empty(POLL_BOUNDS))
-    last_successful_poll: float | None = None
-    beat_lag: float = 0.0  # of the last beat, or of the one that is overdue
-    documents_rejected: dict[str, int] = field(default_factory=lambda: _zeros(tuple(DOCUMENT_REASONS)))
-    flaws: dict[str, int] = field(default_factory=lambda: _zeros(get_args(FlawReason)))
+    polling: PollFigures = field(default_factory=PollFigures)
+    courier: CourierFigures = field(default_factory=CourierFigures)
+    config: ConfigFigures = field(default_factory=ConfigFigures)
     store_degraded: bool = False
     store_damaged: int = 0  # files set aside
-    config_reloads: dict[str, int] = field(default_factory=lambda: _zeros(("success", "failure")))
-    config_refused: bool = False  # the last reload failed, and the configuration before it is in use
-    config_loaded: float | None = None
-    courier_running: bool = False
-    courier_starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))
-    otlp_exports: dict[tuple[str, str], int] = field(default_factory=dict)  # (signal, result)
-    vm: dict[str, str] = field(default_factory=dict)  # label -> value; empty until the identity is known
+    otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
+    vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count

@@ -3,9 +3,10 @@
 from bisect import bisect_left
 from datetime import datetime
 from itertools import product
-from typing import Final
+from typing import Final, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import LIFECYCLE_KINDS, Change, ChangeKind
 
@@ -26,27 +27,29 @@ RESULT_OF: Final[dict[ChangeKind, str]] = {
 }
 
 Labels = tuple[str, ...]
+Key = TypeVar("Key")
 
 KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(LIFECYCLE_KINDS, TYPES, SOURCES, ("self",)))
 """The series that are always there, at 0 before the first: increase() does not see a counter that begins at 1."""
 
 
-class Histogram(Struct):
+class Histogram(Struct, frozen=True):
     """Observations in seconds, by bucket; ``counts`` has one more than ``bounds``: the last is +Inf."""
 
     bounds: tuple[float, ...]
-    counts: list[int]
+    counts: tuple[int, ...]
     sum: float = 0.0
 
     @classmethod
     def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
         """No observations yet."""
-        return cls(bounds, [0] * (len(bounds) + 1))
+        return cls(bounds, (0,) * (len(bounds) + 1))
 
-    def observe(self, value: float) -> None:
-        """Add one observation; a value on a bound belongs to the bucket below it, as Prometheus has it."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def plus(self, value: float) -> "Histogram":
+        """With one observation more; a value on a bound belongs to the bucket below it, as in Prometheus."""
+        counts = list(self.counts)
+        counts[bisect_left(self.bounds, value)] += 1
+        return Histogram(self.bounds, tuple(counts), self.sum + value)
 
     @property
     def count(self) -> int:
@@ -77,60 +80,63 @@ INTERRUPTION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 6
 LATENCY_BOUNDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 21_600.0)
 
 
-class Totals(Struct):
-    """Counters and histograms over all changes. Mutable: the agent owns one, and the store keeps it."""
+class Totals(Struct, frozen=True):
+    """Counters and histograms over all changes since ``since``."""
 
     since: datetime | None = None  # when counting began; the start time of the cumulative series
-    changes: dict[Labels, int] = field(default_factory=dict)  # (change, event_type, event_source, scope)
-    notice: dict[str, Histogram] = field(default_factory=dict)  # the histograms: by event_type
-    scheduled: dict[str, Histogram] = field(default_factory=dict)
-    started: dict[str, Histogram] = field(default_factory=dict)
-    interruption: dict[str, Histogram] = field(default_factory=dict)
-    approvals: dict[Labels, int] = field(default_factory=dict)  # (rule, result)
-    folded: dict[str, int] = field(default_factory=dict)  # family -> how often a label was replaced by `other`
+    changes: dict[Labels, int] = {}  # (change, event_type, event_source, scope)
+    notice: dict[str, Histogram] = {}  # the histograms: by event_type
+    scheduled: dict[str, Histogram] = {}
+    started: dict[str, Histogram] = {}
+    interruption: dict[str, Histogram] = {}
+    approvals: dict[Labels, int] = {}  # (rule, result)
+    folded: dict[str, int] = {}  # family -> how often a label was replaced by `other`
 
-    def add(self, change: Change) -> None:
-        """Count one change, and observe the durations that it completes."""
+    def plus(self, change: Change) -> "Totals":
+        """With one change more, and the durations that it completes."""
         if change.approval is not None:
-            self._add_approval(change.approval.rule, change)
-            return
+            return self._plus_approval(change.approval.rule, change)
         event = change.event
-        labels: Labels = (change.kind, event.event_type, event.event_source or UNKNOWN, change.scope)
-        labels = self._fold(labels)
-        self.changes[labels] = self.changes.get(labels, 0) + 1
-        begins = change.kind == "announced" or (change.kind == "started" and change.previous is None)
-        if begins:
-            self._observe("notice", event.event_type, NOTICE_BOUNDS, change.notice_seconds)
+        totals = self._plus_change((change.kind, event.event_type, event.event_source or UNKNOWN, change.scope))
+        if change.kind == "announced" or (change.kind == "started" and change.previous is None):
+            totals = _observed(totals, "notice", event.event_type, NOTICE_BOUNDS, change.notice_seconds)
         if change.kind == "started":
-            self._observe("scheduled", event.event_type, NOTICE_BOUNDS, change.scheduled_seconds)
+            totals = _observed(totals, "scheduled", event.event_type, NOTICE_BOUNDS, change.scheduled_seconds)
         if change.kind == "finished":
-            self._observe("started", event.event_type, STARTED_BOUNDS, change.started_seconds)
-        felt = change.interruption.seconds if change.interruption is not None else None
-        self._observe("interruption", event.event_type, INTERRUPTION_BOUNDS, felt)
+            totals = _observed(totals, "started", event.event_type, STARTED_BOUNDS, change.started_seconds)
+        interruption = change.interruption.seconds if change.interruption is not None else None
+        return _observed(totals, "interruption", event.event_type, INTERRUPTION_BOUNDS, interruption)
 
-    def _add_approval(self, rule: str, change: Change) -> None:
-        result = "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
+    def _plus_change(self, labels: Labels) -> "Totals":
+        known = labels in self.changes or labels in KNOWN_CHANGES
+        if known or len(self.changes.keys() - KNOWN_CHANGES) < _MAX_FREE:
+            return replace(self, changes=increased(self.changes, labels))
+        labels = (labels[0], OTHER, OTHER, labels[3])
+        return replace(_folded(self, "azure_scheduled_event_changes"), changes=increased(self.changes, labels))
+
+    def _plus_approval(self, rule: str, change: Change) -> "Totals":
+        totals, result = self, "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
         if (rule, result) not in self.approvals and len(self.approvals) >= MAX_SERIES - len(APPROVAL_RESULTS):
-            self._count_folded("azure_scheduled_event_approvals")
-            rule = OTHER
-        self.approvals[rule, result] = self.approvals.get((rule, result), 0) + 1
+            totals, rule = _folded(self, "azure_scheduled_event_approvals"), OTHER
+        return replace(totals, approvals=increased(self.approvals, (rule, result)))
 
-    def _observe(self, name: str, event_type: str, bounds: tuple[float, ...], value: float | None) -> None:
-        if value is None:
-            return
-        family: dict[str, Histogram] = getattr(self, name)
-        # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
-        room = MAX_SERIES // (len(bounds) + 3) - len(TYPES) - 1
-        if event_type not in family and event_type not in TYPES and len(family.keys() - {*TYPES, OTHER}) >= room:
-            self._count_folded(f"azure_scheduled_event_{name}_seconds")
-            event_type = OTHER
-        family.setdefault(event_type, Histogram.empty(bounds)).observe(value)
 
-    def _fold(self, labels: Labels) -> Labels:
-        if labels in self.changes or labels in KNOWN_CHANGES or len(self.changes.keys() - KNOWN_CHANGES) < _MAX_FREE:
-            return labels
-        self._count_folded("azure_scheduled_event_changes")
-        return (labels[0], OTHER, OTHER, labels[3])
+def _observed(totals: Totals, name: str, event_type: str, bounds: tuple[float, ...], value: float | None) -> Totals:
+    if value is None:
+        return totals
+    family: dict[str, Histogram] = getattr(totals, name)
+    # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
+    room = MAX_SERIES // (len(bounds) + 3) - len(TYPES) - 1
+    if event_type not in family and event_type not in TYPES and len(family.keys() - {*TYPES, OTHER}) >= room:
+        totals, event_type = _folded(totals, f"azure_scheduled_event_{name}_seconds"), OTHER
+    histogram = family.get(event_type) or Histogram.empty(bounds)
+    return replace(totals, **{name: {**family, event_type: histogram.plus(value)}})
 
-    def _count_folded(self, family: str) -> None:
-        self.folded[family] = self.folded.get(family, 0) + 1
+
+def _folded(totals: Totals, family: str) -> Totals:
+    return replace(totals, folded=increased(totals.folded, family))
+
+
+def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
+    """The counts with one more of ``key``, in a dict of its own."""
+    return {**counts, key: counts.get(key, 0) + 1}

@@ -31,12 +31,12 @@ REQUEST_ERROR: Final = Metric("azure_scheduledevent_request_error", "unknown", "
 
 def webdevops(view: Snapshot) -> Iterator[Family]:
     """The families of the other exporter at ``view.now``."""
-    figures, incarnation = view.figures, view.tracked.incarnation
+    polling, incarnation = view.figures.polling, view.tracked.incarnation
     yield Family(EVENT, _events(view))
     if incarnation is not None:
         yield Family(INCARNATION, {(): float(incarnation)})
-    yield Family(REQUEST, {(): _in_bounds(figures.poll_duration, REQUEST_BOUNDS)})
-    errors = sum(count for result, count in figures.polls.items() if result not in ("changed", "unchanged"))
+    yield Family(REQUEST, {(): _in_bounds(polling.duration, REQUEST_BOUNDS)})
+    errors = sum(count for result, count in polling.results.items() if result not in ("changed", "unchanged"))
     yield Family(REQUEST_ERROR, {(): float(errors)})
 
 
@@ -70,5 +70,5 @@ def _value(event: Event) -> float:
 def _in_bounds(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
     """The same observations in fewer buckets: ``bounds`` are some of its own."""
     ends = [0, *(histogram.bounds.index(bound) + 1 for bound in bounds), len(histogram.counts)]
-    counts = [sum(histogram.counts[start:end]) for start, end in pairwise(ends)]
+    counts = tuple(sum(histogram.counts[start:end]) for start, end in pairwise(ends))
     return Histogram(bounds, counts, histogram.sum)

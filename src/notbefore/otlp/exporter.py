@@ -22,7 +22,7 @@ from notbefore.core.record import Vm, identity
 from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
-from notbefore.metrics.process import OTLP_RESULTS, Figures
+from notbefore.metrics.process import OTLP_RESULTS, ExportFigures
 
 Signal = Literal["metrics", "logs"]
 
@@ -51,7 +51,7 @@ class Moment(Struct, frozen=True):
 class Telemetry:
     """The agent's hand on the exports. ``read`` is called in their thread, the rest by the agent's main thread."""
 
-    def __init__(self, read: Callable[[], Moment], figures: Figures) -> None:
+    def __init__(self, read: Callable[[], Moment], figures: ExportFigures) -> None:
         self._read = read
         self._figures = figures
         self._config: Otlp | None = None
@@ -78,7 +78,7 @@ class Telemetry:
 class _Exporter:
     """One configuration at work: the thread ``otlp``."""
 
-    def __init__(self, config: Otlp, read: Callable[[], Moment], figures: Figures) -> None:
+    def __init__(self, config: Otlp, read: Callable[[], Moment], figures: ExportFigures) -> None:
         self._config = config
         self._read = read
         self._woken = threading.Event()
@@ -176,7 +176,7 @@ class _Far(Struct, frozen=True):
     """Where a signal goes; what is counted of it, and not told."""
 
     connection: Connection
-    figures: Figures
+    figures: ExportFigures
     redact: Redactor
 
 

@@ -35,7 +35,9 @@ def read_history(
             "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
             (since if since is not None else 0, limit),
         )
-        return newest(chain(reversed(newer), (record for (record,) in rows)), limit, max_bytes)
+        known = set(newer)  # they may have been written just now
+        written = (record for (record,) in rows if record not in known)
+        return newest(chain(reversed(newer), written), limit, max_bytes)
 
 
 def newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:

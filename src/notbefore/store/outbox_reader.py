@@ -1,7 +1,6 @@
 """What the agent shows of the outbox."""
 
 import sqlite3
-import threading
 import time
 from pathlib import Path
 
@@ -13,34 +12,40 @@ from notbefore.store.schema import connect
 
 
 class OutboxReader:
-    """The outbox, read without ever waiting for a writer, and only when it has changed.
+    """What is in the outbox, kept as it was last read. ``refresh`` reads the file, and only if it has changed.
 
-    Safe to call from several threads.
+    ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._version: int | None = None
-        self._looked = 0.0  # Unix seconds
-        self._view = OutboxView()
-        self._due: float | None = None
+        self._read_at = 0.0  # Unix seconds
+        self._kept: tuple[OutboxView, float | None] = (OutboxView(), None)
 
-    def look(self) -> tuple[OutboxView, float | None]:
-        """What is in the outbox, and when the next of it is due; what was known last while it cannot be read."""
-        with self._lock:
-            try:
-                db = self._open()
-                version = db.execute("PRAGMA data_version").fetchone()[0]
-                now = time.time()
-                if version != self._version or now < self._looked:  # the clock was set back: other rows may be due
-                    self._view, self._due, self._version = _view(db), next_due(db, now), version
-                self._looked = now
-            except (sqlite3.Error, StoreError, OSError):
-                self.close()
-            return self._view, self._due
+    @property
+    def view(self) -> OutboxView:
+        """What was in the outbox at the last ``refresh`` that could read it."""
+        return self._kept[0]
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next delivery was due then, in Unix seconds; ``None`` without one."""
+        return self._kept[1]
+
+    def refresh(self) -> None:
+        """Read the file, if it has changed. Never raises: what cannot be read stays as it is known."""
+        try:
+            db = self._open()
+            version = db.execute("PRAGMA data_version").fetchone()[0]
+            now = time.time()
+            if version != self._version or now < self._read_at:  # the clock was set back: other rows may be due
+                self._kept, self._version = (_view(db), next_due(db, now)), version
+            self._read_at = now
+        except (sqlite3.Error, StoreError, OSError):
+            self.close()
 
     def _open(self) -> sqlite3.Connection:
         found = self._path.stat()
@@ -54,24 +59,23 @@ class OutboxReader:
         return self._db
 
     def close(self) -> None:
-        """Let go of the file; the next look opens it again."""
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-            self._db = self._version = None
+        """Let go of the file; the next ``refresh`` opens it again."""
+        if self._db is not None:
+            self._db.close()
+        self._db = self._version = None
 
 
 def _view(db: sqlite3.Connection) -> OutboxView:
     rows = db.execute("SELECT sink, state, count(*), min(created) FROM outbox GROUP BY sink, state").fetchall()
-    latency: dict[str, Histogram] = {}
+    buckets: dict[str, list[int]] = {}
+    sums: dict[str, float] = {}
     for sink, bucket, count, total in db.execute("SELECT sink, bucket, count, sum FROM delivery_latency"):
-        histogram = latency.setdefault(sink, Histogram.empty(LATENCY_BOUNDS))
-        histogram.counts[bucket] += count
-        histogram.sum += total
+        buckets.setdefault(sink, [0] * (len(LATENCY_BOUNDS) + 1))[bucket] += count
+        sums[sink] = sums.get(sink, 0.0) + total
     counts = db.execute("SELECT sink, result, count FROM delivery_counts").fetchall()
     return OutboxView(
         rows={(sink, state): count for sink, state, count, _ in rows},
         oldest={sink: created for sink, state, _, created in rows if state == "pending"},
         counts={(sink, result): count for sink, result, count in counts},
-        latency=latency,
+        latency={sink: Histogram(LATENCY_BOUNDS, tuple(found), sums[sink]) for sink, found in buckets.items()},
     )

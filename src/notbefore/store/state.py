@@ -8,7 +8,6 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
@@ -36,21 +35,21 @@ _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 log = logging.getLogger("notbefore.store")
 
 
-class StoredState(Struct):
-    """What the agent knows when it starts: all that the last one wrote."""
+class StoredState(Struct, frozen=True):
+    """What the agent remembers across restarts."""
 
-    tracked: Tracked = field(default_factory=Tracked)
-    totals: Totals = field(default_factory=Totals)
+    tracked: Tracked = Tracked()
+    totals: Totals = Totals()
     vm: Vm | None = None
-    seen: datetime | None = None  # the last good answer, as far as it was written down
-    beat: datetime | None = None  # when the machine was last known to be alive, likewise
+    seen: datetime | None = None  # the last good answer of IMDS before this was staged
+    beat: datetime | None = None  # when the machine was last known to be running
     boot_id: str = ""
-    clean: bool = False  # it stopped in order, at ``beat``
-    approvals: dict[str, ApprovalAttempt] = field(default_factory=dict)  # by the event's key
+    clean: bool = False  # the agent stopped in order, at ``beat``
+    approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
 
 
 class StoredChange(Struct, frozen=True):
-    """One change as it is kept: ``record`` is it as a JSON object, ``deliveries`` what is to be sent of it."""
+    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
 
     change: Change
     record: bytes
@@ -68,11 +67,14 @@ class Store:
         self.path = directory / FILE_NAME
         self.degraded: str | None = None  # why nothing is written, in words
         self.damaged_files = 0
-        self._mutex = threading.RLock()
+        self._memory = threading.Lock()  # of the next three; never held over the disk
+        self._state = StoredState()  # the newest
+        self._unwritten: tuple[StoredChange, ...] = ()  # in order
+        self._revision = 0  # how often something was staged
+        self._disk = threading.RLock()  # of the rest: the connection serves one thread at a time
         self._db: sqlite3.Connection | None = None
-        self._unwritten: deque[StoredChange] = deque(maxlen=history.MAX_ROWS)
+        self._written_revision = 0  # the one on disk
         self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
-        self._memory = StoredState()
         self._lock = DirectoryLock(directory)
         try:
             self._guarded(self._open)
@@ -84,40 +86,60 @@ class Store:
 
     def load(self) -> StoredState:
         """What the last agent wrote; empty on a new or damaged file."""
-        with self._mutex:
+        with self._disk:
             self._guarded(self._load)
-            return self._memory
+            return self._state
 
-    def commit(self, memory: StoredState, changes: Sequence[StoredChange]) -> None:
-        """Keep what is tracked now, the changes that led there and their deliveries: one transaction. Never raises."""
-        with self._mutex:
-            self._memory = memory
-            self._unwritten.extend(changes)
-            if self.degraded is None:
+    def stage(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> None:
+        """Take in what is to be written next: the state and the changes that led to it. Never waits for the disk.
+
+        Only the newest state is written, and all changes in the order in which they came.
+        """
+        with self._memory:
+            self._state = state
+            self._unwritten = (*self._unwritten, *changes)[-history.MAX_ROWS :]
+            self._revision += 1
+
+    def write(self) -> bool:
+        """Write what is staged, changes with their deliveries, in one transaction; returns whether it is on disk.
+
+        While the state cannot be written it returns at once. Never raises.
+        """
+        revision = self._revision
+        if self.degraded is not None:
+            return False
+        with self._disk:
+            if self.degraded is None and self._written_revision < revision:
                 self._guarded(self._write)
+            return self.degraded is None
+
+    def commit(self, state: StoredState, changes: Sequence[StoredChange]) -> bool:
+        """``stage`` and ``write``."""
+        self.stage(state, changes)
+        return self.write()
+
+    def beat(self, state: StoredState) -> None:
+        """Stage a state of which only the times are new, and write these: one small commit. Never raises."""
+        self.stage(state)
+        if self.degraded is None:
+            with self._disk:
+                self._guarded(lambda: self._write_times(state))
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Take in deliveries that no change causes; lost while nothing can be written. Never raises."""
-        with self._mutex:
-            if self.degraded is None:
+        if self.degraded is None:
+            with self._disk:
                 self._guarded(lambda: self._write_deliveries(deliveries))
 
     def leave(self, event_keys: Sequence[str]) -> None:
-        """Nobody is to be reminded of these events, nor told again: they are others'. Never raises."""
-        with self._mutex:
-            if event_keys and self.degraded is None:
+        """Remove reminders and repetitions of these events: they are other VMs'. Never raises."""
+        if event_keys and self.degraded is None:
+            with self._disk:
                 self._guarded(lambda: self._write_left(event_keys))
 
-    def beat(self, alive: datetime, boot_id: str) -> None:
-        """Write down that the machine was alive then, and the last good answer: one small commit. Never raises."""
-        with self._mutex:
-            self._memory.beat, self._memory.boot_id = alive, boot_id
-            if self.degraded is None:
-                self._guarded(self._write_beat)
-
     def retry(self) -> None:
-        """While degraded: try to open the file and to write all that it lacks."""
-        with self._mutex:
+        """While degraded: try to open the file and to write all that it lacks. Never raises."""
+        with self._disk:
             if self.degraded is None:
                 return
             self._disconnect()
@@ -127,15 +149,14 @@ class Store:
 
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
         """The newest records since a Unix time: at most ``limit``, and so many bytes. Never raises."""
-        with self._mutex:
-            unwritten = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
+        unwritten = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
         with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
             return read_history(self.path, since, limit, max_bytes, unwritten)
         return newest(reversed(unwritten), limit, max_bytes)
 
     def close(self) -> None:
         """Let go of the file and the directory."""
-        with self._mutex:
+        with self._disk:
             self._disconnect()
             self._lock.release()
 
@@ -170,7 +191,7 @@ class Store:
             incarnation=int(meta["incarnation"]) if "incarnation" in meta else None,
             unreadable=meta.get("unreadable") == "yes",
         )
-        self._memory = StoredState(
+        self._state = StoredState(
             tracked=tracked,
             totals=msgspec.msgpack.decode(meta["totals"], type=Totals) if "totals" in meta else Totals(),
             vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
@@ -185,21 +206,26 @@ class Store:
         self._written = tracked
 
     def _write(self) -> None:
-        memory, now = self._memory, time.time()
+        with self._memory:
+            state, changes, revision = self._state, self._unwritten, self._revision
+        now = time.time()
         with transaction(self._connection()) as db:
             if self._written is None:
                 db.execute("DELETE FROM tracked")
                 db.execute("DELETE FROM departed")
-            self._write_tracked(db, memory.tracked, self._written or Tracked())
-            self._write_meta(db, memory)
-            history.add(db, ((one.change, one.record) for one in self._unwritten))
-            self._write_outbox(db, now)
+            self._write_tracked(db, state.tracked, self._written or Tracked())
+            self._write_meta(db, state)
+            history.add(db, ((one.change, one.record) for one in changes))
+            self._write_outbox(db, changes, now)
             history.prune(db, now)
-        self._written = memory.tracked
-        self._unwritten.clear()
+        self._written, self._written_revision = state.tracked, revision
+        with self._memory:  # what was staged meanwhile stays
+            written = set(map(id, changes))
+            self._unwritten = tuple(one for one in self._unwritten if id(one) not in written)
 
-    def _write_outbox(self, db: sqlite3.Connection, now: float) -> None:
-        for one in self._unwritten:
+    @staticmethod
+    def _write_outbox(db: sqlite3.Connection, changes: Sequence[StoredChange], now: float) -> None:
+        for one in changes:
             change, key = one.change, one.change.event.key
             if change.kind in OUTCOMES:
                 outbox_intake.event_ended(db, key, now)
@@ -210,7 +236,7 @@ class Store:
             if change.no_longer_affected:
                 outbox_intake.no_longer_affected(db, key, now)
             outbox_intake.put(db, one.deliveries, now)
-        if self._unwritten:
+        if changes:
             outbox_intake.expire(db, now)
 
     def _write_deliveries(self, deliveries: Sequence[Delivery]) -> None:
@@ -242,25 +268,25 @@ class Store:
         )
 
     @staticmethod
-    def _write_meta(db: sqlite3.Connection, memory: StoredState) -> None:
+    def _write_meta(db: sqlite3.Connection, state: StoredState) -> None:
         values: dict[str, object] = {
-            "boot_id": memory.boot_id,
-            "clean": "yes" if memory.clean else "no",
-            "unreadable": "yes" if memory.tracked.unreadable else "no",
-            "totals": msgspec.msgpack.encode(memory.totals),
-            "approvals": msgspec.json.encode(memory.approvals),
+            "boot_id": state.boot_id,
+            "clean": "yes" if state.clean else "no",
+            "unreadable": "yes" if state.tracked.unreadable else "no",
+            "totals": msgspec.msgpack.encode(state.totals),
+            "approvals": msgspec.json.encode(state.approvals),
         }
-        if memory.tracked.incarnation is not None:
-            values["incarnation"] = str(memory.tracked.incarnation)
-        if memory.vm is not None:
-            values["vm"] = msgspec.json.encode(memory.vm)
+        if state.tracked.incarnation is not None:
+            values["incarnation"] = str(state.tracked.incarnation)
+        if state.vm is not None:
+            values["vm"] = msgspec.json.encode(state.vm)
         else:
             db.execute("DELETE FROM meta WHERE key = 'vm'")  # it is not this VM's any longer
-        values |= _times(memory)
+        values |= _times(state)
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
-    def _write_beat(self) -> None:
-        values = {"boot_id": self._memory.boot_id, **_times(self._memory)}
+    def _write_times(self, state: StoredState) -> None:
+        values = {"boot_id": state.boot_id, **_times(state)}
         with transaction(self._connection()) as db:
             db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
@@ -321,8 +347,8 @@ class Store:
             self._db = None
 
 
-def _times(memory: StoredState) -> dict[str, str]:
-    times = {"seen": memory.seen, "beat": memory.beat}
+def _times(state: StoredState) -> dict[str, str]:
+    times = {"seen": state.seen, "beat": state.beat}
     return {name: time.isoformat() for name, time in times.items() if time is not None}
 
 

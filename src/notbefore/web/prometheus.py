@@ -62,11 +62,11 @@ class _TextCache:
 
     def text(self, encode: Encoder, family: Family) -> bytes:
         """The family in this format, without the end mark."""
-        samples = _copy(family.samples)  # the agent goes on counting in its own
+        samples = family.samples
         known = self._texts.get(family.metric)
         if known is not None and known[0] == samples:
             return known[1]
-        text = encode(_Collected([convert(Family(family.metric, samples))])).removesuffix(END)
+        text = encode(_Collected([convert(family)])).removesuffix(END)
         self._texts[family.metric] = samples, text
         return text
 
@@ -79,13 +79,6 @@ class _Collected(Collector):
 
     def collect(self) -> Iterable[PrometheusMetric]:
         return self._families
-
-
-def _copy(samples: Samples) -> Samples:
-    return {
-        labels: Histogram(value.bounds, list(value.counts), value.sum) if isinstance(value, Histogram) else value
-        for labels, value in samples.items()
-    }
 
 
 def convert(family: Family) -> PrometheusFamily:

@@ -1,0 +1,168 @@
+"""``AgentState``: what the agent knows. The one place where it changes, and where it is published.
+
+Each step makes a new frozen value. It is staged for the store under a lock, in order, and written without it. What
+readers see (``snapshot``) is replaced by one assignment, so they need no lock and never wait for the disk.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.agent.clock import Clock, Instant
+from notbefore.core.change import Change
+from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.document import Flaw
+from notbefore.core.record import Record, Vm
+from notbefore.metrics.process import PollFigures
+from notbefore.store.state import Store, StoredChange, StoredState
+
+
+class PollStatus(Struct, frozen=True):
+    """How the last poll ended, and what was counted of all of them since the start of this process."""
+
+    figures: PollFigures = PollFigures()
+    answered: Instant | None = None  # the last good answer; None before the first of this process
+    failure: str | None = None  # why the last answer was no good
+    outdated: bool = False  # what is known came from another endpoint or api-version than the present one
+    flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
+
+
+class AgentSnapshot(Struct, frozen=True):
+    """All that readers take: it belongs together, and never changes."""
+
+    state: StoredState = StoredState()
+    poll: PollStatus = PollStatus()
+    vm: Vm | None = None  # who this VM is, as far as it is known, with the configured name
+
+    @property
+    def vm_name(self) -> str | None:
+        """The name that this VM has in ``Resources``; ``None`` while it is not known."""
+        return (self.vm.name or None) if self.vm is not None else None
+
+    @property
+    def unreadable(self) -> int:
+        """How many listed events cannot be read: nobody knows what they are."""
+        return sum(flaw.rejected for flaw in self.poll.flaws)
+
+
+class ChangeSettings(Struct, frozen=True):
+    """What a reload may change of how a change is handled."""
+
+    routing: Routing = Routing()
+    vm_name: str | None = None  # of the configuration; overrides what IMDS says
+
+
+class ChangeListeners(NamedTuple):
+    """Who is called after a change was written. None of them may wait."""
+
+    write_record: Callable[[bytes], None]  # a record as a line of JSON
+    changed: Callable[[], None] = lambda: None
+    to_deliver: Callable[[], None] = lambda: None
+
+
+Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
+"""From the newest state to the next one, and the changes that lead there; ``None``: nothing is to be written."""
+
+
+class AgentState:
+    """Begins with what the last agent stored. Safe to call from several threads; ``clock`` is the one of all parts."""
+
+    def __init__(
+        self, store: Store, clock: Clock, settings: Callable[[], ChangeSettings], listeners: ChangeListeners
+    ) -> None:
+        self._store = store
+        self.clock = clock
+        self._settings = settings
+        self._listeners = listeners
+        self._lock = threading.Lock()  # never held over the disk or the network
+        state = store.load()
+        if state.boot_id != clock.boot_id:  # the state may have come along in an image: IMDS has to say it anew
+            state = replace(state, vm=None)
+        since = state.totals.since or clock.now()
+        self._newest = replace(state, totals=replace(state.totals, since=since))
+        self._snapshot = AgentSnapshot(self._newest, vm=self.vm_of(self._newest))
+
+    @property
+    def snapshot(self) -> AgentSnapshot:
+        """What is known: as written, or kept in memory while nothing can be written."""
+        return self._snapshot
+
+    def publish(self, poll: PollStatus) -> None:
+        """How the last poll ended, from now on."""
+        with self._lock:
+            self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
+
+    def commit(self, step: Step, poll: PollStatus | None = None) -> bool:
+        """Take one step: stage the state that it makes, write it with its changes, publish it, call the listeners.
+
+        ``step`` is called under the lock, so it may not wait. ``poll``: how the poll ended that it comes from; it is
+        published with the state, so whoever sees an answer of IMDS may count on it that what it said is written down.
+        Returns whether all of it is on disk.
+        """
+        with self._lock:
+            made = step(self._newest)
+            state, changes = made if made is not None else (self._newest, ())
+            for change in changes:
+                state = replace(state, totals=state.totals.plus(change))
+            stored = self._stored(state, changes)
+            if made is not None:
+                self._newest = self._with_times(state, poll)
+                self._store.stage(self._newest, stored)
+        written = made is None or self._store.write()
+        with self._lock:
+            self._snapshot = AgentSnapshot(self._newest, poll or self._snapshot.poll, self.vm_of(self._newest))
+        for one in stored:
+            self._listeners.write_record(one.record + b"\n")
+        if any(one.deliveries for one in stored):
+            self._listeners.to_deliver()
+        if stored:
+            self._listeners.changed()
+        return written
+
+    def write_beat(self) -> None:
+        """Write down that the machine runs, while an event that affects this VM is started."""
+        with self._lock:
+            state = self._newest
+            # before the first good answer of this boot it is not known whether the event is still there
+            if not state.tracked.interrupting or state.boot_id != self.clock.boot_id:
+                return
+            self._newest = state = replace(self._with_times(state), beat=self.clock.now())
+        self._store.beat(state)
+
+    def write_stop(self) -> None:
+        """Write down that the agent stopped in order, and when; not if it has seen nothing."""
+        if self._snapshot.poll.answered is not None:
+            with self._lock:
+                self._newest = replace(self._with_times(self._newest), clean=True, beat=self.clock.now())
+                self._store.stage(self._newest)
+            self._store.write()
+
+    def put(self, delivery: Delivery) -> None:
+        """Have something delivered that no change causes."""
+        self._store.put([delivery])
+        self._listeners.to_deliver()
+
+    def vm_of(self, state: StoredState) -> Vm | None:
+        """Who this VM is by a state, with the configured name; ``None`` where neither says it."""
+        name = self._settings().vm_name
+        return replace(state.vm or Vm(), name=name) if name else state.vm
+
+    def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
+        answered = (poll or self._snapshot.poll).answered
+        if answered is None:  # this process knows no better than the last one
+            return state
+        return replace(state, seen=answered.wall, beat=answered.wall, boot_id=self.clock.boot_id, clean=False)
+
+    def _stored(self, state: StoredState, changes: Sequence[Change]) -> list[StoredChange]:
+        if not changes:
+            return []
+        vm, routing = self.vm_of(state), self._settings().routing
+        name = vm.name if vm is not None else None
+        found = []
+        for change in changes:
+            line = Record.of(change, vm).line()
+            found.append(StoredChange(change, line, deliveries(change, line, routing, name)))
+        return found

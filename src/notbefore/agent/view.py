@@ -1,0 +1,165 @@
+"""``AgentView``: what a scrape, the page, the JSON interface and OTLP show of the agent.
+
+All of it is computed from values that are kept in memory and never change, so nothing here waits for IMDS, for the
+disk or for a lock (except ``history``, which reads the state file).
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from notbefore import __version__
+from notbefore.agent.approval_log import ListedEvents
+from notbefore.agent.polling import Polling
+from notbefore.agent.start_request import ApprovalSettings
+from notbefore.agent.state import AgentState
+from notbefore.config.model import Config
+from notbefore.core.lifecycle import TrackedEvent
+from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
+from notbefore.core.record import Vm
+from notbefore.imds.client import TIMEOUT
+from notbefore.metrics.families import Family, Snapshot, samples
+from notbefore.metrics.process import Figures
+from notbefore.store.outbox_reader import OutboxReader
+from notbefore.store.state import Store
+from notbefore.web.prometheus import MetricsText
+from notbefore.web.view import AgentStatus, CheckResult
+
+READY_BEATS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
+
+
+class InUse(NamedTuple):
+    """What a reload, the search for IMDS, or the main thread replaces."""
+
+    config: Config
+    polling: Polling
+    approval: ApprovalSettings
+    figures: Figures  # of the process: without those of the polling and the store
+
+
+class AgentView:
+    """``preview`` says what the rules of approval would do with a listed event."""
+
+    def __init__(
+        self,
+        state: AgentState,
+        store: Store,
+        outbox: OutboxReader,
+        preview: Callable[[TrackedEvent, ListedEvents], PendingApproval | None],
+        in_use: Callable[[], InUse],
+    ) -> None:
+        self._state = state
+        self._clock = state.clock
+        self._store = store
+        self._outbox = outbox
+        self._preview = preview
+        self._in_use = in_use
+        self._text = MetricsText(self._scraped)
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """``/metrics``: the body and the content type for this ``Accept`` header."""
+        return self._text.render(accept)
+
+    def families(self) -> list[Family]:
+        """All samples of this moment."""
+        return list(samples(self._snapshot()))
+
+    def _scraped(self) -> Iterable[Family]:
+        snapshot = self._snapshot()
+        yield from samples(snapshot)
+        if self._in_use().config.exposition.compat == "webdevops":
+            from notbefore.metrics.webdevops import webdevops  # noqa: PLC0415 - only where it is configured
+
+            yield from webdevops(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        config, polling, approval, figures = self._in_use()
+        known = self._state.snapshot
+        poll = replace(known.poll.figures, beat_lag=max(known.poll.figures.beat_lag, polling.overdue))
+        figures = replace(
+            figures,
+            polling=poll,
+            store_degraded=self._store.degraded is not None,
+            store_damaged=self._store.damaged_files,
+            vm=_labels(known.vm),
+        )
+        return Snapshot(
+            tracked=known.state.tracked,
+            totals=known.state.totals,
+            figures=figures,
+            now=self._clock.now(),
+            outbox=self._outbox.view,
+            sinks=tuple(config.sinks),
+            rules=approval.approvers,
+        )
+
+    def health(self) -> CheckResult:
+        """Both threads that ask IMDS run, and none hangs in a request beyond its deadline."""
+        polling = self._in_use().polling
+        if not polling.alive:
+            return CheckResult(ok=False, reasons=("a thread that asks IMDS has ended",))
+        if polling.overdue > polling.poller.timeout + TIMEOUT:
+            return CheckResult(ok=False, reasons=(f"IMDS has not been asked for {polling.overdue:.0f} s",))
+        return CheckResult(ok=True)
+
+    def ready(self) -> CheckResult:
+        """The last good answer of IMDS is new. A state in memory alone is reported, and does not count against it."""
+        polling = self._in_use().polling
+        known = self._state.snapshot
+        reasons = [f"the state is kept in memory alone: {self._store.degraded}"] if self._store.degraded else []
+        if known.unreadable:
+            reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
+        if known.poll.answered is None:
+            return CheckResult(ok=False, reasons=("IMDS has not answered yet", *reasons))
+        age = self._clock.monotonic() - known.poll.answered.monotonic
+        limit = READY_BEATS * polling.poller.interval
+        if age > limit:
+            late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s"
+            return CheckResult(ok=False, reasons=(late, *reasons))
+        return CheckResult(ok=True, reasons=tuple(reasons))
+
+    def status_line(self) -> str:
+        """How the agent is, in one line for ``systemctl status``."""
+        count = len(self._state.snapshot.state.tracked.events)
+        return "; ".join((f"{count} events listed", *self.ready().reasons))
+
+    def pending(self) -> PendingView:
+        """What is listed now, as ``/api/v1/events`` answers it."""
+        known, now = self._state.snapshot, self._clock.read()
+        listed, last = ListedEvents.of(known, now), known.poll.figures.last_success
+        return PendingView(
+            incarnation=known.state.tracked.incarnation,
+            last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
+            vm=known.vm,
+            unreadable=known.unreadable,
+            events=tuple(
+                PendingEvent.of(event, now.wall, self._preview(event, listed)) for event in listed.events.values()
+            ),
+        )
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """The newest changes, as the JSON of ``/api/v1/history``."""
+        found = self._store.history(since.timestamp() if since else None, limit)
+        return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"true" if found.cut else b"false")
+
+    def agent_status(self) -> AgentStatus:
+        """The state of the agent itself, for its page."""
+        config, polling, _, figures = self._in_use()
+        return AgentStatus(
+            version=__version__,
+            endpoint=polling.endpoint,
+            imds_error=self._state.snapshot.poll.failure,
+            state_file=str(self._store.path),
+            degraded=self._store.degraded,
+            damaged_files=self._store.damaged_files,
+            courier_running=figures.courier.running,
+            sinks={name: sink.kind for name, sink in config.sinks.items()},
+            outbox=self._outbox.view,
+        )
+
+
+def _labels(vm: Vm | None) -> dict[str, str]:
+    return {} if vm is None else msgspec.structs.asdict(vm)

@@ -1,0 +1,76 @@
+"""An agent's state and tracker on a real state file, and clocks that a test sets."""
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from notbefore.agent.approval_log import ApprovalLog, ListedEvents
+from notbefore.agent.clock import Clock
+from notbefore.agent.freeze import FreezeMeter
+from notbefore.agent.state import AgentSnapshot, AgentState, ChangeListeners, ChangeSettings
+from notbefore.agent.tracker import Tracker
+from notbefore.store.state import Store
+from support.azure import T0
+
+
+class SteppedClock(Clock):
+    """Stands still until a test moves it; each clock for itself."""
+
+    def __init__(self, boot_id: str = "first") -> None:
+        self.boot_id = boot_id
+        self.wall, self.steady, self.booted = T0, 1000.0, 1000.0
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def time(self) -> float:
+        return self.wall.timestamp()
+
+    def monotonic(self) -> float:
+        return self.steady
+
+    def boot_time(self) -> float:
+        return self.booted
+
+    def go(self, seconds: float, *, steady: float | None = None, booted: float | None = None) -> None:
+        """On all of them; other seconds on the monotonic clock, or on the one since the boot, where they are given."""
+        steady = seconds if steady is None else steady
+        self.wall += timedelta(seconds=seconds)
+        self.steady += steady
+        self.booted += steady if booted is None else booted
+
+
+class Tracking:
+    """A tracker with all that it stands on; its records are kept in ``said``."""
+
+    def __init__(self, directory: Path, clock: Clock, settings: ChangeSettings = ChangeSettings()) -> None:  # noqa: B008 - frozen
+        self.said: list[dict[str, Any]] = []
+        self.changes = self.deliveries = 0  # how often the listeners were called
+        self.settings = settings
+        self.clock = clock
+        self.store = Store(directory)
+        listeners = ChangeListeners(lambda line: self.said.append(json.loads(line)), self._changed, self._to_deliver)
+        self.state = AgentState(self.store, clock, lambda: self.settings, listeners)
+        self.freeze_meter = FreezeMeter(clock)
+        self.tracker = Tracker(self.state, self.store, self.freeze_meter)
+        self.tracker.use_api_version("2020-07-01")
+        self.approvals = ApprovalLog(self.state)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def _to_deliver(self) -> None:
+        self.deliveries += 1
+
+    @property
+    def known(self) -> AgentSnapshot:
+        return self.state.snapshot
+
+    @property
+    def listed(self) -> ListedEvents:
+        return self.approvals.listed()
+
+    def close(self) -> None:
+        self.freeze_meter.switch(on=False)
+        self.store.close()
