@@ -104,7 +104,7 @@ def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_pat
 def test_a_webhook_leads_to_nothing_private_unless_allowed(host: str) -> None:
     with HttpPeer() as peer:
         url = Secret(f"http://{host}:{peer.port}/")
-        with pytest.raises(SendError, match="is no public address") as raised:
+        with pytest.raises(SendError, match="is not a public address") as raised:
             sent(SinkConfig(webhook=Webhook(url=url)))
         assert raised.value.permanent
         assert peer.requests == []
@@ -115,7 +115,7 @@ PRIVATE = ["169.254.169.254", "168.63.129.16", "10.0.0.1", "0.0.0.0", "[fe80::1]
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_the_metadata_service_is_no_webhook(address: str) -> None:
-    with pytest.raises(SendError, match="is no public address"):
+    with pytest.raises(SendError, match="is not a public address"):
         sent(SinkConfig(webhook=Webhook(url=Secret(f"http://{address}/metadata"), timeout=Duration("1s"))))
 
 
@@ -123,9 +123,41 @@ def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monk
     with HttpPeer() as peer:
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", peer.port))]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
-        with pytest.raises(SendError, match=r"127\.0\.0\.1 is no public address"):
+        with pytest.raises(SendError, match=r"127\.0\.0\.1 is not a public address"):
             sent(SinkConfig(webhook=Webhook(url=Secret("http://rebound.example.org/"))))
         assert peer.requests == []
+
+
+@pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3", "localhost"])
+def test_a_proxy_leads_a_webhook_to_nothing_private_either(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HttpPeer() as peer, ConnectProxy(peer.port) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("NO_PROXY", "")
+        ask = socket.getaddrinfo
+        address = {"inside.example.org": "192.168.7.7"}
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda name, *rest, **more: ask(address.get(name, name), *rest, **more)
+        )
+        with pytest.raises(SendError, match="is not a public address") as raised:
+            sent(SinkConfig(webhook=Webhook(url=Secret(f"https://{host}/hook"))))
+        assert raised.value.permanent
+        assert proxy.asked == []
+
+
+def test_a_name_that_cannot_be_checked_before_a_proxy_is_refused_with_a_way_out(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    url, ca_file = Secret("https://hook.invalid/in"), str(tmp_path / "ca.pem")
+    with HttpPeer(authority, "hook.invalid") as peer, ConnectProxy(peer.port) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("NO_PROXY", "")
+        with pytest.raises(SendError, match=r"cannot be resolved here.*allow_private") as raised:
+            sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file)))
+        assert raised.value.permanent
+        assert proxy.asked == []
+        sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file, allow_private=True)))
+        assert (proxy.asked, len(peer.requests)) == (["hook.invalid:443"], 1)
 
 
 def leading(monkeypatch: pytest.MonkeyPatch, port: int, *addresses: str) -> None:

@@ -1,4 +1,4 @@
-"""``Http``: one POST as all sinks need it: no redirects, bounded answers, failures that say whether to come again.
+"""``Http``: one POST as all sinks need it: no redirects, bounded answers, errors that say whether to try again.
 
 Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``), as
 requests does it; a ``.netrc`` is not.
@@ -18,23 +18,23 @@ import requests
 import urllib3
 from msgspec import Struct
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from urllib3.util import Retry
-from urllib3.util.connection import allowed_gai_family
 
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
+CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
+SHORTEST_CONNECT: Final = 0.25  # seconds that an address has at least, where the timeout is as long
 LONGEST_HEAD: Final = 300.0  # seconds for the head of an answer, where no timeout says less
-MAX_CAUSE: Final = 200  # characters of an answer that are told as the cause of a failure
+MAX_CAUSE: Final = 200  # characters of an answer that are given as the cause of a failure
 WIRE_SERVER: Final = ipaddress.ip_address("168.63.129.16")  # the host's agent channel in Azure: as private as IMDS
 
 
 class HttpResponse(Struct, frozen=True):
-    """What the far side said, whatever its status."""
+    """The answer, whatever its status."""
 
     status: int
     body: bytes
@@ -54,13 +54,14 @@ class HttpResponse(Struct, frozen=True):
 
 
 class PrivateAddressError(Exception):
-    """The connection leads where it may not lead."""
+    """The connection would go to an address that is not public."""
 
 
 class Http:
-    """Connections that are kept for the next message. ``guarded``: to public addresses alone.
+    """Connections that are kept for the next message.
 
-    ``most``: bytes of an answer that are read.
+    ``timeout``: seconds for an exchange. ``guarded``: to public addresses alone. ``most``: bytes of an answer that are
+    read.
     """
 
     def __init__(
@@ -73,29 +74,31 @@ class Http:
         most: int = MAX_ANSWER,
     ) -> None:
         self._timeout = timeout
-        self._most = most
         self._guarded = guarded
+        self._most = most
         self._session = requests.Session()
         self._session.auth = lambda request: request  # else requests takes passwords from a .netrc
         self._ca_file = ca_file
         if cert is not None:
             self._session.cert = cert if cert[1] is not None else cert[0]  # type: ignore[assignment] # its stubs know less
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, _GuardedAdapter() if guarded else _TimedAdapter())
+            self._session.mount(scheme, _Adapter(guarded=guarded))
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> HttpResponse:
-        """Send and return the answer, whatever it is; raises ``SendError`` where there is none."""
+        """Send, and return the answer, whatever it is; raises ``SendError`` where there is none.
+
+        ``timeout`` in seconds, instead of the usual one.
+        """
         timeout = timeout or self._timeout
         deadline = time.monotonic() + timeout
-        host = urlsplit(url).hostname or ""
-        if self._guarded:
-            _refuse_literal(host)
         try:
+            if self._guarded:
+                _check_target(url)
             with self._session.post(
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},
-                timeout=timeout,
+                timeout=(max(timeout / CONNECT_SHARE, min(timeout, SHORTEST_CONNECT)), timeout),
                 allow_redirects=False,
                 stream=True,
                 verify=self._ca_file,  # None: what the environment says, or the bundle of certifi
@@ -106,10 +109,10 @@ class Http:
             raise SendError(str(error), permanent=True) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # its text would hold the whole address
-            raise SendError(f"{host}: {_reason(error)}") from None
+            raise SendError(f"{urlsplit(url).hostname}: {_reason(error)}") from None
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._session.close()
 
 
@@ -149,39 +152,56 @@ def _reason(error: BaseException) -> str:
     return f"{type(seen).__name__}: {seen}"
 
 
-# ---- an end to every answer
+# ---- public addresses alone
 
 
-class _Timed:
-    """What has an end as a whole: the attempts to connect, and the head of an answer.
+def _check_address(address: str) -> None:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if not ip.is_global or ip == WIRE_SERVER:
+        raise PrivateAddressError(f"{ip} is not a public address: set `allow_private: true` if it is the right one")
 
-    A timeout would be for each address of a name, and for the next bytes of a head.
+
+def _check_target(url: str) -> None:
+    """What can be known before there is a connection: all that can, where a proxy makes it."""
+    host = urlsplit(url).hostname or ""
+    with suppress(ValueError):  # it is a name
+        _check_address(host)
+        return
+    if select_proxy(url, get_environ_proxies(url)) is None:
+        return
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise PrivateAddressError(
+            f"{host} cannot be resolved here, so that nobody can say whether the proxy would connect to a private"
+            " address: set `allow_private: true` if you trust the name"
+        ) from None
+    for info in found:
+        _check_address(str(info[4][0]))
+
+
+# ---- connections
+
+
+class _ConnectionMixin:
+    """``guarded``: no byte is sent to an address that is not public. The head of an answer has an end as a whole.
+
+    (A timeout of a socket is for its next bytes alone: a head that drips would never end.)
     """
 
+    guarded: ClassVar[bool]
     sock: socket.socket | None
-    port: int
-    timeout: Any
-    _dns_host: str
 
     def _new_conn(self) -> socket.socket:
-        """Try the addresses in turn, each with its share of the time that is left."""
-        name, timeout = self._dns_host, self.timeout
-        deadline = time.monotonic() + timeout
-        addresses = _addresses(name, self.port)
+        sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
         try:
-            for left in range(len(addresses), 0, -1):
-                self._dns_host, self.timeout = addresses[-left], max(0.001, deadline - time.monotonic()) / left
-                try:
-                    sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
-                except (ConnectTimeoutError, NewConnectionError):
-                    if left == 1:
-                        raise
-                else:
-                    sock.settimeout(timeout)
-                    return sock
-        finally:
-            self._dns_host, self.timeout = name, timeout
-        raise AssertionError  # there is one address at least
+            if self.guarded:
+                _check_address(sock.getpeername()[0])  # the address it really has: a name may change its mind
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     def getresponse(self) -> Any:
         sock, late = self.sock, threading.Event()
@@ -202,100 +222,33 @@ class _Timed:
                 raise
         finally:
             timer.cancel()
-        if late.is_set():  # what was cut off looks like a head that has ended, or a far side that hung up
+        if late.is_set():  # a head that was cut off looks like one that has ended, or like a receiver that hung up
             raise TimeoutError("no answer in time")
         return response
 
 
-def _addresses(name: str, port: int) -> list[str]:
-    """Where a name leads, each address once; the name itself where that is not known: who connects says why."""
-    try:
-        found = socket.getaddrinfo(name.strip("[]"), port, allowed_gai_family(), socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return [name]
-    return list(dict.fromkeys(str(info[4][0]) for info in found)) or [name]
+def _pools(*, guarded: bool) -> dict[str, Any]:
+    """The classes of urllib3's pools, with connections of ours."""
+    return {
+        pool.scheme: type(
+            "Pool",
+            (pool,),
+            {"ConnectionCls": type("Connection", (_ConnectionMixin, pool.ConnectionCls), {"guarded": guarded})},
+        )
+        for pool in (HTTPConnectionPool, HTTPSConnectionPool)
+    }
 
 
-class _TimedHTTPConnection(_Timed, HTTPConnection):
-    pass
-
-
-class _TimedHTTPSConnection(_Timed, HTTPSConnection):
-    pass
-
-
-class _TimedHTTPPool(HTTPConnectionPool):
-    ConnectionCls = _TimedHTTPConnection
-
-
-class _TimedHTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _TimedHTTPSConnection
-
-
-class _TimedAdapter(HTTPAdapter):
-    POOLS: ClassVar[dict[str, Any]] = {"http": _TimedHTTPPool, "https": _TimedHTTPSPool}
+class _Adapter(HTTPAdapter):
+    def __init__(self, *, guarded: bool) -> None:
+        self._guarded = guarded
+        super().__init__()
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = self.POOLS
+        self.poolmanager.pool_classes_by_scheme = _pools(guarded=self._guarded)
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         manager = super().proxy_manager_for(*args, **options)
-        # the proxy's address may be a private one: there is only an end to wait for
-        manager.pool_classes_by_scheme = _TimedAdapter.POOLS
+        manager.pool_classes_by_scheme = _pools(guarded=False)  # the proxy's own address may be a private one
         return manager
-
-
-# ---- public addresses alone
-
-
-def _refuse(address: str) -> None:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    if not ip.is_global or ip == WIRE_SERVER:
-        raise PrivateAddressError(f"{ip} is no public address: set `allow_private: true` if that is where it shall go")
-
-
-def _refuse_literal(host: str) -> None:
-    """For connections through a proxy, which resolves the name itself: what is clear from the name."""
-    try:
-        if host == "localhost" or host.endswith(".localhost"):
-            host = "127.0.0.1"
-        _refuse(host)
-    except PrivateAddressError as error:
-        raise SendError(str(error), permanent=True) from None
-    except ValueError:
-        return  # a name
-
-
-class _Guarded:
-    """Looks at the address that was really connected to, before a byte is sent: a name may change its mind."""
-
-    def _new_conn(self) -> socket.socket:
-        sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
-        try:
-            _refuse(sock.getpeername()[0])
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-
-class _GuardedHTTPConnection(_Guarded, _TimedHTTPConnection):
-    pass
-
-
-class _GuardedHTTPSConnection(_Guarded, _TimedHTTPSConnection):
-    pass
-
-
-class _GuardedHTTPPool(HTTPConnectionPool):
-    ConnectionCls = _GuardedHTTPConnection
-
-
-class _GuardedHTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _GuardedHTTPSConnection
-
-
-class _GuardedAdapter(_TimedAdapter):
-    POOLS: ClassVar[dict[str, Any]] = {"http": _GuardedHTTPPool, "https": _GuardedHTTPSPool}
