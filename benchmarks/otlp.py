@@ -1,6 +1,6 @@
 """What OTLP costs the agent, as figures: ``python benchmarks/otlp.py [--exports 720]``.
 
-The installed agent without OTLP, with it over HTTP, and over gRPC: resident size. Then an hour with the far side down,
+The installed agent without OTLP, with it over HTTP, and over gRPC: resident size. Then an hour with the receiver down,
 in short time: so many failing exports as an agent makes in an hour at 5 s, refused, cut off and answered with 503 by
 turns, with its own log going the same way and ever full; how much the process grows over the second half of them and
 over all. And what an export costs.
@@ -25,26 +25,28 @@ from notbefore.core.document import parse
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation as Look
 from notbefore.core.lifecycle import Tracked, diff
+from notbefore.delivery.http import Http
 from notbefore.delivery.redact import Redactor
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import ExportFigures, Figures
 from notbefore.metrics.totals import Totals
-from notbefore.otlp.exporter import MAX_LINES, Lines, _Far, _Made, _Road
+from notbefore.otlp.agent_log import MAX_LINES, LogLines
+from notbefore.otlp.exporter import ExportRequest, ExportTarget, Reading, Sources, _SignalExport
 from notbefore.simulator.server import Simulator
 
 PORT = 11171
 
 
-class Far(BaseHTTPRequestHandler):
-    """Takes what it is sent; under ``/down`` it answers with 503 or not at all, by turns."""
+class Receiver(BaseHTTPRequestHandler):
+    """Accepts what it is sent; under ``/down`` it answers with 503 or not at all, by turns."""
 
     protocol_version = "HTTP/1.1"
     turn = 0
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        Far.turn += 1
-        if self.path.startswith("/down") and Far.turn % 2:
+        Receiver.turn += 1
+        if self.path.startswith("/down") and Receiver.turn % 2:
             self.close_connection = True
             return
         self.send_response(503 if self.path.startswith("/down") else 200)
@@ -60,16 +62,17 @@ def main() -> None:
     parser.add_argument("--exports", type=int, default=720, help="failing exports of each signal")
     options = parser.parse_args()
     print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Far)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
     without = agent("")
     print(f"agent without OTLP: {without:.1f} MiB resident")
-    for words in ("metrics alone", "metrics and log", "the same over gRPC, far side down"):
+    for words in ("metrics alone", "metrics and log", "the same over gRPC, receiver down"):
         given = "" if words == "metrics alone" else ", agent_log: info"
         where = f"endpoint: '{url}'" if "gRPC" not in words else "endpoint: 'http://127.0.0.1:9', protocol: grpc"
+        bar = 15 if "gRPC" not in words else 30
         size = agent(f"otlp: {{{where}, interval: 1s{given}}}\n")
-        print(f"agent with OTLP, {words}: {size:.1f} MiB resident, {size - without:.1f} more (bar 30)")
+        print(f"agent with OTLP, {words}: {size:.1f} MiB resident, {size - without:.1f} more (bar {bar})")
     cost(url)
     down(url, options.exports)
     server.shutdown()
@@ -104,9 +107,9 @@ def resident(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-def made() -> _Made:
+def made() -> ExportRequest:
     """Ten events pending, as OTLP."""
-    from notbefore.otlp.metrics import metrics_request  # noqa: PLC0415 - as the agent does
+    from notbefore.otlp.signals import metrics_data  # noqa: PLC0415 - as the agent does
 
     items = ",".join(
         f'{{"EventId":"{number}","EventStatus":"Scheduled","EventType":"Freeze","Resources":["a"]}}'
@@ -116,53 +119,60 @@ def made() -> _Made:
     now = datetime.now(UTC)
     step = diff(Tracked(), document, Look(now, "a", 1.0, rebooted=False))
     families = samples(Snapshot(step.tracked, Totals(since=now), Figures(since=now), now))
-    return _Made(metrics_request(families, {"service.name": "notbefore"}, "1", now))
+    return ExportRequest(metrics_data(families, {"service.name": "notbefore"}, "1", now))
 
 
 def cost(url: str) -> None:
-    road = _Road("metrics", made, 60.0, common(url))
-    road._send(None)  # noqa: SLF001 - the road alone, without its thread
+    export = _SignalExport(ExportTarget("metrics", to(url), 60.0), made, sources())
+    export._send(None)  # noqa: SLF001 - the exports alone, without their thread
     begun, rounds = time.thread_time(), 100
     for _ in range(rounds):
-        road._send(None)  # noqa: SLF001 - as above
+        export._send(None)  # noqa: SLF001 - as above
     print(f"an export with 10 pending events: {(time.thread_time() - begun) / rounds * 1e3:.1f} ms CPU")
 
 
-def common(url: str) -> _Far:
-    return _Far(Connection(endpoint=url, timeout=Duration("1s")), ExportFigures(), Redactor())
+def to(url: str) -> Connection:
+    return Connection(endpoint=url, timeout=Duration("1s"))
+
+
+def sources() -> Sources:
+    return Sources(lambda: Reading([], None, "1"), ExportFigures(), Redactor(), Http)
 
 
 def down(url: str, exports: int) -> None:
     logging.getLogger("notbefore.otlp").setLevel(logging.CRITICAL)
     logger = logging.getLogger("benchmark")
     logger.propagate = False
-    lines = Lines("info", threading.Thread(), Redactor())
+    lines = LogLines("info", threading.Thread(), Redactor())
     logger.addHandler(lines)
 
-    def waiting() -> _Made:
-        from notbefore.otlp.transport import log_record, logs_request  # noqa: PLC0415 - as the agent does
+    def waiting() -> ExportRequest:
+        from notbefore.otlp.signals import log_record, resource_of  # noqa: PLC0415 - as the agent does
 
-        records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines.waiting()]
-        return _Made(logs_request([({"service.name": "notbefore"}, records)]), lines.sent)
+        resource = resource_of({"service.name": "notbefore"})
+        return ExportRequest([log_record(line, resource) for line in lines.batch()])
 
-    roads = []
+    exports_to = []
     for where in (f"{url}/down", "http://127.0.0.1:9"):
-        roads += [_Road("metrics", made, 60.0, common(where)), _Road("logs", waiting, 60.0, common(where))]
+        exports_to += [
+            _SignalExport(ExportTarget("metrics", to(where), 60.0), made, sources()),
+            _SignalExport(ExportTarget("logs", to(where), 60.0), waiting, sources()),
+        ]
 
     def fail(times: int) -> float:
         for number in range(times):
             for line in range(MAX_LINES // 8):
                 logger.error("line %d of %d: %s", line, number, "x" * 2_000)
-            for road in roads[number % 2 * 2 :][:2]:
-                road._send(None)  # noqa: SLF001 - as above
+            for export in exports_to[number % 2 * 2 :][:2]:
+                export._send(None)  # noqa: SLF001 - as above
         gc.collect()
         return resident(os.getpid())
 
-    before = fail(2)  # what is imported and connected once
+    before = fail(16)  # imported and connected once, and the log full
     half = fail(exports // 2)
     end = fail(exports - exports // 2)
     counts = f"{exports} exports of each signal failed, the log full all the time"
-    print(f"far side down, {counts}: {end - before:+.2f} MiB, {end - half:+.2f} in the second half (bar 1)")
+    print(f"receiver down, {counts}: {end - before:+.2f} MiB, {end - half:+.2f} in the second half (bar 1)")
 
 
 if __name__ == "__main__":

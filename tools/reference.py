@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Meta, Struct, json
+from msgspec import NODEFAULT, Struct, json
 
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
@@ -32,7 +32,7 @@ from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.otlp.names import instrument, prometheus_name
+from notbefore.otlp.names import ATTRIBUTES, instrument, prometheus_name
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 RECORD_SCHEMA: Final = DOCS.parent / "src/notbefore/core/record.v1.json"
@@ -152,8 +152,8 @@ def _type(kind: Any) -> str:
     origin, inner = get_origin(kind), [item for item in get_args(kind) if item is not NoneType]
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in inner)
-    if origin in (Union, UnionType, Annotated):
-        return " or ".join(_type(item) for item in inner if not isinstance(item, Meta))
+    if origin in (Union, UnionType):
+        return " or ".join(_type(item) for item in inner)
     if origin is tuple:
         return f"list of {_type(inner[0])}"
     if origin is dict:
@@ -309,17 +309,28 @@ def _example() -> bytes:
 
 
 def opentelemetry() -> str:
-    """The page as it is, with the table of names made anew."""
+    """The page as it is, with the tables of names, and the statements that rename attributes, made anew."""
     page = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
     rows = ["| Prometheus | OpenTelemetry | kind | unit |", "|---|---|---|---|"]
     for metric in families.METRICS:
         found = instrument(metric)
         unit = f"`{found.unit}`" if found.unit else ""
         rows.append(f"| `{prometheus_name(metric)}` | `{found.name}` | {found.kind} | {unit} |")
+    page = _with_table(page, rows)
+    rows = ["| label at `/metrics` | attribute |", "|---|---|"]
+    page = _with_table(page, rows + [f"| `{label}` | `{name}` |" for label, name in ATTRIBUTES.items()])
+    patterns = {label: name.replace(".", r"\\.") for label, name in ATTRIBUTES.items()}
+    lines = [f'replace_all_patterns(attributes, "key", "^{name}$$", "{label}")' for label, name in patterns.items()]
+    statements = "".join(f"          - {line}\n" for line in lines)
+    return re.sub(r"(?m)(^ +- replace_all_patterns.*\n)+", lambda _: statements, page)
+
+
+def _with_table(page: str, rows: list[str]) -> str:
+    """The page with these rows instead of the table that has the same first row."""
     table = "".join(f"{row}\n" for row in rows)
-    page, count = re.subn(r"(?m)^\| Prometheus \| OpenTelemetry .*\n(\|.*\n)*", lambda _: table, page)
+    page, count = re.subn(rf"(?m)^{re.escape(rows[0])}\n(\|.*\n)*", lambda _: table, page)
     if count != 1:
-        raise SystemExit("docs/opentelemetry.md: expected one table that begins with | Prometheus | OpenTelemetry |")
+        raise SystemExit(f"docs/opentelemetry.md: expected one table that begins with {rows[0]}")
     return page
 
 

@@ -1,4 +1,4 @@
-"""The agent with OTLP: its metrics, changes and log at a far side, whatever that far side does; and without it."""
+"""The agent with OTLP: its metrics, changes and log at a receiver, whatever that receiver does; and without it."""
 
 import signal
 import time
@@ -47,7 +47,7 @@ def changes(receiver: Receiver) -> list[str]:
     return [one.event_name.rpartition(".")[2] for one in receiver.records if one.event_name]
 
 
-def test_what_the_agent_knows_is_at_the_far_side_through_a_collector_and_restarts(
+def test_what_the_agent_knows_reaches_the_receiver_through_a_collector_and_restarts(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with collected(tmp_path) as (collector, receiver):
@@ -89,7 +89,7 @@ def test_what_the_agent_knows_is_at_the_far_side_through_a_collector_and_restart
         assert any(line.startswith("notbefore ") and "watching" in line for line in lines)
 
 
-def test_what_the_far_side_did_not_take_comes_when_it_does(imds: Simulator, tmp_path: Path) -> None:
+def test_what_a_receiver_did_not_accept_comes_when_it_does(imds: Simulator, tmp_path: Path) -> None:
     with Receiver() as receiver:
         receiver.default = Say(503)
         config = configured(tmp_path, receiver.url, interval="1s", agent_log="info")
@@ -102,18 +102,18 @@ def test_what_the_far_side_did_not_take_comes_when_it_does(imds: Simulator, tmp_
             eventually(lambda: (agent.metric('notbefore_deliveries_total{result="failed",sink="rec"}') or 0) >= 1)
             refused = len(receiver.requests)
             receiver.default = Say(200)
-            eventually(lambda: "the far side takes them again" in agent.log)
+            eventually(lambda: "exports are accepted again" in agent.log)
             eventually(lambda: agent.metric('notbefore_deliveries_total{result="delivered",sink="rec"}') == 1)
             eventually(lambda: agent.metric('notbefore_otlp_exports_total{result="success",signal="logs"}'))
-            assert agent.log.count("OTLP metrics: the export failed (503") == 1
-            assert agent.log.count("OTLP logs: the export failed (503") == 1
+            assert agent.log.count("OTLP metrics: the export failed, and is tried again: 503") == 1
+            assert agent.log.count("OTLP logs: the export failed, and is tried again: 503") == 1
             receiver.requests[:] = receiver.requests[refused:]
             assert changes(receiver) == ["announced"]
             assert {ID} in listed(receiver)
             assert not any("OTLP" in one.body.string_value for one in receiver.records)
 
 
-def test_a_far_side_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
+def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
     with Receiver() as receiver:
         receiver.default = Say(how="hang")
         config = configured(tmp_path, receiver.url, {"endpoint": "http://127.0.0.1:9"}, timeout="5m")
@@ -126,15 +126,15 @@ def test_a_far_side_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulato
             assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
 
 
-def test_the_last_moment_is_told(imds: Simulator, tmp_path: Path) -> None:
+def test_the_last_state_is_exported(imds: Simulator, tmp_path: Path) -> None:
     with Receiver() as receiver:
         config = configured(tmp_path, receiver.url, interval="1h")
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             agent.ready()
             eventually(lambda: receiver.metrics)
-            told = len(receiver.metrics)
+            before = len(receiver.metrics)
             assert agent.stop() == 0
-            assert len(receiver.metrics) == told + 1
+            assert len(receiver.metrics) == before + 1
 
 
 def mapped(agent: RunningAgent) -> str:
@@ -165,7 +165,7 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
             assert metrics_of(receiver.metrics[-1]) == last
 
 
-def test_what_is_for_the_far_side_of_the_metrics_does_not_go_to_that_of_the_log(
+def test_what_is_for_the_receiver_of_the_metrics_does_not_go_to_that_of_the_log(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Receiver() as metrics, Receiver() as logs:
@@ -180,7 +180,7 @@ def test_what_is_for_the_far_side_of_the_metrics_does_not_go_to_that_of_the_log(
         assert {request.headers["api-key"] for request in logs.requests} == {"for-logs"}
 
 
-def test_whether_the_far_side_would_take_an_export_can_be_asked(tmp_path: Path) -> None:
+def test_whether_the_receiver_would_accept_an_export_can_be_asked(tmp_path: Path) -> None:
     with Receiver() as receiver:
         headers = {"api-key": "hunter2-key"}
         logs = {"endpoint": "http://127.0.0.1:9"}
@@ -208,6 +208,7 @@ def test_the_standard_variables_are_enough_and_a_wrong_one_is_named(
             (request, *_) = eventually(lambda: receiver.requests)
             assert request.headers["api-key"] == "k/1"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-        told = notbefore("check-config")
-    assert told.returncode == 0
-    assert "nothing is sent (OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: " in told.stderr
+        done = notbefore("check-config")
+    assert done.returncode == 0
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: " in done.stderr
+    assert f"endpoint: {receiver.url}" in done.stdout

@@ -1,4 +1,4 @@
-"""OTLP against real far sides: the same samples as a scrape, records taken, refused, rejected in part; TLS; gRPC."""
+"""OTLP to real receivers: the same samples as a scrape; records accepted, refused, rejected in part; TLS; gRPC."""
 
 import logging
 import sys
@@ -12,12 +12,17 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.semconv.schemas import Schemas
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Connection, Links, Otlp, OtlpLogs
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
+from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks.otlp_logs import Sink
@@ -25,9 +30,11 @@ from notbefore.errors import SendError
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
-from notbefore.otlp.exporter import MAX_LINES, MAX_TEXT, Lines, Moment, Telemetry, _Far, _Made, _Road
-from notbefore.otlp.metrics import metrics_request
-from notbefore.otlp.transport import MAX_ANSWER, Partial, Sender, log_record, logs_request, partial_of
+from notbefore.otlp.agent_log import MAX_LINES, MAX_TEXT, LogLines
+from notbefore.otlp.answer import MAX_ANSWER, PartialSuccess, partial_success
+from notbefore.otlp.exporter import ExportRequest, ExportTarget, Reading, Sources, Telemetry, _SignalExport
+from notbefore.otlp.sender import EMPTY, Sender
+from notbefore.otlp.signals import SCHEMA_URL, log_record, metrics_data, resource_of
 from notbefore.web.prometheus import MetricsText
 from peers.otlp import (
     Collector,
@@ -66,7 +73,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.tracked, self.totals = Tracked(), Totals(since=SINCE)
-        polling = PollFigures("2020-07-01", {"changed": 2}, last_success=1.5).plus("changed", 0.0, 0.02)
+        polling = PollFigures("2020-07-01", {"changed": 2}).plus("changed", 0.0, 0.02, 1.5)
         self.figures = Figures("1.0", "3.11", polling, vm={"name": "a"}, since=BEGUN)
 
     def sees(self, second: int, *items: Any) -> "Agent":
@@ -79,13 +86,25 @@ class Agent:
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""
         families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
-        request = metrics_request(families, {"service.name": "notbefore"}, "1.0", at(5))
-        return request, MetricsText(lambda: families).render("text/plain")[0].decode()
+        data = metrics_data(families, {"service.name": "notbefore"}, "1.0", at(5))
+        return data, MetricsText(lambda: families).render("text/plain")[0].decode()
 
 
 def busy() -> Agent:
     awkward = item("b", EventType='We"ird\\\n', Description="x\ny")
     return Agent().sees(0).sees(1, item("a"), awkward).sees(3, item("a", **STARTED), item("c", Resources=[PEER]))
+
+
+def exported(data: Any) -> Any:
+    """The request that the data becomes."""
+    with Receiver() as receiver:
+        sender_to(to(receiver.url), "metrics").send(data)
+        (request,) = receiver.metrics
+    return request
+
+
+def sender_to(connection: Connection, signal: Any) -> Sender:
+    return Sender(connection, signal, Http)
 
 
 def to(url: str, **fields: Any) -> Connection:
@@ -100,11 +119,11 @@ def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sampl
     pair: tuple[Collector, Receiver], road: str
 ) -> None:
     collector, receiver = pair
-    request, text = busy().both()
+    data, text = busy().both()
     before = len(receiver.metrics)
     protocol: Any = {"http": "http/protobuf", "grpc": "grpc"}[road]
-    sender = Sender(to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics")
-    assert sender.send(request).rejected == 0
+    sender = sender_to(to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics")
+    assert sender.send(data).rejected == 0
     sender.close()
     eventually(lambda: len(receiver.metrics) > before)
     (arrived,) = receiver.metrics[before:]
@@ -116,14 +135,15 @@ def test_a_series_whose_event_is_gone_is_gone() -> None:
     agent = Agent().sees(0)
     held: list[set[str]] = []
     for second, items in enumerate(([item("a"), item("b")], [item("b")], []), start=1):
-        request, text = agent.sees(second, *items).both()
+        data, text = agent.sees(second, *items).both()
+        request = exported(data)
         assert series(request) == scraped(text)
         held.append({value for _, labels in series(request) for name, value in labels if name == "event_id"})
     assert held == [{"a", "b"}, {"b"}, set()]
 
 
 def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_this_one() -> None:
-    request, _ = busy().both()
+    request = exported(busy().both()[0])
     found = starts(request)
     kept, own = round(SINCE.timestamp() * 1e9), round(BEGUN.timestamp() * 1e9)
     assert found["azure.scheduled_event.changes"] == found["azure.scheduled_event.notice"] == {kept}
@@ -133,11 +153,35 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
 
 
+def test_what_is_listed_is_an_up_down_counter_and_everything_names_its_schema() -> None:
+    request = exported(busy().both()[0])
+    (pending,) = (metric for metric in metrics_of(request) if metric.name == "azure.scheduled_events.pending")
+    assert not pending.sum.is_monotonic
+    assert {point.start_time_unix_nano for point in pending.sum.data_points} == {round(BEGUN.timestamp() * 1e9)}
+    (of_resource,) = request.resource_metrics
+    assert {of_resource.schema_url, of_resource.scope_metrics[0].schema_url} == {SCHEMA_URL}
+    assert SCHEMA_URL in {schema.value for schema in Schemas}
+
+
+def test_metrics_and_records_have_one_set_of_attribute_names() -> None:
+    one = message({"EventId": "a"})
+    with Receiver() as receiver:
+        sent(receiver.url, one)
+        record = attributes(receiver.records[0].attributes)
+        assert {logs.schema_url for logs in receiver.logs[0].resource_logs} == {SCHEMA_URL}
+    (info,) = (m for m in metrics_of(exported(busy().both()[0])) if m.name == "azure.scheduled_event.info")
+    names = {point.key for point in info.gauge.data_points[0].attributes}
+    assert {
+        f"azure.scheduled_event.{name}" for name in ("id", "type", "status", "source", "scope", "description")
+    } == names
+    assert names <= record.keys()
+
+
 def test_nothing_counts_since_a_time_to_come() -> None:
     agent = busy()
     families = samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
-    request = metrics_request(families, {}, "1.0", before)
+    request = exported(metrics_data(families, {}, "1.0", before))
     assert {start for each in starts(request).values() for start in each} == {round(before.timestamp() * 1e9)}
 
 
@@ -146,12 +190,12 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
     key.write_text("hunter2", encoding="utf-8")
     counts = ExportFigures()
 
-    def read() -> Moment:
-        return Moment(list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
+    def read() -> Reading:
+        return Reading(list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
 
     with Receiver() as receiver, caplog.at_level("INFO"):
         receiver.default = rejecting_metrics(2, "too old for hunter2")
-        telemetry = Telemetry(read, counts)
+        telemetry = Telemetry(Sources(read, counts, Redactor(), Http))
         headers = {"Api-Key": Secret(str(key), "file")}
         telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers), 1.0)
         eventually(lambda: counts.otlp_exports["metrics", "rejected"] >= 2)
@@ -163,44 +207,61 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         telemetry.use(None, 5.0)
     told = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
     assert told == [
-        "OTLP metrics: 2 rejected, the far side says: too old for ***",
-        f"OTLP metrics: the export failed ({key} cannot be read: No such file or directory): trying again",
-        "OTLP metrics: the far side takes them again",
+        "OTLP metrics: the receiver rejected 2 items of an export: too old for ***",
+        f"OTLP metrics: the export failed, and is tried again: {key} cannot be read: No such file or directory",
+        "OTLP metrics: exports are accepted again",
     ]
 
 
-def road_to(connection: Connection, figures: ExportFigures) -> _Road:
-    """The metrics' way, due at once."""
-    road = _Road(
-        "metrics", lambda: _Made(metrics_request([], {}, "1.0", at(5))), 1.0, _Far(connection, figures, Redactor())
+def export_to(connection: Connection, figures: ExportFigures) -> _SignalExport:
+    """The exports of metrics, the first of them due at once."""
+    sources = Sources(lambda: Reading([], None, "1.0"), figures, Redactor(), Http)
+    export = _SignalExport(
+        ExportTarget("metrics", connection, 1.0), lambda: ExportRequest(metrics_data([], {}, "1.0", at(5))), sources
     )
-    road.due = 0.0
-    return road
+    export.due = 0.0
+    return export
 
 
-def test_what_the_far_side_asks_for_is_waited_and_a_last_export_left_out() -> None:
+def test_retry_after_is_obeyed_and_a_last_export_left_out() -> None:
     with Receiver() as receiver:
-        receiver.default = Say(503, (("Retry-After", "120"),))
-        road = road_to(to(receiver.url), ExportFigures())
-        road.send_if_due()
-        assert road.due - time.monotonic() > 60
-        road.hurry()
-        road.send_if_due()
-        road.finish()
+        receiver.default = Say(429, (("Retry-After", "120"),))
+        export = export_to(to(receiver.url), ExportFigures())
+        export.send_if_due()
+        assert export.due - time.monotonic() > 60
+        export.hurry()
+        export.send_if_due()
+        export.finish()
         assert len(receiver.requests) == 1
+
+
+def test_the_pause_that_a_receiver_asks_for_over_grpc_is_obeyed_too() -> None:
+    info = any_pb2.Any()
+    info.Pack(RetryInfo(retry_delay=duration_pb2.Duration(seconds=120)))
+    with GrpcReceiver() as receiver:
+        receiver.abort = grpc.StatusCode.UNAVAILABLE
+        receiver.trailer = (("grpc-status-details-bin", Status(code=14, details=[info]).SerializeToString()),)
+        export = export_to(to(receiver.url, protocol="grpc"), ExportFigures())
+        export.send_if_due()
+        assert export.due - time.monotonic() > 60
+        export.finish()
+        receiver.trailer = (("grpc-status-details-bin", b"\xff nonsense"),)
+        with pytest.raises(SendError, match="UNAVAILABLE") as raised:
+            sender_to(to(receiver.url, protocol="grpc"), "metrics").send(EMPTY["metrics"])
+    assert raised.value.retry_after is None
 
 
 def test_certificates_are_read_anew_after_a_failure(authority: trustme.CA, tmp_path: Path) -> None:
     figures, paths = ExportFigures(), certificates(authority, tmp_path)
     trustme.CA().cert_pem.write_to_path(paths["ca_file"])
     with GrpcReceiver(authority) as receiver:
-        road = road_to(to(receiver.url, protocol="grpc", **paths), figures)
-        road.send_if_due()
+        export = export_to(to(receiver.url, protocol="grpc", **paths), figures)
+        export.send_if_due()
         assert figures.otlp_exports["metrics", "failure"] == 1
         authority.cert_pem.write_to_path(paths["ca_file"])
-        road.due = 0.0
-        road.send_if_due()
-        road.finish()
+        export.due = 0.0
+        export.send_if_due()
+        export.finish()
         assert figures.otlp_exports["metrics", "success"] == 2
 
 
@@ -309,7 +370,7 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"ok", b"success\n", b'{"partialSuccess": {}, "id": "x"}'])
 def test_what_far_sides_say_that_took_all_of_it_rejects_nothing(body: bytes) -> None:
-    assert partial_of("logs", body) == partial_of("metrics", body) == Partial()
+    assert partial_success("logs", body) == partial_success("metrics", body) == PartialSuccess()
 
 
 def test_a_rejection_may_be_json() -> None:
@@ -337,7 +398,7 @@ def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
         receiver.default = Say(200, (("Content-Type", "text/html"),), body)
         (error,) = sent(receiver.url, message())
         with pytest.raises(SendError, match="does the address lead to an OTLP receiver"):
-            Sender(to(receiver.url), "metrics").send(metrics_request([], {}, "1", at(0)))
+            sender_to(to(receiver.url), "metrics").send(metrics_data([], {}, "1", at(0)))
     assert isinstance(error, SendError)
     assert not error.permanent
     assert len(str(error)) < MAX_TEXT
@@ -421,10 +482,11 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     with Receiver() as receiver:
-        sender = Sender(to(receiver.url, headers={"Api-Key": Secret(str(file), "file")}, compression="none"), "logs")
+        headers = {"Api-Key": Secret(str(file), "file")}
+        sender = sender_to(to(receiver.url, headers=headers, compression="none"), "logs")
         for key in ("first", "second"):
             file.write_text(key, encoding="utf-8")
-            sender.send(logs_request([]))
+            sender.send([])
         sender.close()
     assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
     assert "content-encoding" not in receiver.requests[0].headers
@@ -434,8 +496,8 @@ def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def lines() -> Iterator[Lines]:
-    handler = Lines("info", threading.Thread(), Redactor(["hunter2"]))
+def lines() -> Iterator[LogLines]:
+    handler = LogLines("info", threading.Thread(), Redactor(["hunter2"]))
     logger = logging.getLogger("notbefore.test")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -443,31 +505,31 @@ def lines() -> Iterator[Lines]:
     logger.removeHandler(handler)
 
 
-def test_the_log_waits_bounded_and_says_what_was_lost(lines: Lines) -> None:
+def test_the_log_waits_bounded_and_says_what_was_lost(lines: LogLines) -> None:
     logger = logging.getLogger("notbefore.test")
     logger.debug("not wanted")
     for number in range(MAX_LINES + 3):
         logger.warning("line %d with %s", number, "hunter2" * 1000)
-    waiting = lines.waiting()
+    waiting = lines.batch()
     assert len(waiting) == MAX_LINES + 1
-    assert waiting[0].body.startswith("3 lines of the log")
+    assert waiting[0].body.startswith("3 lines of the log before this one are lost")
     assert waiting[1].body == "line 3 with " + "*" * (MAX_TEXT - len("line 3 with "))
     logger.error("later")
-    assert lines.waiting() == waiting  # until somebody has taken them
-    lines.sent()
-    assert [(line.severity, line.body) for line in lines.waiting()] == [("error", "later")]
+    assert lines.batch() == waiting  # until somebody has taken them
+    lines.accepted()
+    assert [(line.severity, line.body) for line in lines.batch()] == [("error", "later")]
 
 
-def test_lines_that_were_refused_are_said_with_the_next_one(lines: Lines) -> None:
+def test_lines_that_were_refused_are_said_with_the_next_one(lines: LogLines) -> None:
     logger = logging.getLogger("notbefore.test")
     for number in range(2):
         logger.warning("line %d", number)
-    lines.waiting()
+    lines.batch()
     lines.refused()
-    assert lines.waiting() == []
+    assert lines.batch() == []
     logger.warning("later")
-    left_out, later = lines.waiting()
-    assert (left_out.body[:31], later.body) == ("2 lines of the log before these", "later")
+    left_out, later = lines.batch()
+    assert (left_out.body[:43], later.body) == ("2 lines of the log before this one are lost", "later")
     assert left_out.time == later.time
 
 
@@ -477,7 +539,7 @@ def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pyt
         monkeypatch.setattr(f"notbefore.otlp.exporter.{pause}", 0.1)
     with Receiver() as receiver:
         receiver.default = Say(400)
-        telemetry = Telemetry(lambda: Moment([], None, "1.0"), figures)
+        telemetry = Telemetry(Sources(lambda: Reading([], None, "1.0"), figures, Redactor(), Http))
         telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), metrics=False, agent_log="warning"), 1.0)
         logger.warning("refused")
         eventually(lambda: figures.otlp_exports["logs", "failure"])
@@ -487,11 +549,11 @@ def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pyt
         eventually(lambda: len(receiver.requests) > told)
         telemetry.use(None, 5.0)
         bodies = [record.body.string_value for record in receiver.records]
-    assert bodies == ["refused", "1 lines of the log before these were left out: nobody took them", "taken"]
+    assert bodies == ["refused", "1 lines of the log before this one are lost: they could not be sent", "taken"]
     assert figures.otlp_exports["logs", "failure"] == 1
 
 
-def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: Lines) -> None:
+def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: LogLines) -> None:
     def log(text: str, *args: Any, error: Any = None) -> None:  # not to pytest's own handler, which takes no odd texts
         lines.handle(logging.LogRecord("x", logging.ERROR, "x", 1, text, args, error))
 
@@ -500,22 +562,22 @@ def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: Lines) -> 
         int("hunter2")
     except ValueError:
         log("odd \udcff", error=sys.exc_info())
-    (line,) = lines.waiting()
+    (line,) = lines.batch()
     assert line.attributes["exception.type"] == "ValueError"
     assert line.attributes["exception.stacktrace"].endswith("with base 10: '***'")
-    assert log_record(line.time, line.severity, line.body, line.attributes).body.string_value == "odd ?"
+    with Receiver() as receiver:
+        sender_to(to(receiver.url), "logs").send([log_record(line, resource_of({"odd": "\udcff", "large": 2**70}))])
+        (request,), (record,) = receiver.logs, receiver.records
+    assert record.body.string_value == "odd ?"
+    assert attributes(request.resource_logs[0].resource.attributes) == {"odd": "?", "large": 2.0**70}
 
 
 def test_what_the_sending_itself_logs_is_not_sent() -> None:
     logger = logging.getLogger("notbefore.test")
     thread = threading.Thread(target=lambda: logger.warning("the far side is down"))
-    handler = Lines("info", thread, Redactor())
+    handler = LogLines("info", thread, Redactor())
     logger.addHandler(handler)
     thread.start()
     thread.join()
     logger.removeHandler(handler)
-    assert handler.waiting() == []
-
-
-def test_no_sdk_is_needed() -> None:
-    assert "opentelemetry.sdk" not in sys.modules
+    assert handler.batch() == []

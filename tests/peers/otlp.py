@@ -74,6 +74,7 @@ class GrpcReceiver:
     def __init__(self, authority: trustme.CA | None = None) -> None:
         self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
         self.abort: grpc.StatusCode | None = None
+        self.trailer: Any = ()  # metadata behind an answer
         self.body = b""
         self._server = grpc.server(ThreadPoolExecutor(2))
         self._server.add_generic_rpc_handlers((_Handler(self),))
@@ -107,6 +108,7 @@ class _Handler(grpc.GenericRpcHandler):
         def answer(body: bytes, context: Any) -> bytes:
             self._receiver.requests.append((path, body, metadata))
             if self._receiver.abort is not None:
+                context.set_trailing_metadata(self._receiver.trailer)
                 context.abort(self._receiver.abort, "as the test wants it")
             return self._receiver.body
 
@@ -221,7 +223,7 @@ def prometheus_name(metric: Metric) -> str:
 
 
 def series(request: ExportMetricsServiceRequest) -> Series:
-    """Each sample that Prometheus would make of it."""
+    """Each sample that Prometheus would make of it, with the labels of ``/metrics``."""
     found: Series = {}
     for metric in metrics_of(request):
         name = prometheus_name(metric)
@@ -238,8 +240,27 @@ def series(request: ExportMetricsServiceRequest) -> Series:
     return found
 
 
+LABELS = {  # the attributes that records have as well -> the labels of /metrics
+    "azure.resource_group.name": "resource_group",
+    "azure.scheduled_event.approval.rule": "rule",
+    "azure.scheduled_event.change": "change",
+    "azure.scheduled_event.description": "description",
+    "azure.scheduled_event.id": "event_id",
+    "azure.scheduled_event.scope": "scope",
+    "azure.scheduled_event.source": "event_source",
+    "azure.scheduled_event.status": "event_status",
+    "azure.scheduled_event.type": "event_type",
+    "azure.vm.scaleset.name": "scale_set",
+    "cloud.account.id": "subscription_id",
+    "cloud.availability_zone": "zone",
+    "cloud.region": "location",
+    "host.id": "vm_id",
+    "host.name": "name",
+}
+
+
 def _labels(point: Any) -> frozenset[tuple[str, str]]:
-    return frozenset(attributes(point.attributes).items())
+    return frozenset((LABELS.get(name, name), value) for name, value in attributes(point.attributes).items())
 
 
 def starts(request: ExportMetricsServiceRequest) -> dict[str, set[int]]:

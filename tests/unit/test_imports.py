@@ -23,15 +23,13 @@ LAYERS = (  # a room may import the layers before its own, and itself; the rooms
 )
 ALLOWED = {  # (importing module, imported room), beside what the layers allow
     ("delivery.sinks.otlp_logs", "otlp"),  # records go out as OTLP
-    ("otlp.transport", "delivery"),  # its HTTP client
-    ("otlp.exporter", "delivery"),  # the redactor
 }
 IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
 # modules that are imported where they are needed, and may import much
-LATE = ("otlp.transport", "otlp.metrics", "web.page.render")
+LATE = ("otlp.answer", "otlp.grpc_exporter", "otlp.sender", "otlp.session", "otlp.signals", "web.page.render")
 HEAVY = (  # only inside functions: nobody pays for them unasked
     "apprise", "azure", "bcrypt", "google", "grpc", "jinja2", "markupsafe", "opentelemetry", "yaml",
     *(f"notbefore.{module}" for module in LATE),
@@ -154,7 +152,7 @@ def test_no_import_goes_in_a_circle() -> None:
         ("web.x", "from notbefore import delivery", "web imports delivery"),
         ("config.x", "def f():\n    from notbefore.web.access import Access", "config imports web"),
         ("agent.x", "from notbefore.commands.main import main", "agent imports commands"),
-        ("agent.x", "from notbefore.otlp.metrics import metrics_request", "notbefore.otlp.metrics at the top"),
+        ("agent.x", "from notbefore.otlp.signals import metrics_data", "notbefore.otlp.signals at the top"),
         ("agent.x", "import apprise.plugins", "apprise.plugins at the top"),
         ("agent.x", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from notbefore.metrics.families import METRICS, Metric
-from notbefore.otlp.names import UNITS, Instrument, instrument, prometheus_name
+from notbefore.otlp.names import ADDITIVE, ATTRIBUTES, UNITS, Instrument, instrument, prometheus_name
 
 
 @pytest.mark.parametrize(
@@ -11,22 +11,22 @@ from notbefore.otlp.names import UNITS, Instrument, instrument, prometheus_name
     [
         (
             Metric("azure_scheduled_event_changes", "counter", ""),
-            Instrument("azure.scheduled_event.changes", "{change}", "sum"),
+            Instrument("azure.scheduled_event.changes", "{change}", "Counter"),
         ),
         (
             Metric("azure_scheduled_events_pending", "gauge", ""),
-            Instrument("azure.scheduled_events.pending", "{event}", "gauge"),
+            Instrument("azure.scheduled_events.pending", "{event}", "UpDownCounter"),
         ),
         (
             Metric("notbefore_poll_duration_seconds", "histogram", ""),
-            Instrument("notbefore.poll.duration", "s", "histogram"),
+            Instrument("notbefore.poll.duration", "s", "Histogram"),
         ),
         (
             Metric("azure_scheduled_event_seconds_to_not_before", "gauge", ""),
-            Instrument("azure.scheduled_event.seconds_to_not_before", "s", "gauge"),
+            Instrument("azure.scheduled_event.seconds_to_not_before", "s", "Gauge"),
         ),
-        (Metric("notbefore_store_degraded", "gauge", ""), Instrument("notbefore.store.degraded", "", "gauge")),
-        (Metric("up", "gauge", ""), Instrument("up", "", "gauge")),
+        (Metric("notbefore_store_degraded", "gauge", ""), Instrument("notbefore.store.degraded", "", "Gauge")),
+        (Metric("up", "gauge", ""), Instrument("up", "", "Gauge")),
     ],
 )
 def test_names_have_dots_and_units_their_place(metric: Metric, expected: Instrument) -> None:
@@ -44,3 +44,9 @@ def test_every_counter_says_what_it_counts() -> None:
 def test_a_counter_is_a_total_in_prometheus_alone() -> None:
     assert prometheus_name(Metric("notbefore_polls", "counter", "")) == "notbefore_polls_total"
     assert prometheus_name(Metric("notbefore_store_degraded", "gauge", "")) == "notbefore_store_degraded"
+
+
+def test_what_is_listed_by_name_is_there() -> None:
+    assert set(ADDITIVE) <= {metric.name for metric in METRICS if metric.kind == "gauge"}
+    assert ATTRIBUTES.keys() <= {label for metric in METRICS for label in metric.labels}
+    assert len(set(ATTRIBUTES.values())) == len(ATTRIBUTES)

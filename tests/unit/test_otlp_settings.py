@@ -1,15 +1,19 @@
 """OTLP in the configuration: the file, the standard variables, which of them wins, and what is refused."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from notbefore.config.load import dump, load, warnings
 from notbefore.config.model import Config
+from notbefore.config.otel_variables import Variables, VariableSignal
 from notbefore.config.sinks import Connection, Otlp, OtlpLogs
+from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
-from notbefore.otlp.transport import Sender
+from notbefore.otlp.sender import address
 
 
 @pytest.fixture
@@ -139,8 +143,8 @@ def test_the_agents_log_goes_where_the_variables_for_logs_say_and_what_is_for_me
     only = otlp(read(place, "otlp: {agent_log: info}", **variables)).logs
     assert only is not None
     assert (set(only.headers), only.cert_file, only.logs_endpoint) == ({"tenant"}, None, None)
-    with pytest.raises(ConfigError, match="only the other one is given"):  # nobody named a far side for it
-        Sender(only, "logs")
+    with pytest.raises(ConfigError, match="only the other one is given"):  # nobody named a receiver for it
+        address(only, "logs")
     variables |= {
         "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "https://l/in",
         "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "api-key=for-logs",
@@ -165,9 +169,9 @@ def test_the_agents_log_may_have_a_way_of_its_own_in_the_file(place: Path) -> No
     logs = otlp(config).logs
     assert logs is not None
     assert (logs.endpoint, set(logs.headers)) == ("http://file:4318", {"k"})
-    (warning,) = warnings(config, place / "notbefore.yaml")
-    assert "secrets: otlp.logs.headers.k." in warning
     assert read(place, dump(read(place, text % "{timeout: 1s}"))) == read(place, text % "{timeout: 1s}")
+    (warning,) = warnings(config, place / "notbefore.yaml")
+    assert "(otlp.logs.headers.k)" in warning
 
 
 def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
@@ -183,82 +187,153 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "environment", "expected"),
+    ("text", "expected"),
     [
-        ("otlp:\n", {}, "notbefore.yaml:1: otlp: expected settings; `otlp: {}` for the defaults"),
-        ("otlp: {endpoint: 'collector:4318'}", {}, "notbefore.yaml:1: otlp: endpoint: expected http://HOST or https"),
-        ("otlp: {endpoint: 'http://u:p@c'}", {}, "user and password do not belong in the address"),
-        ("otlp: {endpoint: 'http://c:99999'}", {}, "otlp: endpoint: Port out of range"),
-        ("otlp: {interval: 100ms}", {}, "interval: expected 1s to 1h"),
-        ("otlp: {timeout: 10m}", {}, "timeout: expected 100ms to 5m"),
-        ("otlp: {key_file: k}", {}, "expected `cert_file` beside `key_file`"),
-        ("otlp: {headers: {'a b': c}}", {}, "headers: 'a b' is no name of a header"),
-        ("otlp: {headers: {a: b, A: c}}", {}, "headers: 'a' and 'A' are one header: give it once"),
-        ("otlp: {headers: {A-Bin: c}, protocol: grpc}", {}, "over gRPC no header that ends in -bin can be sent"),
-        ("otlp: {headers: {a: {env: NONE}}}", {}, "otlp.headers.a: the environment variable NONE is not set"),
-        ("otlp: {protocol: http/json}", {}, "otlp.protocol: Invalid enum value 'http/json', expected one of"),
-        ("otlp: {agent_log: info, logs: {headers: {a: {env: NONE}}}}", {}, "otlp.logs.headers.a: the environment"),
-        ("otlp: {agent_log: info, logs: {interval: 5s}}", {}, "otlp.logs.interval: Object contains unknown field"),
-        ("otlp: {agent_log: info, logs: x}", {}, "otlp.logs: Expected `object | null`, got `str`"),
-        ("otlp: {endpont: x}", {}, "otlp.endpont: Object contains unknown field"),
-        ("sinks: {rec: {otlp_logs: {title: x}}}", {}, "title and body are not for a sink that is sent the record"),
-        ("otlp: {}", {"PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL: otlp.protocol: Invalid enum value"),
-        ("otlp: {}", {"ENDPOINT": "c:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST"),
-        ("otlp: {}", {"TIMEOUT": "0"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp: timeout: expected 100ms to 5m"),
-        ("otlp:\n  timeout: 0s", {}, "notbefore.yaml:2: otlp: timeout: expected 100ms to 5m"),
-        ("otlp: {}", {"HEADERS": "a=b, Authorization: Bearer x"}, "OTEL_EXPORTER_OTLP_HEADERS: expected NAME=VALUE"),
-        ("otlp: {}", {"HEADERS": "=x"}, "OTEL_EXPORTER_OTLP_HEADERS: expected NAME=VALUE"),
-        ("otlp: {}", {"TIMEOUT": "soon"}, "OTEL_EXPORTER_OTLP_TIMEOUT: otlp.timeout: "),
-        ("otlp: {}", {"METRICS_TEMPORALITY_PREFERENCE": "delta"}, "only cumulative counters are sent, not 'delta'"),
+        ("otlp:\n", "notbefore.yaml:1: otlp: expected settings; `otlp: {}` for the defaults"),
+        ("otlp: {endpoint: 'collector:4318'}", "notbefore.yaml:1: otlp: endpoint: expected http://HOST or https"),
+        ("otlp: {endpoint: 'http://u:p@c'}", "user and password do not belong in the address"),
+        ("otlp: {endpoint: 'http://c:99999'}", "otlp: endpoint: Port out of range"),
+        ("otlp: {interval: 100ms}", "interval: expected 1s to 1h"),
+        ("otlp: {timeout: 10m}", "timeout: expected 100ms to 5m"),
+        ("otlp: {key_file: k}", "expected `cert_file` beside `key_file`"),
+        ("otlp: {headers: {'a b': c}}", "headers: 'a b' is no name of a header"),
+        ("otlp: {headers: {a: b, A: c}}", "headers: 'a' and 'A' are one header: give it once"),
+        ("otlp: {headers: {A-Bin: c}, protocol: grpc}", "over gRPC no header that ends in -bin can be sent"),
+        ("otlp: {headers: {a: {env: NONE}}}", "otlp.headers.a: the environment variable NONE is not set"),
+        ("otlp: {protocol: http/json}", "otlp.protocol: Invalid enum value 'http/json', expected one of"),
+        ("otlp: {agent_log: info, logs: {headers: {a: {env: NONE}}}}", "otlp.logs.headers.a: the environment"),
+        ("otlp: {agent_log: info, logs: {interval: 5s}}", "otlp.logs.interval: Object contains unknown field"),
+        ("otlp: {agent_log: info, logs: x}", "otlp.logs: Expected `object | null`, got `str`"),
+        ("otlp: {endpont: x}", "otlp.endpont: Object contains unknown field"),
+        ("sinks: {rec: {otlp_logs: {title: x}}}", "title and body are not for a sink that is sent the record"),
+        ("otlp:\n  timeout: 0s", "notbefore.yaml:2: otlp: timeout: expected 100ms to 5m"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(
-    place: Path, text: str, environment: dict[str, Any], expected: str
-) -> None:
-    variables = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in environment.items()}
-    if environment:
-        variables.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
+def test_what_is_wrong_is_named_with_its_place(place: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        read(place, text, **variables)
+        read(place, text)
     assert expected in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("missing", "text", "extra"),
     [
-        ("opentelemetry.proto", "otlp: {}", "azure-notbefore[otlp]"),
+        ("http", "otlp: {}", "azure-notbefore[otlp]"),
         ("grpc", "otlp: {protocol: grpc}", "azure-notbefore[otlp-grpc]"),
         ("grpc", "sinks: {rec: {otlp_logs: {protocol: grpc}}}", "azure-notbefore[otlp-grpc]"),
-        ("opentelemetry.proto", "sinks: {rec: {otlp_logs: {}}}", "azure-notbefore[otlp]"),
+        ("http", "sinks: {rec: {otlp_logs: {}}}", "azure-notbefore[otlp]"),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(
     place: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, extra: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    library = f"opentelemetry.exporter.otlp.proto.{missing}"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == library else object())
     with pytest.raises(ConfigError) as raised:
         read(place, text)
     assert f"pip install '{extra}'" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("PROTOCOL", "http/json", "expected one of http/protobuf, grpc"),
-        ("ENDPOINT", "collector:4317", "OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST"),
-        ("TIMEOUT", "0", "OTEL_EXPORTER_OTLP_TIMEOUT: otlp: timeout: expected"),
-        ("HEADERS", "secret", "OTEL_EXPORTER_OTLP_HEADERS: expected NAME=VALUE"),
-        ("METRICS_TEMPORALITY_PREFERENCE", "delta", "only cumulative counters"),
-    ],
-)
-def test_variables_that_were_meant_for_others_are_no_reason_not_to_watch(
-    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+IGNORED = [
+    ("PROTOCOL", "http/json", "protocol", "http/protobuf", "expected one of http/protobuf, grpc"),
+    ("COMPRESSION", "zstd", "compression", "gzip", "expected one of gzip, none"),
+    ("METRICS_COMPRESSION", "deflate", "compression", "gzip", "expected one of gzip, none"),
+    ("TIMEOUT", "60s", "timeout", Duration("10s"), "expected a number of milliseconds, got '60s'"),
+    ("TIMEOUT", "0", "timeout", Duration("10s"), "timeout: expected 100ms to 5m"),
+    ("METRICS_TIMEOUT", "soon", "timeout", Duration("10s"), "expected a number of milliseconds"),
+    ("CERTIFICATE", "/none.pem", "ca_file", None, "/none.pem cannot be read: No such file or directory"),
+    ("CLIENT_KEY", __file__, "key_file", None, "expected `cert_file` beside `key_file`"),
+    ("METRICS_ENDPOINT", "c:4317", "metrics_endpoint", None, "expected http://HOST or https://HOST"),
+    ("HEADERS", "secret", "headers", {}, "expected NAME=VALUE"),
+    ("HEADERS", "a=b, Authorization: Bearer secret", "headers", {}, "expected NAME=VALUE"),
+    ("HEADERS", "=secret", "headers", {}, "expected NAME=VALUE"),
+    ("HEADERS", "a secret=b", "headers", {}, "expected NAME=VALUE"),
+    ("HEADERS", "a=secret%0A", "headers", {}, "expected one line of text that a header can hold"),
+    ("METRICS_TEMPORALITY_PREFERENCE", "delta", "interval", Duration("60s"), "only cumulative counters are sent"),
+]
+
+
+@pytest.mark.parametrize("case", IGNORED)
+@pytest.mark.parametrize("text", ["", "otlp: {}"])
+def test_a_variable_that_is_not_understood_is_warned_of_and_ignored(
+    place: Path, monkeypatch: pytest.MonkeyPatch, text: str, case: tuple[str, str, str, Any, str]
 ) -> None:
+    name, value, key, kept, expected = case
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", f"OTEL_EXPORTER_OTLP_{name}": value}
-    for variable, text in variables.items():
-        monkeypatch.setenv(variable, text)
-    config = read(place, "", **variables)
+    for variable, said in variables.items():
+        monkeypatch.setenv(variable, said)
+    config = read(place, text, **variables)
+    assert getattr(otlp(config), key) == kept
+    assert otlp(config).endpoint == "http://c:4318"
+    (warning,) = warnings(config, None)
+    assert warning.startswith(f"OTEL_EXPORTER_OTLP_{name}: ")
+    assert expected in warning
+    assert "secret" not in warning
+
+
+def test_an_interval_and_attributes_that_are_not_understood_are_ignored(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c",
+        "OTEL_METRIC_EXPORT_INTERVAL": "1m",
+        "OTEL_RESOURCE_ATTRIBUTES": "team=a,broken",
+        "OTEL_SERVICE_NAME": "watcher",
+    }
+    for variable, said in variables.items():
+        monkeypatch.setenv(variable, said)
+    config = read(place, **variables)
+    assert (otlp(config).interval, otlp(config).resource) == (Duration("60s"), {"service.name": "watcher"})
+    assert [warning.partition(":")[0] for warning in warnings(config, None)] == [
+        "OTEL_RESOURCE_ATTRIBUTES",
+        "OTEL_METRIC_EXPORT_INTERVAL",
+    ]
+
+
+def test_a_protocol_is_understood_in_any_case_of_its_letters(place: Path) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "gRPC"}
+    assert otlp(read(place, **variables)).protocol == "grpc"
+
+
+def test_an_address_that_is_not_understood_sends_nothing_anywhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")
+    config = read(place, OTEL_EXPORTER_OTLP_ENDPOINT="collector:4317")
     assert config.otlp is None
     (warning,) = warnings(config, None)
-    assert said in warning
-    assert "secret" not in warning
+    assert warning.startswith("OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    assert warnings(config, None) == []  # it is for somebody else
+
+
+def test_a_library_that_variables_alone_ask_for_is_no_reason_not_to_watch(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    config = read(place, OTEL_EXPORTER_OTLP_ENDPOINT="http://c:4318")
+    assert config.otlp is None
+    (warning,) = warnings(config, None)
+    assert "pip install 'azure-notbefore[otlp]'" in warning
+
+
+SUFFIXES = (
+    "ENDPOINT", "PROTOCOL", "HEADERS", "COMPRESSION", "TIMEOUT", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY",
+    "INSECURE", "TEMPORALITY_PREFERENCE",
+)  # fmt: skip
+NAMES = (
+    *(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in ("", "METRICS_", "LOGS_") for name in SUFFIXES),
+    "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME", "OTEL_SDK_DISABLED",
+)  # fmt: skip
+VALUES = st.one_of(
+    st.sampled_from(["http://c:4318", "c:4317", "grpc", "gzip", "true", "1000", "a=b", "a-bin=b", "A=b,a=b", __file__]),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_no_variable_of_opentelemetry_keeps_the_agent_from_starting(variables: dict[str, str]) -> None:
+    config = load(None, variables, {})
+    assert config.otlp is None or "otlp" in dump(config)
+    for signal in get_args(VariableSignal):
+        assert all(text.startswith("OTEL_") for text in Variables(variables, signal).ignored)

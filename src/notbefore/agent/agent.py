@@ -230,11 +230,14 @@ class Agent:
     def _export(self, otlp: Otlp | None) -> None:
         """From now on export as this says; ``None``: not at all."""
         if self._telemetry is None and otlp is not None:
-            from notbefore.otlp.exporter import Moment, Telemetry  # noqa: PLC0415 - only where it is configured
+            from notbefore.delivery.http import Http  # noqa: PLC0415 - only where it is configured
+            from notbefore.delivery.redact import Redactor  # noqa: PLC0415 - as above
+            from notbefore.otlp.exporter import Reading, Sources, Telemetry  # noqa: PLC0415 - as above
 
-            self._telemetry = Telemetry(
-                lambda: Moment(self._view.families(), self._state.snapshot.vm, __version__), self._exports
-            )
+            def read() -> Reading:
+                return Reading(self._view.families(), self._state.snapshot.vm, __version__)
+
+            self._telemetry = Telemetry(Sources(read, self._exports, Redactor(), Http))
         if self._telemetry is not None:
             self._telemetry.use(otlp, STOP_PATIENCE)
 

@@ -5,7 +5,7 @@ disk or for a lock (except ``history``, which reads the state file).
 """
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
@@ -78,12 +78,7 @@ class AgentView:
     def _snapshot(self) -> Snapshot:
         config, polling, approval, figures = self._in_use()
         known = self._state.snapshot
-        answered = known.poll.answered
-        poll = replace(
-            known.poll.figures,
-            beat_lag=max(known.poll.figures.beat_lag, polling.overdue),
-            last_success=answered.wall.timestamp() if answered is not None else None,
-        )
+        poll = replace(known.poll.figures, beat_lag=max(known.poll.figures.beat_lag, polling.overdue))
         figures = replace(
             figures,
             polling=poll,
@@ -134,10 +129,10 @@ class AgentView:
     def pending(self) -> PendingView:
         """What is listed now, as ``/api/v1/events`` answers it."""
         known, now = self._state.snapshot, self._clock.read()
-        listed, answered = ListedEvents.of(known, now), known.poll.answered
+        listed, last = ListedEvents.of(known, now), known.poll.figures.last_success
         return PendingView(
             incarnation=known.state.tracked.incarnation,
-            last_successful_poll=answered.wall if answered is not None else None,
+            last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
             vm=known.vm,
             unreadable=known.unreadable,
             events=tuple(

@@ -17,6 +17,7 @@ from notbefore.config.load import dump, files, warnings
 from notbefore.config.model import Config
 from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig
 from notbefore.delivery.courier import known_secrets
+from notbefore.delivery.http import Http
 from notbefore.delivery.message import ConnectableSink, Sink
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import check_templates, make, try_out
@@ -77,14 +78,14 @@ def _sink(name: str, settings: SinkConfig, links: Links) -> Sink:
 
 
 def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, tuple[str, str]]]:
-    from notbefore.otlp.transport import Sender  # noqa: PLC0415 - needs a library that few have
+    from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
 
     metrics, logs = Connection.of(otlp), otlp.logs or Connection.of(otlp)
     for connection in (metrics, logs):
         learn(connection.headers, redact)
-    asked = [("otlp", "metrics", _ask(partial(Sender, metrics, "metrics")))] if otlp.metrics else []
+    asked = [("otlp", "metrics", _ask(partial(Sender, metrics, "metrics", Http, redact)))] if otlp.metrics else []
     if otlp.agent_log != "none":
-        asked.append(("otlp", "agent_log", _ask(partial(Sender, logs, "logs"))))
+        asked.append(("otlp", "agent_log", _ask(partial(Sender, logs, "logs", Http, redact))))
     return asked
 
 

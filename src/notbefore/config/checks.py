@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from notbefore.config.model import Config
-from notbefore.config.sinks import Links, Otlp, SinkConfig, otlp_headers
+from notbefore.config.sinks import OTLP_LIBRARY, Links, Otlp, SinkConfig, otlp_headers
 from notbefore.errors import ConfigError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
@@ -62,10 +62,10 @@ def check_otlp_installed(protocol: str) -> None:
     """Raise ``ConfigError`` if a library that the protocol of OTLP needs is not installed."""
     from importlib.util import find_spec  # noqa: PLC0415 - only where it is configured
 
-    if protocol and not _found("opentelemetry.proto", find_spec):
-        raise ConfigError("otlp needs opentelemetry-proto: pip install 'azure-notbefore[otlp]'")
-    if protocol == "grpc" and not _found("grpc", find_spec):
-        raise ConfigError("protocol grpc needs grpcio: pip install 'azure-notbefore[otlp-grpc]'")
+    if protocol and not _found(OTLP_LIBRARY, find_spec):
+        raise ConfigError("otlp needs OpenTelemetry's SDK: pip install 'azure-notbefore[otlp]'")
+    if protocol == "grpc" and not _found("opentelemetry.exporter.otlp.proto.grpc", find_spec):
+        raise ConfigError("protocol grpc needs an exporter of its own: pip install 'azure-notbefore[otlp-grpc]'")
 
 
 def _found(name: str, find_spec: Callable[[str], object]) -> bool:
@@ -83,7 +83,7 @@ def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[s
         where = "otlp"
         check_otlp_installed(otlp.protocol)
         for where, secret in otlp_headers(otlp).items():
-            _check_header(where.partition(".headers.")[2], secret.reveal(environment))
+            check_header(where.partition(".headers.")[2], secret.reveal(environment))
         where = "otlp"
         _check_files(otlp)
         if otlp.logs is not None:
@@ -110,14 +110,15 @@ def _check_files(settings: Struct) -> None:
 def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
     """Check the form of a secret; no error shows its value."""
     if key == "token" or key.startswith("headers."):
-        _check_header(key, value)
+        check_header(key, value)
     elif key == "connection_string":
         _check_connection_string(value, sink.event_hub.hub if sink.event_hub else None)
     elif key == "url":
         _check_url(sink, value)
 
 
-def _check_header(key: str, value: str) -> None:
+def check_header(key: str, value: str) -> None:
+    """Raise ``ConfigError`` for what cannot be the value of a header; its text does not show the value."""
     wrong = next((place for place, letter in enumerate(value, start=1) if not " " <= letter <= "\xff"), None)
     if wrong is not None or value != value.strip():
         where = f"its character {wrong}" if wrong else "the space around it"

@@ -14,14 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import Trial, check_otlp, check_sinks
+from notbefore.config.checks import Trial, check_otlp, check_otlp_installed, check_sinks
 from notbefore.config.model import Config
 from notbefore.config.normalize import prepared
-from notbefore.config.otel_variables import asked, fold
+from notbefore.config.otel_variables import Variables, fold
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Otlp, SinkConfig, otlp_headers
+from notbefore.config.sinks import SinkConfig, otlp_headers
 from notbefore.config.yaml_file import read, to_struct
-from notbefore.core.approval import unknown_words
 from notbefore.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
@@ -54,7 +53,7 @@ def load(
         if value is not None:
             _put(values, dotted.split("."), value, "the command line")
             places[dotted] = "the command line"
-    if "otlp" not in values and otlp_trouble(environment) is not None:
+    if "otlp" not in values and missing_library(environment) is not None:
         environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
     config = _to_config(prepared(values, base), places, strict=False)
@@ -64,18 +63,15 @@ def load(
     return config
 
 
-def otlp_trouble(environment: Mapping[str, str]) -> str | None:
-    """Return why the ``OTEL_*`` variables cannot be used, where they alone configure OTLP; ``None`` if they can.
+def missing_library(environment: Mapping[str, str]) -> str | None:
+    """Return which library is missing, where the ``OTEL_*`` variables alone configure OTLP; ``None`` if there is none.
 
     They are often set for a whole machine, for other programs: the agent warns, and runs without OTLP.
     """
-    if not asked(environment):
-        return None
+    found = Variables(environment, "METRICS")
     try:
-        values: dict[str, Any] = {}
-        places: dict[str, str] = {}
-        fold(values, places, environment)
-        check_otlp(to_struct(values["otlp"], Otlp, places, strict=False, above="otlp"), places, environment)
+        if found.asked:
+            check_otlp_installed(found.values.get("protocol", "http/protobuf"))
     except ConfigError as error:
         return str(error)
     return None
@@ -93,23 +89,25 @@ def plain_secrets(config: Config) -> list[str]:
 
 def warnings(config: Config, path: Path | None) -> list[str]:
     """Return what is not an error, but probably not intended; one text each."""
-    trouble = otlp_trouble(os.environ) if config.otlp is None else None
-    found = [f"the OTEL_* variables cannot be used, so nothing is exported: {trouble}"] if trouble else []
+    found = list(_otlp_warnings(config, os.environ))
     found += [f"no route leads to the sink {name}: nothing is sent there" for name in _unused(config)]
-    found += [
-        f"routes[{number}].match.{key}: {text}: as long as Azure has no such event, the route gets nothing"
-        for number, route in enumerate(config.routes)
-        for key, text in unknown_words(route.match)
-    ]
-    if path is not None and path.stat().st_mode & stat.S_IROTH:
-        _, places = read(path)  # a secret may also come from the environment
-        plain = [key for key in plain_secrets(config) if key in places]
-        if plain:
-            found.append(
-                f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
-                " a file that only the service may read, and name it: KEY_file, or KEY_credential under systemd"
-            )
+    plain = plain_secrets(config)
+    if plain and path is not None and path.stat().st_mode & stat.S_IROTH:
+        found.append(
+            f"{path} can be read by everybody, and holds secrets ({', '.join(plain)}): chmod o-r, or use *_file"
+        )
     return found
+
+
+def _otlp_warnings(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
+    metrics = Variables(environment, "METRICS", config.otlp.protocol if config.otlp is not None else None)
+    ignored = metrics.ignored if config.otlp is not None or metrics.meant else []
+    logs = [sink.otlp_logs for sink in config.sinks.values() if sink.otlp_logs is not None]
+    if logs or (config.otlp is not None and config.otlp.agent_log != "none"):
+        ignored = [*ignored, *Variables(environment, "LOGS", logs[0].protocol if logs else None).ignored]
+    yield from (f"{text}: this variable is ignored" for text in dict.fromkeys(ignored))
+    if config.otlp is None and (missing := missing_library(environment)) is not None:
+        yield f"OTEL_* variables ask for OTLP, and nothing is exported: {missing}"
 
 
 def _unused(config: Config) -> list[str]:

@@ -14,6 +14,7 @@ from notbefore.core.duration import Duration
 Headers = dict[str, Secret]
 OtlpProtocol = Literal["http/protobuf", "grpc"]
 OtlpCompression = Literal["gzip", "none"]
+OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
@@ -247,7 +248,7 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 
 
 class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where OTLP goes and how; the fields stand in ``Otlp`` and ``OtlpLogs`` as well, under the same names."""
+    """Where OTLP goes and how; ``OtlpLogs``, which is a sink's settings, has fields of the same names."""
 
     endpoint: str | None = None  # of all signals: /v1/metrics and /v1/logs are added
     metrics_endpoint: str | None = None  # of one signal, taken as it stands
@@ -255,11 +256,11 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     protocol: OtlpProtocol = "http/protobuf"
     headers: Headers = {}
     compression: OtlpCompression = "gzip"
-    timeout: Duration = Duration("10s")
+    timeout: Duration = Duration("10s")  # for one export
     ca_file: str | None = None
-    cert_file: str | None = None
+    cert_file: str | None = None  # the client's certificate
     key_file: str | None = None
-    resource: dict[str, str] = {}
+    resource: dict[str, str] = {}  # attributes beside what IMDS says
 
     @classmethod
     def of(cls, settings: Struct) -> "Connection":
@@ -281,27 +282,16 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("timeout: expected 100ms to 5m")
 
 
-class Otlp(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Otlp(Connection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section ``otlp``: metrics, and the agent's own log if that is wanted. The records are a sink's."""
 
-    endpoint: str | None = None
-    metrics_endpoint: str | None = None
-    logs_endpoint: str | None = None
-    protocol: OtlpProtocol = "http/protobuf"
-    headers: Headers = {}
-    compression: OtlpCompression = "gzip"
-    timeout: Duration = Duration("10s")  # for one export
-    ca_file: str | None = None
-    cert_file: str | None = None  # the client's certificate
-    key_file: str | None = None
-    resource: dict[str, str] = {}  # attributes beside what IMDS says
-    interval: Duration = Duration("60s")
+    interval: Duration = Duration("60s")  # between two exports of the metrics
     metrics: bool = True
-    agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it goes along
+    agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it is sent
     logs: Connection | None = None  # of `agent_log`, where it goes another way than the metrics
 
     def __post_init__(self) -> None:
-        Connection.of(self)
+        super().__post_init__()
         if not 1 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
             raise ValueError("interval: expected 1s to 1h")
 
@@ -319,7 +309,7 @@ def otlp_headers(otlp: Otlp | None) -> dict[str, Secret]:
 class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
     """Each change as an OTLP log record. Without an endpoint of its own it takes that of the section ``otlp``."""
 
-    NEEDS: ClassVar[tuple[str, str] | None] = ("opentelemetry.proto", "otlp")
+    NEEDS: ClassVar[tuple[str, str] | None] = (OTLP_LIBRARY, "otlp")
     WORDS: ClassVar[bool] = False
     BATCH: ClassVar[int] = 100
 

@@ -262,7 +262,7 @@ def samples(view: Snapshot) -> Iterator[Family]:
     """Every family with its samples at ``view.now``; a family without a sample is left out."""
     kept, own = view.totals.since, view.figures.since  # what the state keeps, and what each start begins anew
     for families, since in (
-        (_listed(view), None),
+        (_listed(view), own),  # what is listed is an UpDownCounter of OpenTelemetry
         ((*_counted(view.totals), _approvals(view)), kept),
         (_outbox(view), kept),
         (_agent(view.figures), own),

@@ -1,209 +1,213 @@
 """``Telemetry``: the agent's metrics, and its own log if that is wanted, over OTLP; in a thread of its own.
 
-Nothing waits for it, and it keeps nothing: each export holds what is known at its moment; one that fails is followed by
-a later one. Of the agent's own log the last ``MAX_LINES`` wait. What OpenTelemetry needs is imported in the thread,
-where ``otlp`` is configured.
+Nothing waits for it, and nothing is kept: each export holds what is known at its moment; one that fails is followed by
+a later one. What OpenTelemetry needs is imported in the thread, where ``otlp`` is configured.
 """
 
 import logging
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
 from notbefore.config.sinks import Connection, Headers, Otlp
 from notbefore.core.record import Vm, identity
-from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
 from notbefore.metrics.process import OTLP_RESULTS, ExportFigures
-
-Signal = Literal["metrics", "logs"]
+from notbefore.otlp.agent_log import LogLines
 
 FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
 GATHER: Final = 5.0  # seconds in which lines of the log are gathered
 RETRY: Final = 5.0  # seconds to the next attempt after the first failure; doubled with each
 LONGEST_RETRY: Final = 60.0  # seconds between attempts to send the log; for metrics it is the interval
-LONGEST_ASKED: Final = 300.0  # seconds: what a Retry-After may ask for at most
+LONGEST_RETRY_AFTER: Final = 300.0  # seconds: what a Retry-After may ask for at most
 LAST_EXPORT: Final = 0.8  # seconds for the export at the end
-MAX_LINES: Final = 128  # of the agent's own log; as many again may be under way
-MAX_TEXT: Final = 1_000  # characters of one, and of its stack
-LEVELS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
 
 log = logging.getLogger("notbefore.otlp")
 
 
-class Moment(Struct, frozen=True):
-    """What is told of a moment."""
+class Redactor(Protocol):
+    """Takes the secrets that were added out of a text."""
+
+    def add(self, secret: str) -> None:
+        """From now on, take this one out."""
+
+    def __call__(self, text: str) -> str:
+        """The text without secrets."""
+
+
+class Reading(Struct, frozen=True):
+    """What is known at a moment."""
 
     families: list[Family]
     vm: Vm | None
     version: str
 
 
-class Telemetry:
-    """The agent's hand on the exports. ``read`` is called in their thread, the rest by the agent's main thread."""
+class Sources(Struct, frozen=True):
+    """What the exports are made of, and where they are counted."""
 
-    def __init__(self, read: Callable[[], Moment], figures: ExportFigures) -> None:
-        self._read = read
-        self._figures = figures
+    read: Callable[[], Reading]  # called in the exporting thread
+    figures: ExportFigures
+    redactor: Redactor
+    http: Callable[..., Any]  # makes a client: delivery.http.Http
+
+
+class Telemetry:
+    """The exports of the configuration in use. Its methods are for the agent's main thread, but for ``wake``."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._config: Otlp | None = None
         self._exporter: _Exporter | None = None
 
     def use(self, config: Otlp | None, patience: float) -> None:
-        """From now on export as this says; ``None``: not at all. What is known last is told in so many seconds."""
+        """From now on export as ``config`` says; ``None``: not at all. Waits ``patience`` seconds to end."""
         if config != self._config:
             if self._exporter is not None:
                 self._exporter.stop(patience)
             self._exporter, self._config = None, config
             if config is not None and (config.metrics or config.agent_log != "none"):
-                self._exporter = _Exporter(config, self._read, self._figures)
+                self._exporter = _Exporter(config, self._sources)
                 self._exporter.start()
         if self._exporter is not None:
-            self._exporter.listen()  # whoever sets up the log sends away all that listen
+            self._exporter.listen()  # setting up the log replaces the root handlers, so add ours again
 
     def wake(self) -> None:
-        """Something has changed. From any thread; never waits."""
+        """Something has changed: export soon. From any thread; never waits."""
         if (exporter := self._exporter) is not None:
             exporter.wake()
 
 
 class _Exporter:
-    """One configuration at work: the thread ``otlp``."""
+    """One configuration in use: the thread ``otlp``."""
 
-    def __init__(self, config: Otlp, read: Callable[[], Moment], figures: ExportFigures) -> None:
+    def __init__(self, config: Otlp, sources: Sources) -> None:
         self._config = config
-        self._read = read
+        self._sources = sources
         self._woken = threading.Event()
-        self._over = False
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-        redact = Redactor()
-        self._logs_way = logs = config.logs or Connection.of(config)
-        for headers in (config.headers, logs.headers):
-            learn(headers, redact)
-        self._roads: list[_Road] = []
-        self._lines: Lines | None = None
+        self._to_logs = config.logs or Connection.of(config)
+        for headers in (config.headers, self._to_logs.headers):
+            learn(headers, sources.redactor)
+        self._signals: list[_SignalExport] = []
+        self._lines: LogLines | None = None
         if config.metrics:
-            self._roads.append(
-                _Road("metrics", self._metrics, config.interval.seconds, _Far(Connection.of(config), figures, redact))
-            )
+            target = ExportTarget("metrics", Connection.of(config), config.interval.seconds)
+            self._signals.append(_SignalExport(target, self._metrics, sources))
         if config.agent_log != "none":
-            self._lines = Lines(config.agent_log, self._thread, redact)
-            pause = min(GATHER, config.interval.seconds)
-            self._roads.append(_Road("logs", self._logs, pause, _Far(logs, figures, redact)))
+            self._lines = LogLines(config.agent_log, self._thread, sources.redactor)
+            target = ExportTarget("logs", self._to_logs, min(GATHER, config.interval.seconds))
+            self._signals.append(_SignalExport(target, self._logs, sources))
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def listen(self) -> None:
-        """Hear what is logged."""
+        """Keep what is logged."""
         if self._lines is not None:
             logging.getLogger().addHandler(self._lines)
 
     def wake(self) -> None:
-        """There is something new."""
         self._woken.set()
 
     def stop(self, patience: float) -> None:
-        """Export once more and end; a far side that hangs is left behind."""
+        """Export once more and end; a receiver that hangs is left behind."""
         if self._lines is not None:
             logging.getLogger().removeHandler(self._lines)
-        self._over = True
+        self._stopping = True
         self._woken.set()
         self._thread.join(patience)
 
     # ---- the thread
 
     def _run(self) -> None:
-        while not self._over:
-            for road in self._roads:
-                road.send_if_due()
-            due = min(road.due for road in self._roads)
+        while not self._stopping:
+            for signal in self._signals:
+                signal.send_if_due()
+            due = min(signal.due for signal in self._signals)
             if self._woken.wait(max(0.0, due - time.monotonic())):
                 self._woken.clear()
-                for road in self._roads:
-                    road.hurry()
-        for road in self._roads:
-            road.finish()
+                for signal in self._signals:
+                    signal.hurry()
+        for signal in self._signals:
+            signal.finish()
 
-    def _metrics(self) -> "_Made":
-        from notbefore.otlp.metrics import metrics_request  # noqa: PLC0415 - megabytes, only where it is configured
+    def _metrics(self) -> "ExportRequest":
+        from notbefore.otlp.signals import metrics_data  # noqa: PLC0415 - megabytes, only where it is configured
 
-        moment = self._read()
-        resource = self._resource(moment, self._config.resource)
-        return _Made(metrics_request(moment.families, resource, moment.version, datetime.now(UTC)))
+        reading = self._sources.read()
+        resource = _resource(reading, self._config.resource)
+        return ExportRequest(metrics_data(reading.families, resource, reading.version, datetime.now(UTC)))
 
-    def _logs(self) -> "_Made | None":
-        from notbefore.otlp.transport import log_record, logs_request  # noqa: PLC0415 - as above
+    def _logs(self) -> "ExportRequest | None":
+        from notbefore.otlp.signals import log_record, resource_of  # noqa: PLC0415 - as above
 
         kept = self._lines
-        if kept is None or not (lines := kept.waiting()):
+        if kept is None or not (lines := kept.batch()):
             return None
-        records = [log_record(line.time, line.severity, line.body, line.attributes) for line in lines]
-        resource = self._resource(self._read(), self._logs_way.resource)
-        return _Made(logs_request([(resource, records)]), kept.sent, kept.refused)
-
-    def _resource(self, moment: Moment, own: dict[str, str]) -> dict[str, str]:
-        vm = moment.vm
-        known = identity(vm).items() if vm is not None else ()
-        return {
-            "service.name": "notbefore",
-            # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
-            "service.instance.id": (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname(),
-            "service.version": moment.version,
-            **{name: str(value) for name, value in known if value is not None},
-            **own,
-        }
+        resource = resource_of(_resource(self._sources.read(), self._to_logs.resource))
+        return ExportRequest([log_record(line, resource) for line in lines], kept.accepted, kept.refused)
 
 
-class _Made(Struct, frozen=True):
-    """A request, and what to call once it was taken, or would be refused whenever it were sent."""
+def _resource(reading: Reading, own: dict[str, str]) -> dict[str, str]:
+    vm = reading.vm
+    known = identity(vm).items() if vm is not None else ()
+    return {
+        "service.name": "notbefore",
+        # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
+        "service.instance.id": (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname(),
+        "service.version": reading.version,
+        **{name: str(value) for name, value in known if value is not None},
+        **own,
+    }
 
-    request: Any
-    done: Callable[[], None] = lambda: None
+
+class ExportRequest(Struct, frozen=True):
+    """What to send, and what to call once it is accepted, or refused for what it holds."""
+
+    data: Any  # as Sender.send takes it
+    accepted: Callable[[], None] = lambda: None
     refused: Callable[[], None] = lambda: None
 
 
-class _Far(Struct, frozen=True):
-    """Where a signal goes; what is counted of it, and not told."""
+class ExportTarget(Struct, frozen=True):
+    """Where a signal goes, and how often: an export each ``interval`` seconds."""
 
+    signal: Literal["metrics", "logs"]
     connection: Connection
-    figures: ExportFigures
-    redact: Redactor
+    interval: float
 
 
-def learn(headers: Headers, redact: Redactor) -> None:
-    """Have the secrets kept that are in use now: a file may hold another one than before."""
+def learn(headers: Headers, redactor: Redactor) -> None:
+    """Have the secrets taken out of texts that are in use now: a file may hold another one than before."""
     for secret in headers.values():
-        with suppress(ConfigError):  # what cannot be read cannot be told either
-            redact.add(secret.reveal())
+        with suppress(ConfigError):  # what cannot be read cannot be shown either
+            redactor.add(secret.reveal())
 
 
-class _Road:
+class _SignalExport:
     """One signal: when it is due, and what came of it. ``make`` gives what is to be sent now, if there is anything."""
 
-    def __init__(self, signal: Signal, make: Callable[[], _Made | None], pause: float, far: _Far) -> None:
+    def __init__(self, target: ExportTarget, make: Callable[[], ExportRequest | None], sources: Sources) -> None:
         self.due = time.monotonic() + FIRST
-        self._signal: Signal = signal
+        self._target = target
         self._make = make
-        self._pause = pause
-        self._connection = far.connection
-        self._figures = far.figures
-        self._redact = far.redact
-        self._sender: Any = None  # delivery.otlp.Sender; made at the first attempt
+        self._sources = sources
+        self._sender: Any = None  # otlp.sender.Sender; made at the first attempt
         self._sent = 0.0  # monotonic seconds of the last attempt
         self._failures = 0
-        self._warned = ""  # what the far side said of the last export that it took
-        zeros = {(signal, result): 0 for result in OTLP_RESULTS}
-        self._figures.otlp_exports = zeros | self._figures.otlp_exports  # a new one: a scrape may be reading the old
+        self._warned = ""  # the reason of the last answer that rejected a part
+        figures, zeros = sources.figures, {(target.signal, result): 0 for result in OTLP_RESULTS}
+        figures.otlp_exports = zeros | figures.otlp_exports  # a new one: a scrape may be reading the old
 
     def send_if_due(self) -> None:
         """Send, if it is time."""
@@ -211,12 +215,12 @@ class _Road:
             self._send(None)
 
     def hurry(self) -> None:
-        """Do not wait for the usual time, unless the far side is in trouble."""
-        if self._signal == "metrics" and not self._failures:
+        """Do not wait for the interval to end, unless the last export failed."""
+        if self._target.signal == "metrics" and not self._failures:
             self.due = min(self.due, max(time.monotonic(), self._sent + SPACING))
 
     def finish(self) -> None:
-        """The last one, if the far side took the one before."""
+        """Send the last one, unless the one before failed."""
         if not self._failures:
             self._send(LAST_EXPORT)
         if self._sender is not None:
@@ -224,33 +228,35 @@ class _Road:
 
     def _send(self, timeout: float | None) -> None:
         self._sent = time.monotonic()
-        self.due = self._sent + self._pause
-        made: _Made | None = None
+        self.due = self._sent + self._target.interval
+        request: ExportRequest | None = None
         try:
-            from notbefore.otlp.transport import Sender  # noqa: PLC0415 - as above
+            from notbefore.otlp.sender import Sender  # noqa: PLC0415 - as above
 
-            learn(self._connection.headers, self._redact)
-            made = self._make()
-            if made is not None:
-                self._sender = self._sender or Sender(self._connection, self._signal)
-                partial = self._sender.send(made.request, timeout)
-                self._worked(partial.rejected, partial.reason)
-                made.done()
+            learn(self._target.connection.headers, self._sources.redactor)
+            request = self._make()
+            if request is not None:
+                target, sources = self._target, self._sources
+                self._sender = self._sender or Sender(target.connection, target.signal, sources.http, sources.redactor)
+                partial = self._sender.send(request.data, timeout)
+                self._succeeded(partial.rejected, partial.reason)
+                request.accepted()
         except SendError as error:
             self._failed(error)
-            if error.content and made is not None:
-                made.refused()
+            if error.content and request is not None:
+                request.refused()
         except ConfigError as error:  # a secret that cannot be read: somebody will mend it
             self._failed(SendError(str(error)))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
             self._failed(SendError(f"{type(error).__name__}: {error}"))
 
-    def _worked(self, rejected: int, reason: str) -> None:
+    def _succeeded(self, rejected: int, reason: str) -> None:
+        signal = self._target.signal
         self._count("rejected" if rejected else "success")
         if self._failures:
-            log.info("OTLP %s: the far side takes them again", self._signal)
+            log.info("OTLP %s: exports are accepted again", signal)
         if reason and not self._warned:
-            log.warning("OTLP %s: %d rejected, the far side says: %s", self._signal, rejected, self._redact(reason))
+            log.warning("OTLP %s: the receiver rejected %d items of an export: %s", signal, rejected, reason)
         self._failures, self._warned = 0, reason
 
     def _failed(self, error: SendError) -> None:
@@ -258,79 +264,14 @@ class _Road:
         if self._sender is not None:  # the next one reads certificates anew, and looks the name up again
             self._sender.close()
             self._sender = None
-        asked = min(error.retry_after or 0.0, LONGEST_ASKED)
-        longest = self._pause if self._signal == "metrics" else LONGEST_RETRY
+        asked = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
+        longest = self._target.interval if self._target.signal == "metrics" else LONGEST_RETRY
         wait = max(asked, min(longest, RETRY * 2.0 ** min(self._failures, 10)))
         self.due = time.monotonic() + wait
         if self._failures == 0:
-            log.warning("OTLP %s: the export failed (%s): trying again", self._signal, self._redact(str(error)))
+            text = self._sources.redactor(str(error))
+            log.warning("OTLP %s: the export failed, and is tried again: %s", self._target.signal, text)
         self._failures += 1
 
     def _count(self, result: str) -> None:
-        self._figures.otlp_exports[self._signal, result] += 1
-
-
-class Line(Struct, frozen=True):
-    """One line of the agent's own log."""
-
-    time: datetime
-    severity: str
-    body: str
-    attributes: dict[str, str]
-
-
-class Lines(logging.Handler):
-    """The last lines of the agent's own log, as far as they were not sent; what sending them logs is not among them."""
-
-    def __init__(self, level: str, thread: threading.Thread, redact: Redactor) -> None:
-        super().__init__(level.upper())
-        self._sender = thread
-        self._redact = redact
-        self._lines: deque[Line] = deque(maxlen=MAX_LINES)
-        self._under_way: list[Line] = []
-        self._lost = 0
-        self._mutex = threading.Lock()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take a line in, unless it comes from the sending itself."""
-        if record.thread == self._sender.ident:
-            return
-        try:
-            line = self._line(record)
-        except Exception:  # noqa: BLE001 - arguments that do not fit their text: standard error has told it
-            return
-        with self._mutex:
-            self._lost += len(self._lines) == MAX_LINES
-            self._lines.append(line)
-
-    def _line(self, record: logging.LogRecord) -> Line:
-        attributes = {"log.logger": record.name}
-        if record.exc_info and record.exc_info[0] is not None:
-            stack = logging.Formatter().formatException(record.exc_info)
-            attributes["exception.type"] = record.exc_info[0].__name__
-            attributes["exception.stacktrace"] = self._redact(stack)[-MAX_TEXT:]
-        level = max((number for number in LEVELS if number <= record.levelno), default=logging.DEBUG)
-        time_of = datetime.fromtimestamp(record.created, UTC)
-        return Line(time_of, LEVELS[level], self._redact(record.getMessage())[:MAX_TEXT], attributes)
-
-    def waiting(self) -> list[Line]:
-        """What is to be sent, the same again until it was sent; with a line that says how many were lost before."""
-        with self._mutex:
-            if not self._under_way and self._lines:
-                self._under_way, lost, self._lost = list(self._lines), self._lost, 0
-                self._lines.clear()
-                if lost:
-                    text = f"{lost} lines of the log before these were left out: nobody took them"
-                    self._under_way.insert(0, Line(self._under_way[0].time, "warning", text, {"log.logger": log.name}))
-            return self._under_way
-
-    def sent(self) -> None:
-        """What was waiting need not be kept any longer."""
-        with self._mutex:
-            self._under_way = []
-
-    def refused(self) -> None:
-        """What was waiting is lost: it would be refused again."""
-        with self._mutex:
-            self._lost += len(self._under_way)
-            self._under_way = []
+        self._sources.figures.otlp_exports[self._target.signal, result] += 1

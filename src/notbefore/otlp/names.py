@@ -1,8 +1,9 @@
-"""What the metrics of ``samples`` are called in OpenTelemetry: names with dots, units in UCUM. Pure, and by rule.
+"""What the metrics of ``metrics.families`` are called in OpenTelemetry: names with dots, units in UCUM. By rule.
 
-The rules are the inverse of those by which a Collector or Prometheus itself translates OTLP, so that a series has the
-same name whichever road it took: dots become underscores, the unit ``s`` the suffix ``_seconds``, a monotonic sum gets
-``_total``; units in braces leave no trace.
+The rules are the inverse of those by which a Collector or Prometheus translates OTLP (OpenTelemetry's *Prometheus and
+OpenMetrics Compatibility*), so that a metric has the same name on both ways: dots become underscores, the unit ``s``
+the suffix ``_seconds``, a counter gets ``_total``; units in braces leave no trace. What a record says as well has the
+record's name among the attributes.
 """
 
 from typing import Final, Literal
@@ -42,9 +43,31 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
     "notbefore_store_damaged_files": "{file}",
     "notbefore_template_errors": "{error}",
 }
+ADDITIVE: Final = (  # gauges of Prometheus that count what is there now: their sum over labels and VMs has a meaning
+    "azure_scheduled_events_pending",
+    "notbefore_events_without_series",
+    "notbefore_outbox_rows",
+)
+ATTRIBUTES: Final = {  # label -> the name that a record has for the same fact; other labels keep their names
+    "change": "azure.scheduled_event.change",
+    "description": "azure.scheduled_event.description",
+    "event_id": "azure.scheduled_event.id",
+    "event_source": "azure.scheduled_event.source",
+    "event_status": "azure.scheduled_event.status",
+    "event_type": "azure.scheduled_event.type",
+    "location": "cloud.region",
+    "name": "host.name",
+    "resource_group": "azure.resource_group.name",
+    "rule": "azure.scheduled_event.approval.rule",
+    "scale_set": "azure.vm.scaleset.name",
+    "scope": "azure.scheduled_event.scope",
+    "subscription_id": "cloud.account.id",
+    "vm_id": "host.id",
+    "zone": "cloud.availability_zone",
+}
 SECONDS: Final = "seconds"
-InstrumentKind = Literal["gauge", "sum", "histogram"]
-KINDS: Final[dict[str, InstrumentKind]] = {"gauge": "gauge", "counter": "sum", "histogram": "histogram"}
+InstrumentKind = Literal["Gauge", "Counter", "UpDownCounter", "Histogram"]
+KINDS: Final[dict[str, InstrumentKind]] = {"gauge": "Gauge", "counter": "Counter", "histogram": "Histogram"}
 
 
 class Instrument(Struct, frozen=True):
@@ -57,9 +80,14 @@ class Instrument(Struct, frozen=True):
 
 def instrument(metric: Metric) -> Instrument:
     """The same metric for OpenTelemetry."""
-    kind = KINDS[metric.kind]
+    kind = "UpDownCounter" if metric.name in ADDITIVE else KINDS[metric.kind]
     unit = "s" if SECONDS in metric.name.split("_") else UNITS.get(metric.name, "")
     return Instrument(_dotted(metric.name.removesuffix(f"_{SECONDS}")), unit, kind)
+
+
+def attribute(label: str) -> str:
+    """The attribute's name for a label of Prometheus."""
+    return ATTRIBUTES.get(label, label)
 
 
 def _dotted(name: str) -> str:

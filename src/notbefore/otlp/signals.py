@@ -1,0 +1,122 @@
+"""Families and log records -> the values that OpenTelemetry's SDK exports. Imported only where OTLP is configured.
+
+They are made by hand, so that ``metrics.families`` stays the one definition of each metric: the SDK's own instruments
+would be a second one. Each export holds the series of its moment: a series whose event is gone is gone.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from notbefore.metrics.families import Family
+from notbefore.metrics.totals import Histogram, Labels
+from notbefore.otlp.agent_log import LogEntry
+from notbefore.otlp.names import attribute, instrument
+
+CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"  # the semantic conventions whose names are used
+SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)  # of records, which the courier sends as well
+SEVERITIES: Final = {  # of the log data model's examples: what syslog calls critical is ERROR2
+    "critical": SeverityNumber.ERROR2,
+    "error": SeverityNumber.ERROR,
+    "warning": SeverityNumber.WARN,
+    "info": SeverityNumber.INFO,
+    "debug": SeverityNumber.DEBUG,
+}
+INT64: Final = range(-(2**63), 2**63)  # what protobuf holds as an integer
+
+
+def metrics_data(families: Iterable[Family], resource: Mapping[str, str], version: str, now: datetime) -> MetricsData:
+    """All families at ``now``; ``resource``: the attributes of who reports them, ``version``: the agent's."""
+    scope = InstrumentationScope("notbefore", version, SCHEMA_URL)
+    metrics = [_metric(family, _nanoseconds(now)) for family in families]
+    of_scope = ScopeMetrics(scope, metrics, SCHEMA_URL)
+    return MetricsData([ResourceMetrics(resource_of(resource), [of_scope], SCHEMA_URL)])
+
+
+def log_record(entry: LogEntry, resource: Resource) -> ReadableLogRecord:
+    """A record without a trace; observed when it happened, since who reports it is who saw it."""
+    record = LogRecord(
+        timestamp=_nanoseconds(entry.time),
+        observed_timestamp=_nanoseconds(entry.time),
+        severity_number=SEVERITIES[entry.severity],
+        severity_text=entry.severity,
+        body=_value(entry.body),
+        attributes=_attributes(entry.attributes),
+        event_name=entry.event_name,
+    )
+    return ReadableLogRecord(record, resource, SCOPE)
+
+
+def _metric(family: Family, now: int) -> Metric:
+    since = min(_nanoseconds(family.since), now) if family.since is not None else 0  # the clock may have been set back
+    found = instrument(family.metric)
+    points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]  # of one kind in a family
+    data: HistogramData | Gauge | Sum
+    if found.kind == "Histogram":
+        data = HistogramData(points, CUMULATIVE)
+    elif found.kind == "Gauge":
+        data = Gauge(points)
+    else:
+        data = Sum(points, CUMULATIVE, is_monotonic=found.kind == "Counter")
+    return Metric(found.name, family.metric.help, found.unit, data)
+
+
+def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPoint | HistogramDataPoint:
+    names = map(attribute, family.metric.labels)
+    attributes = _attributes(dict(zip(names, labels, strict=True)))
+    value = family.samples[labels]
+    if not isinstance(value, Histogram):
+        return NumberDataPoint(attributes, since, now, value)
+    counts = list(value.counts)  # once: it may be counted on meanwhile
+    return HistogramDataPoint(
+        attributes=attributes,
+        start_time_unix_nano=since,
+        time_unix_nano=now,
+        count=sum(counts),
+        sum=value.sum,
+        bucket_counts=counts,
+        explicit_bounds=value.bounds,
+        min=None,  # type: ignore[arg-type]  # optional in OTLP, and not known
+        max=None,  # type: ignore[arg-type]  # as above
+    )
+
+
+def resource_of(attributes: Mapping[str, Any]) -> Resource:
+    """Who reports, by its attributes."""
+    return Resource(_attributes(attributes), SCHEMA_URL)
+
+
+def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: Any) -> Any:
+    """The value as protobuf can hold it: the SDK leaves out an attribute that it cannot."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, int) and value not in INT64:
+        return float(value)
+    return [_value(item) for item in value] if isinstance(value, list) else value
+
+
+def _nanoseconds(time: datetime) -> int:
+    """Unix time."""
+    return round(time.timestamp() * 1_000_000) * 1_000
