@@ -123,7 +123,7 @@ def statements(node: ast.stmt) -> Iterator[ast.stmt]:
     match node:
         case ast.If(test, body, orelse) if not isinstance(test, ast.Compare):  # a comparison is itself turned round
             yield ast.If(ast.UnaryOp(ast.Not(), test), body, orelse)
-        case ast.Return(value) if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value) if value is not None and not (isinstance(value, ast.Constant) and not value.value):
             yield ast.Return(ast.Constant(None))
         case ast.Expr(ast.Call()) | ast.Raise() | ast.AugAssign() | ast.Delete():
             yield ast.Pass()

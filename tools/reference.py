@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Struct, json
+from msgspec import NODEFAULT, Meta, Struct, json
 
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
@@ -152,8 +152,8 @@ def _type(kind: Any) -> str:
     origin, inner = get_origin(kind), [item for item in get_args(kind) if item is not NoneType]
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in inner)
-    if origin in (Union, UnionType):
-        return " or ".join(_type(item) for item in inner)
+    if origin in (Union, UnionType, Annotated):
+        return " or ".join(_type(item) for item in inner if not isinstance(item, Meta))
     if origin is tuple:
         return f"list of {_type(inner[0])}"
     if origin is dict:

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -258,6 +260,44 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simula
         assert b"kept in memory alone" in get(agent.port, "/readyz")[1]
         imds.set_document(scheduled())
         agent.told("announced")
+        assert len(agent.json("/api/v1/history")["changes"]) == 1
+
+
+HOLDER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_scrape_does_not_wait_for_whoever_holds_the_state_file(imds: Simulator, tmp_path: Path) -> None:
+    def blocked() -> bool:
+        """The polling thread waits for the file, and has not given up yet: who waits for that thread sees neither."""
+        lag, degraded = agent.metric("notbefore_beat_lag_seconds"), agent.metric("notbefore_store_degraded")
+        assert degraded == 0, "this scrape was answered only when the agent had given up waiting for the file"
+        return (lag or 0.0) > 0.5
+
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "notbefore.db")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            imds.set_document(scheduled())
+            eventually(blocked)
+            assert {path: get(agent.port, path)[0] for path in ("/healthz", "/api/v1/events", "/api/v1/history")} == {
+                "/healthz": 200,
+                "/api/v1/events": 200,
+                "/api/v1/history": 200,
+            }
+            assert get(agent.port, "/readyz")[0] in (200, 503)
+            assert agent.metric("notbefore_store_degraded") == 0  # all of these were answered while it still waited
+            agent.told("announced")
+            assert agent.metric("notbefore_store_degraded") == 1
+            holder.communicate(b"\n")
+        eventually(lambda: agent.metric("notbefore_store_degraded") == 0)
         assert len(agent.json("/api/v1/history")["changes"]) == 1
 
 

@@ -73,7 +73,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.tracked, self.totals = Tracked(), Totals(since=SINCE)
-        polling = PollFigures("2020-07-01", {"changed": 2}).plus("changed", 0.0, 0.02, 1.5)
+        polling = PollFigures("2020-07-01", {"changed": 2}, last_success=1.5).plus("changed", 0.0, 0.02)
         self.figures = Figures("1.0", "3.11", polling, vm={"name": "a"}, since=BEGUN)
 
     def sees(self, second: int, *items: Any) -> "Agent":

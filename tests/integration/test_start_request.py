@@ -15,7 +15,7 @@ from notbefore.agent.approver import SHORT_WAIT, Approver
 from notbefore.agent.clock import Clock
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
 from notbefore.agent.state import AgentState
-from notbefore.core.approval import ApprovalAttempt, Policy, Rule, Who, judge
+from notbefore.core.approval import OPERATOR, ApprovalAttempt, Policy, Rule, RuleMatch, judge
 from notbefore.core.change import Change
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
@@ -27,7 +27,7 @@ from support.azure import ID, ME, PEER, body, item
 from support.tracking import Tracking
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
-ON = Policy(enabled=True, dry_run=False, rules=(Rule(Who(event_type=("Freeze",))),))
+ON = Policy(enabled=True, dry_run=False, rules=(Rule(RuleMatch(event_type=("Freeze",))),))
 
 
 def listed(**fields: Any) -> bytes:
@@ -160,7 +160,7 @@ def test_the_list_flaps(world: World) -> None:
 
 
 def test_after_each_change_the_second_waits_for_the_leader_anew(world: World) -> None:
-    world.policy = Policy(enabled=True, dry_run=False, rules=(Rule(for_all_resources="leader"),))
+    world.policy = Policy(enabled=True, dry_run=False, rules=(Rule("all", for_all_resources="leader"),))
     approver = world.approver()
     for number in range(3):
         world.sees(listed(Resources=[PEER, ME], DurationInSeconds=number))
@@ -224,3 +224,12 @@ def test_somebody_else_was_faster(world: World) -> None:
     assert not approver._requests
     assert world.imds.start_requests == [ID]
     assert len({one["azure.scheduled_event.change_id"] for one in world.agent.said}) == len(world.agent.said)
+
+
+@pytest.mark.parametrize("flaw", [{"NotBefore": ""}, {"NotBefore": "soon"}, {"DurationInSeconds": "five"}])
+def test_by_hand_nothing_is_approved_that_is_flawed_or_has_no_not_before(world: World, flaw: dict[str, Any]) -> None:
+    world.sees(listed(**flaw))
+    request = world.request(OPERATOR, step="")
+    request.send()
+    assert request.attempt.state == "done"
+    assert world.imds.start_requests == []

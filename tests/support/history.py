@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from notbefore.core.change import Gap
 from notbefore.core.document import parse
@@ -87,8 +88,9 @@ class PastVm:
                 self._deliver(sink)
         self.polling.results["unchanged"] += round(step) - 3
         for seconds in (0.002, 0.004):
-            self.polling = self.polling.plus("unchanged", 0.001, seconds, now)
-        self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02, now)
+            self.polling = self.polling.plus("unchanged", 0.001, seconds)
+        self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02)
+        self.polling = replace(self.polling, last_success=now)
 
     def _deliver(self, sink: str) -> None:
         number = sum(self.counts.values())

@@ -16,9 +16,10 @@ from notbefore.core.approval import (
     Guard,
     Policy,
     Rule,
-    Who,
+    RuleMatch,
     content_of,
     judge,
+    unreadable,
 )
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.duration import Duration
@@ -31,7 +32,10 @@ from notbefore.metrics.totals import MAX_SERIES, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
 SAMPLE = Policy(
-    rules=(Rule(Who(event_source=("User",))), Rule(Who(event_type=("Freeze",), duration=DurationRange(0, 8))))
+    rules=(
+        Rule(RuleMatch(event_source=("User",))),
+        Rule(RuleMatch(event_type=("Freeze",), duration=DurationRange(0, 8))),
+    )
 )
 """What Microsoft's own sample approves."""
 
@@ -63,14 +67,14 @@ def test_the_two_rules_of_microsofts_sample(fields: dict[str, Any], rule: str) -
 
 
 def test_a_rule_that_says_leave_ends_the_search() -> None:
-    rules = (Rule(Who(resource="West.*"), action="leave", name="not here"), *SAMPLE.rules)
+    rules = (Rule(RuleMatch(resource="West.*"), action="leave", name="not here"), *SAMPLE.rules)
     found = judge(Policy(rules=rules), life(), ME)
     assert (found.action, found.rule, found.skipped) == ("leave", "not here", None)
 
 
 @pytest.mark.parametrize("status", ["Started", "Completed"])
 def test_only_what_is_scheduled_is_approved(status: str) -> None:
-    assert judge(Policy(rules=(Rule(),)), life(EventStatus=status), ME).action == "leave"
+    assert judge(Policy(rules=(Rule("all"),)), life(EventStatus=status), ME).action == "leave"
 
 
 @pytest.mark.parametrize(
@@ -88,54 +92,64 @@ def test_only_what_is_scheduled_is_approved(status: str) -> None:
 def test_whose_events_are_approved(resources: list[str], vm: str | None, scope: Any, action: str) -> None:
     one = life(Resources=resources)
     one = msgspec.structs.replace(one, scope=scope_of(one.event, vm))
-    assert judge(Policy(rules=(Rule(Who(scope=scope)),)), one, vm).action == action
+    assert judge(Policy(rules=(Rule(RuleMatch(scope=scope, resource=".*")),)), one, vm).action == action
 
 
 def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> None:
     one = life(Resources=[PEER, ME])
-    found = judge(Policy(rules=(Rule(),)), one, ME)
+    found = judge(Policy(rules=(Rule("all"),)), one, ME)
     assert (found.action, found.skipped) == ("leave", "several_resources")
-    each = judge(Policy(rules=(Rule(for_all_resources="each"),)), one, ME)
+    each = judge(Policy(rules=(Rule("all", for_all_resources="each"),)), one, ME)
     assert (each.action, each.at) == ("approve", at(0))
-    leader = Policy(rules=(Rule(for_all_resources="leader", approve_after=Duration("1m")),))
+    leader = Policy(rules=(Rule("all", for_all_resources="leader", approve_after=Duration("1m")),))
     assert judge(leader, one, PEER.upper()).at == at(60)
     assert judge(leader, one, ME).at == at(60 + RANK_DELAY)
     assert judge(leader, one, None).action == "leave"
     assert judge(leader, one, PEER, since=at(500)).at == at(60)  # of each new content the leader goes first
     assert judge(leader, one, ME, since=at(500)).at == at(500 + RANK_DELAY)
     assert judge(leader, one, ME, since=at(30)).at == at(60 + RANK_DELAY)
-    peers = Policy(rules=(Rule(Who(scope=("peer",)), for_all_resources="leader"),))
+    peers = Policy(rules=(Rule(RuleMatch(scope=("peer",), resource=".*"), for_all_resources="leader"),))
     assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
 
 
 def test_after_not_before_nothing_is_approved() -> None:
-    late = Rule(approve_after=Duration("15m"))
+    late = Rule("all", approve_after=Duration("15m"))
     assert judge(Policy(rules=(late,)), life(), ME).skipped == "too_late"
-    second = Rule(approve_after=Duration("14m50s"), for_all_resources="leader")
+    second = Rule("all", approve_after=Duration("14m50s"), for_all_resources="leader")
     found = judge(Policy(rules=(second,)), life(Resources=[PEER, ME]), ME)
     assert (found.action, found.skipped) == ("leave", None)  # another VM speaks, and this one is not asked
-    assert judge(Policy(rules=(late,)), life(NotBefore=""), ME).at == at(900)
 
 
 def test_notice_that_is_not_known_does_not_match() -> None:
     seen = diff(Tracked(), document(item()), now(0, silence=None)).tracked.events[ID.casefold()]
-    assert judge(Policy(rules=(Rule(Who(notice_below=Duration("1h"))),)), seen, ME).action == "leave"
-    assert judge(Policy(rules=(Rule(Who(notice_below=Duration("1h"))),)), life(), ME).action == "approve"
+    assert (
+        judge(Policy(rules=(Rule(RuleMatch(resource=".*", notice_below=Duration("1h"))),)), seen, ME).action == "leave"
+    )
+    assert (
+        judge(Policy(rules=(Rule(RuleMatch(resource=".*", notice_below=Duration("1h"))),)), life(), ME).action
+        == "approve"
+    )
+
+
+def test_all_is_every_event_of_this_vm() -> None:
+    assert judge(Policy(rules=(Rule("all"),)), life(EventType="Something new"), ME).action == "approve"
+    peer = msgspec.structs.replace(life(Resources=[PEER]), scope="peer")
+    assert judge(Policy(rules=(Rule("all"),)), peer, ME).action == "leave"
 
 
 names = st.sampled_from([ME, ME.lower(), PEER, "other"])
-rules = st.builds(
-    Rule,
-    match=st.builds(
-        Who,
-        event_type=st.lists(st.sampled_from(["Freeze", "reboot", "Preempt"]), max_size=2).map(tuple),
-        event_source=st.lists(st.sampled_from(["Platform", "User"]), max_size=1).map(tuple),
-        scope=st.sampled_from([("self",), ("peer",), ("self", "peer"), ()]),
-        duration=st.none() | st.builds(DurationRange, st.none() | st.integers(0, 4), st.none() | st.integers(4, 9)),
-        resource=st.none() | st.sampled_from(["West.*", "other"]),
-    ),
-    action=st.sampled_from(["approve", "leave"]),
-    for_all_resources=st.none(),
+matches = st.builds(
+    RuleMatch,
+    event_type=st.lists(st.sampled_from(["Freeze", "reboot", "Preempt"]), max_size=2).map(tuple),
+    event_source=st.lists(st.sampled_from(["Platform", "User"]), max_size=1).map(tuple),
+    scope=st.sampled_from([("self",), ("peer",), ("self", "peer")]),
+    duration=st.none()
+    | st.builds(DurationRange, st.none() | st.integers(0, 4), st.integers(4, 9))
+    | st.builds(DurationRange, st.integers(0, 4), st.none() | st.integers(4, 9)),
+    resource=st.none() | st.sampled_from(["West.*", "other"]),
+)
+rules = st.builds(Rule, match=matches, action=st.just("leave")) | st.builds(
+    Rule, match=matches.filter(lambda match: match.selects) | st.just("all"), action=st.just("approve")
 )
 speaking = rules.map(
     lambda rule: msgspec.structs.replace(rule, for_all_resources="each") if rule.action == "approve" else rule
@@ -155,7 +169,8 @@ def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
     """The rule's matchers, spelled out a second time."""
     mine = vm is not None and vm.casefold() in [name.casefold() for name in one["Resources"]]
     scope = "unknown" if vm is None or not one["Resources"] else "self" if mine else "peer"
-    span, length = rule.match.duration, one["DurationInSeconds"]
+    match = rule.matcher
+    span, length = match.duration, one["DurationInSeconds"]
     known = length >= 0
     if span is not None and span.min is None and span.max is None:
         long_enough = known
@@ -163,17 +178,16 @@ def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
         long_enough = span is None or (
             known and (span.min is None or length >= span.min) and (span.max is None or length <= span.max)
         )
-    types = [name.casefold() for name in rule.match.event_type]
+    types = [name.casefold() for name in match.event_type]
     return (
-        scope in rule.match.scope
+        scope in match.scope
         and (not types or one["EventType"].casefold() in types)
-        and (not rule.match.event_source or one["EventSource"] in rule.match.event_source)
+        and (not match.event_source or one["EventSource"] in match.event_source)
         and long_enough
         and (
-            rule.match.resource is None
+            match.resource is None
             or (any if rule.action == "leave" else all)(
-                name.startswith("West") if rule.match.resource == "West.*" else name == "other"
-                for name in one["Resources"]
+                name.startswith("West") if match.resource == "West.*" else name == "other" for name in one["Resources"]
             )
         )
     )
@@ -233,6 +247,27 @@ def test_an_attempt_settles_its_step_alone() -> None:
     assert ApprovalAttempt(one, OPERATOR).ended("approved").settled == ()
 
 
+def test_a_new_attempt_has_done_nothing_yet() -> None:
+    attempt = ApprovalAttempt(life(), "a")
+    assert (attempt.state, attempt.step, attempt.by, attempt.requests, attempt.records) == (
+        "checking",
+        "",
+        "rule",
+        0,
+        0,
+    )
+    assert (attempt.outcome, attempt.approved, attempt.approved_by, attempt.settled) == ("", "", "", ())
+    assert attempt.next(life(), "b").step == ""
+    assert CommandRun("running").said == ""
+    assert Policy().approving == ()
+
+
+def test_of_the_steps_that_are_settled_the_last_hundred_are_kept() -> None:
+    steps = tuple(map(str, range(150)))
+    attempt = msgspec.structs.replace(ApprovalAttempt(life(), "a"), settled=steps).next(life(), "a")
+    assert attempt.settled == steps[50:]
+
+
 def test_an_approval_says_by_whom_and_when_as_long_as_the_event_is_listed() -> None:
     one = life()
     ruled, by_hand = (
@@ -249,34 +284,48 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
         return judge(Policy(rules=(rule,)), one, ME).step
 
     known = {
-        step(Rule(), life()),
-        step(Rule(approve_after=Duration("1s")), life()),
-        step(Rule(approve_when=Guard(("drained",))), life()),
-        step(Rule(name="a"), life()),
-        step(Rule(), life(DurationInSeconds=6)),
+        step(Rule("all"), life()),
+        step(Rule("all", approve_after=Duration("1s")), life()),
+        step(Rule("all", approve_when=Guard(("drained",))), life()),
+        step(Rule("all", name="a"), life()),
+        step(Rule("all"), life(DurationInSeconds=6)),
     }
     assert len(known) == 5
-    assert step(Rule(), msgspec.structs.replace(life(), first_seen=at(1))) in known  # the list flapped
-    nameless = life(NotBefore="")
-    assert step(Rule(), msgspec.structs.replace(nameless, first_seen=at(1))) != step(Rule(), nameless)
-    assert step(Rule(), life(Resources=[ME.upper()])) in known
+    assert step(Rule("all"), msgspec.structs.replace(life(), first_seen=at(1))) in known  # the list flapped
+    assert step(Rule("all"), life(Resources=[ME.upper()])) in known
 
 
-def test_what_could_not_be_read_is_left_alone() -> None:
-    assert judge(Policy(rules=(Rule(),)), life(), ME, flawed=True).action == "leave"
+@pytest.mark.parametrize(("fields", "flawed"), [({}, True), ({"NotBefore": ""}, False), ({"NotBefore": None}, False)])
+def test_what_could_not_be_read_or_has_no_not_before_is_never_approved(fields: dict[str, Any], *, flawed: bool) -> None:
+    decision = judge(Policy(rules=(Rule("all"),)), life(**fields), ME, flawed=flawed)
+    assert (decision.action, decision.rule) == ("leave", "")
+    assert unreadable(life(**fields), flawed=flawed) == decision.why
+
+
+def test_an_event_is_approved_so_long_before_its_not_before() -> None:
+    assert judge(Policy(rules=(Rule("all", approve_before=Duration("5m")),)), life(), ME).at == at(900 - 300)
+    early = Rule("all", approve_before=Duration("1h"))  # longer than the notice: at first sight
+    assert judge(Policy(rules=(early,)), life(), ME).at == at(0)
+    both = Rule("all", approve_after=Duration("11m"), approve_before=Duration("5m"))
+    assert judge(Policy(rules=(both,)), life(), ME).at == at(660)  # both hold: the later one counts
+    second = Rule("all", approve_before=Duration("5m"), for_all_resources="leader")
+    assert judge(Policy(rules=(second,)), life(Resources=[PEER, ME]), ME).at == at(600 + RANK_DELAY)
 
 
 def test_a_pattern_for_approval_is_for_all_resources_and_one_to_leave_alone_is_enough() -> None:
     both = life(Resources=[ME, PEER])
-    mine = Who(resource=ME)
+    mine = RuleMatch(resource=ME)
     assert judge(Policy(rules=(Rule(mine, for_all_resources="each"),)), both, ME).action == "leave"
-    assert judge(Policy(rules=(Rule(Who(resource="West.*"), for_all_resources="each"),)), both, ME).action == "approve"
-    rules = (Rule(mine, action="leave", name="not here"), Rule(for_all_resources="each"))
+    assert (
+        judge(Policy(rules=(Rule(RuleMatch(resource="West.*"), for_all_resources="each"),)), both, ME).action
+        == "approve"
+    )
+    rules = (Rule(mine, action="leave", name="not here"), Rule("all", for_all_resources="each"))
     assert judge(Policy(rules=rules), both, ME).rule == "not here"
 
 
 def test_who_comes_next_leaves_the_leader_time_for_its_command() -> None:
-    guarded = Rule(for_all_resources="leader", approve_when=Guard(("drained",), Duration("40s")))
+    guarded = Rule("all", for_all_resources="leader", approve_when=Guard(("drained",), Duration("40s")))
     assert judge(Policy(rules=(guarded,)), life(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
 
 
@@ -352,16 +401,34 @@ approval:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("{action: leave, approve_after: 5s}", "action: leave has no use for"),
+        ("{action: leave, approve_after: 5s}", "action: leave has no use for approve_after"),
+        ("{action: leave, approve_before: 5s}", "action: leave has no use for approve_after"),
+        ("{action: leave, approve_when: {command: [a]}}", "action: leave has no use for approve_after"),
+        ("{action: leave, for_all_resources: each}", "action: leave has no use for for_all_resources"),
+        ("{}", "match: expected event_type"),
+        ("{match: {}}", "match: expected event_type"),
+        ("{match: {scope: [self, peer]}}", "match: expected event_type"),
+        ("{match: {notice_below: 5m}}", "match: expected event_type"),
+        ("{match: everything}", "expected one of all"),
+        ("{match: {event_type: []}}", "length >= 1"),
+        ("{match: {event_source: [], resource: a}}", "length >= 1"),
+        ("{match: {event_type: Freeze, scope: []}}", "length >= 1"),
+        ("{match: {duration: {}}}", "duration: expected min, max or unknown"),
+        ("{match: {event_type: [Freeze, Reboott]}}", "event_type: expected one of Freeze, Reboot, Redeploy, Preempt"),
+        ("{match: {event_source: Usr}, action: leave}", "event_source: expected one of Platform, User, got 'Usr'"),
         ("{action: perhaps}", "expected one of approve, leave"),
         ("{approve_when: {command: []}}", "expected a program"),
+        ("{approve_when: {command: ['']}}", "expected a program"),
         ("{match: {scope: unknown}}", "expected one of self, peer"),
         ("{match: {resource: '('}}", "expected a regular expression"),
         ("{for_all_resources: everybody}", "expected one of leader, each"),
         ("{approve: true}", "unknown field"),
-        ("{approve_after: 31d}", "at most 30d"),
-        ("{approve_when: {command: [a], timeout: 0s}}", "expected 100ms to 1h"),
-        (f"{{name: {OPERATOR}}}", "approved by hand"),
+        ("{match: all, approve_after: 2592001s}", "approve_after: expected at most 30d"),
+        ("{match: all, approve_before: 2592001s}", "approve_before: expected 1s to 30d"),
+        ("{match: all, approve_before: 900ms}", "approve_before: expected 1s to 30d"),
+        ("{approve_when: {command: [a], timeout: 99ms}}", "expected 100ms to 1h"),
+        ("{approve_when: {command: [a], timeout: 3601s}}", "expected 100ms to 1h"),
+        (f"{{match: all, name: {OPERATOR}}}", "approved by hand"),
     ],
 )
 def test_a_mistake_in_a_rule_is_named(rule: str, said: str, tmp_path: Any) -> None:
@@ -370,6 +437,30 @@ def test_a_mistake_in_a_rule_is_named(rule: str, said: str, tmp_path: Any) -> No
     assert said in str(found.value)
 
 
+def test_the_bounds_of_a_rule_are_within(tmp_path: Any) -> None:
+    for rule in (
+        "approve_after: 30d, approve_before: 30d",
+        "approve_before: 1s, approve_when: {command: [a], timeout: 100ms}",
+        "approve_when: {command: [a], timeout: 1h}",
+    ):
+        assert len(policy(f"approval: {{rules: [{{match: all, {rule}}}]}}", tmp_path).rules) == 1
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        *(f"event_type: {name}" for name in ("Freeze", "reboot", "Redeploy", "Preempt", "Terminate")),
+        *(f"event_source: {name}" for name in ("platform", "User")),
+        "duration: {max: 8}",
+        "duration: {min: 8}",
+        "duration: {unknown: true}",
+        "resource: web_0",
+    ],
+)
+def test_one_of_type_source_duration_and_resource_is_enough(match: str, tmp_path: Any) -> None:
+    assert len(policy(f"approval: {{rules: [{{match: {{{match}}}}}]}}", tmp_path).rules) == 1
+
+
 def test_two_rules_of_one_name_are_a_mistake(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match="two have the same name"):
-        policy("approval:\n  rules:\n    - {name: a}\n    - {name: a}\n", tmp_path)
+        policy("approval:\n  rules:\n    - {match: all, name: a}\n    - {match: all, name: a}\n", tmp_path)

@@ -169,9 +169,9 @@ def test_the_agents_log_may_have_a_way_of_its_own_in_the_file(place: Path) -> No
     logs = otlp(config).logs
     assert logs is not None
     assert (logs.endpoint, set(logs.headers)) == ("http://file:4318", {"k"})
-    assert read(place, dump(read(place, text % "{timeout: 1s}"))) == read(place, text % "{timeout: 1s}")
     (warning,) = warnings(config, place / "notbefore.yaml")
-    assert "(otlp.logs.headers.k)" in warning
+    assert "secrets: otlp.logs.headers.k." in warning
+    assert read(place, dump(read(place, text % "{timeout: 1s}"))) == read(place, text % "{timeout: 1s}")
 
 
 def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:

@@ -172,10 +172,31 @@ def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> Non
     path = place / "notbefore.yaml"
     assert plain_secrets(config) == ["sinks.hook.webhook.url"]
     path.chmod(0o644)
-    (warning,) = (text for text in warnings(config, path) if "read by everybody" in text)
+    (warning,) = (text for text in warnings(config, path) if "read by every user" in text)
     assert "sinks.hook.webhook.url" in warning
+    assert "chmod" not in warning  # the service's user may be one of the others
     path.chmod(0o640)
-    assert "read by everybody" not in " ".join([*warnings(config, path), *warnings(config, None)])
+    assert "read by every user" not in " ".join([*warnings(config, path), *warnings(config, None)])
+
+
+def test_a_secret_from_the_environment_is_no_reason_to_warn_of_the_file(place: Path) -> None:
+    path = place / "notbefore.yaml"
+    path.write_text("log: {level: info}\n", encoding="utf-8")
+    path.chmod(0o644)
+    config = load(path, {"NOTBEFORE_SINKS__HOOK__WEBHOOK__URL": "https://example.org/secret"}, {})
+    assert plain_secrets(config) == ["sinks.hook.webhook.url"]
+    assert warnings(config, path) == []
+
+
+def test_a_word_in_a_route_that_no_event_has_is_warned_of(place: Path) -> None:
+    sink = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
+    (warning,) = warnings(read(place, sink + "routes: [{match: {event_type: [reboot, Reboott]}, sinks: [a]}]"), None)
+    assert warning.startswith(
+        "routes[0].match.event_type: expected one of Freeze, Reboot, Redeploy, Preempt, Terminate"
+    )
+    assert "'Reboott'" in warning
+    (warning,) = warnings(read(place, sink + "routes: [{match: {event_source: Usr}, sinks: [a]}]"), None)
+    assert warning.startswith("routes[0].match.event_source: expected one of Platform, User, got 'Usr'")
 
 
 def test_a_sink_that_no_route_leads_to_is_warned_of(place: Path) -> None:

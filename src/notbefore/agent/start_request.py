@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
-from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, content_of, judge
+from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, content_of, judge, unreadable
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED
 from notbefore.core.lifecycle import TrackedEvent
@@ -203,7 +203,7 @@ class StartRequest:
         if content_of(life) != content_of(self.attempt.life):
             return "the event has changed"
         if self.attempt.rule == OPERATOR:
-            return "a part of it could not be read" if flawed else ""
+            return unreadable(life, flawed=flawed)
         decision = judge(policy, life, listed.context.vm, flawed=flawed)
         if decision.action != "approve" or decision.step != self.attempt.step:
             return f"the rules say {decision.action} now: {decision.why}"

@@ -37,7 +37,6 @@ class Tracker:
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
-        freeze_meter.switch(on=state.snapshot.state.tracked.expecting)
 
     # ---- what the polling thread calls
 
@@ -81,15 +80,19 @@ class Tracker:
         snapshot, document, now = self._state.snapshot, self._document, self._clock.read()
         if snapshot.poll.failure is not None:
             log.info("IMDS answers again")
-        gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.lag, poll.lag)
-        status = PollStatus(_counted(snapshot.poll.figures, poll, document, now), now, flaws=_flaws(document))
+        gap = self._freeze_meter.take() if self._freeze_meter.running else None  # since the last good answer
+        result = "changed" if poll.body is not None else "unchanged"
+        figures = snapshot.poll.figures.plus(result, poll.lag, poll.duration)
         first = snapshot.poll.answered is None
         if document is None or not (first or poll.body is not None or snapshot.state.tracked.interrupting):
-            self._state.publish(status)
+            self._state.publish(PollStatus(figures, now, None, False, snapshot.poll.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
             return
+        if poll.body is not None:
+            figures = _with_flaws(figures, document.flaws)
+        status = PollStatus(figures, now, flaws=document.flaws)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
-            made = self._compare(state, document, self._observation(state, now, gap))
+            made = self._compare(state, document, self._observation(state, now, gap or Gap(poll.lag, poll.lag)))
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if first else None)
 
@@ -150,16 +153,11 @@ class Tracker:
         self._logged_vm = vm
 
 
-def _counted(figures: PollFigures, poll: Poll, document: Document | None, now: Instant) -> PollFigures:
-    result = "changed" if poll.body is not None else "unchanged"
-    figures = figures.plus(result, poll.lag, poll.duration, now.wall.timestamp())
-    for flaw in _flaws(document) if poll.body is not None else ():
-        figures = replace(figures, flaws=increased(figures.flaws, flaw.reason))
-    return figures
-
-
-def _flaws(document: Document | None) -> tuple[Flaw, ...]:
-    return document.flaws if document is not None else ()
+def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
+    counts = figures.flaws
+    for flaw in flaws:
+        counts = increased(counts, flaw.reason)
+    return replace(figures, flaws=counts)
 
 
 def _log_flaws(flaws: Iterable[Flaw]) -> None:

@@ -5,7 +5,7 @@ disk or for a lock (except ``history``, which reads the state file).
 """
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, NamedTuple
 
 import msgspec
@@ -78,7 +78,12 @@ class AgentView:
     def _snapshot(self) -> Snapshot:
         config, polling, approval, figures = self._in_use()
         known = self._state.snapshot
-        poll = replace(known.poll.figures, beat_lag=max(known.poll.figures.beat_lag, polling.overdue))
+        answered = known.poll.answered
+        poll = replace(
+            known.poll.figures,
+            beat_lag=max(known.poll.figures.beat_lag, polling.overdue),
+            last_success=answered.wall.timestamp() if answered is not None else None,
+        )
         figures = replace(
             figures,
             polling=poll,
@@ -129,10 +134,10 @@ class AgentView:
     def pending(self) -> PendingView:
         """What is listed now, as ``/api/v1/events`` answers it."""
         known, now = self._state.snapshot, self._clock.read()
-        listed, last = ListedEvents.of(known, now), known.poll.figures.last_success
+        listed, answered = ListedEvents.of(known, now), known.poll.answered
         return PendingView(
             incarnation=known.state.tracked.incarnation,
-            last_successful_poll=None if last is None else datetime.fromtimestamp(last, UTC),
+            last_successful_poll=answered.wall if answered is not None else None,
             vm=known.vm,
             unreadable=known.unreadable,
             events=tuple(

@@ -21,6 +21,7 @@ from notbefore.config.otel_variables import Variables, fold
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, otlp_headers
 from notbefore.config.yaml_file import read, to_struct
+from notbefore.core.approval import unknown_words
 from notbefore.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
@@ -91,11 +92,19 @@ def warnings(config: Config, path: Path | None) -> list[str]:
     """Return what is not an error, but probably not intended; one text each."""
     found = list(_otlp_warnings(config, os.environ))
     found += [f"no route leads to the sink {name}: nothing is sent there" for name in _unused(config)]
-    plain = plain_secrets(config)
-    if plain and path is not None and path.stat().st_mode & stat.S_IROTH:
-        found.append(
-            f"{path} can be read by everybody, and holds secrets ({', '.join(plain)}): chmod o-r, or use *_file"
-        )
+    found += [
+        f"routes[{number}].match.{key}: {text}: as long as Azure has no such event, the route gets nothing"
+        for number, route in enumerate(config.routes)
+        for key, text in unknown_words(route.match)
+    ]
+    if path is not None and path.stat().st_mode & stat.S_IROTH:
+        _, places = read(path)  # a secret may also come from the environment
+        plain = [key for key in plain_secrets(config) if key in places]
+        if plain:
+            found.append(
+                f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
+                " a file that only the service may read, and name it: KEY_file, or KEY_credential under systemd"
+            )
     return found
 
 

@@ -1,9 +1,9 @@
 """A YAML file -> values, and values -> structs. Each error names the file, the line and the key."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -83,20 +83,23 @@ def _nearest(places: dict[str, str], dotted: str) -> str:
     return places.get(dotted, "the configuration")
 
 
-def _choices(dotted: str, root: type) -> tuple[Any, ...]:
+def _choices(dotted: str, root: type) -> list[Any]:
     """Return the values that the ``Literal`` at this path allows."""
     kind: Any = root
     for key in re.sub(r"\[\d+\]", "", dotted).split("."):
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]
             continue
-        kind = next(item.type for item in msgspec.structs.fields(kind) if item.encode_name == key)
-        if get_origin(kind) is not dict:  # what is in a list, or may be left out
-            kind = next((item for item in get_args(kind) if hasattr(item, "__struct_fields__")), kind)
-        if get_origin(kind) is tuple:
-            kind = get_args(kind)[0]
-    # `Literal[...] | None`: the values of the one, without the other
-    return tuple(value for item in get_args(kind) if item is not NoneType for value in get_args(item) or (item,))
+        struct = next(part for part in _parts(kind) if hasattr(part, "__struct_fields__"))
+        kind = next(field.type for field in msgspec.structs.fields(struct) if field.encode_name == key)
+    return [value for part in _parts(kind) if get_origin(part) is Literal for value in get_args(part)]
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Return a type, and the types that it is made of: of ``tuple[A, ...] | None`` also A."""
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
 
 
 def _decode(kind: type, value: object) -> object:

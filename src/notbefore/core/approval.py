@@ -6,29 +6,57 @@ alone, no rule means no, and what is not known (who this VM is, how long it will
 
 import hashlib
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change_id
 from notbefore.core.document import SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import TrackedEvent
-from notbefore.core.routing import RANK_DELAY, EventMatch
+from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
 
 OPERATOR: Final = "operator"  # stands for the rule where somebody approves by hand
 BY_RULE: Final = "rule"
 MAX_SETTLED: Final = 100  # steps of one event
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
+EVENT_TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")  # of api-version 2020-07-01
+EVENT_SOURCES: Final = ("Platform", "User")
 LONGEST_COMMAND: Final = 3600.0  # seconds
 
 
-class Who(EventMatch, frozen=True, forbid_unknown_fields=True):
-    """The events that a rule is for; those of other VMs alone only where ``scope`` says so."""
+class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
+    """The events that a rule is for. Events of other VMs only where ``scope`` says so."""
 
-    scope: tuple[Literal["self", "peer"], ...] = ("self",)
+    event_type: Annotated[tuple[str, ...], Meta(min_length=1)] = ()  # an empty list would match every event
+    event_source: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
+    scope: Annotated[tuple[Literal["self", "peer"], ...], Meta(min_length=1)] = ("self",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.duration == DurationRange():
+            raise ValueError("duration: expected min, max or unknown")
+        for key, text in unknown_words(self):
+            raise ValueError(f"{key}: {text}")
+
+    @property
+    def selects(self) -> bool:
+        """It says which events: by type, source, expected interruption or resources."""
+        return bool(self.event_type or self.event_source or self.duration or self.resource)
+
+
+def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
+    """Return the event types and sources that Azure does not document, as (key, text): they match no event today."""
+    for key, given, known in (
+        ("event_type", match.event_type, EVENT_TYPES),
+        ("event_source", match.event_source, EVENT_SOURCES),
+    ):
+        for word in given:
+            if word.casefold() not in (name.casefold() for name in known):
+                yield key, f"expected one of {', '.join(known)}, got {word!r}"
 
 
 class Guard(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,20 +75,34 @@ class Guard(Struct, frozen=True, forbid_unknown_fields=True):
 class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``approval.rules``."""
 
-    match: Who = Who()
+    match: RuleMatch | Literal["all"] = RuleMatch()  # `all`: every event of this VM
     action: Literal["approve", "leave"] = "approve"
     name: str = ""  # in metrics and records; without one its place in the list: `rules[0]`
-    approve_after: Duration = Duration("0s")  # from the first sight of the event
+    approve_after: Duration = Duration("0s")  # not earlier than so long after the event was first seen
+    approve_before: Duration | None = None  # not earlier than so long before NotBefore; with `approve_after`, both hold
     approve_when: Guard | None = None  # it exits with 0: ready. Runs once an event
     for_all_resources: Literal["leader", "each"] | None = None  # needed where the event is not this VM's alone
 
     def __post_init__(self) -> None:
-        if self.action == "leave" and (self.approve_after.seconds or self.approve_when or self.for_all_resources):
-            raise ValueError("action: leave has no use for approve_after, approve_when and for_all_resources")
+        if self.action == "leave" and (self.approve_after.seconds or self.approve_before or self.approve_when):
+            raise ValueError("action: leave has no use for approve_after, approve_before and approve_when")
+        if self.action == "leave" and self.for_all_resources:
+            raise ValueError("action: leave has no use for for_all_resources")
+        if self.action == "approve" and self.match != "all" and not self.match.selects:
+            raise ValueError(
+                "match: expected event_type, event_source, duration or resource; `match: all` approves every event"
+            )
         if self.approve_after.seconds > LONGEST_WAIT:
             raise ValueError("approve_after: expected at most 30d")
+        if self.approve_before is not None and not 1 <= self.approve_before.seconds <= LONGEST_WAIT:
+            raise ValueError("approve_before: expected 1s to 30d")
         if self.name == OPERATOR:
             raise ValueError(f"name: {OPERATOR!r} stands for what is approved by hand")
+
+    @property
+    def matcher(self) -> RuleMatch:
+        """The events that the rule is for."""
+        return RuleMatch() if self.match == "all" else self.match
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +148,13 @@ def content_of(life: TrackedEvent) -> str:
     return f"{life.event.digest()} {(life.event.not_before or life.first_seen).isoformat()}"
 
 
+def unreadable(life: TrackedEvent, *, flawed: bool) -> str:
+    """Return what is not known of an event, in words; such an event is never approved, by a rule or by hand."""
+    if flawed:
+        return "a part of it could not be read"
+    return "it has no NotBefore" if life.event.not_before is None else ""
+
+
 def judge(
     policy: Policy, life: TrackedEvent, vm: str | None, *, flawed: bool = False, since: datetime | None = None
 ) -> Decision:
@@ -116,8 +165,9 @@ def judge(
     """
     if life.event.event_status != SCHEDULED:
         return Decision("leave", f"it is {life.event.event_status}: only what is Scheduled can be approved")
-    if flawed:
-        return Decision("leave", "a part of it could not be read")
+    objection = unreadable(life, flawed=flawed)
+    if objection:
+        return Decision("leave", objection)
     for name, rule in policy.named_rules:
         if _matches(rule, life):
             if rule.action == "leave":
@@ -128,10 +178,11 @@ def judge(
 
 
 def _matches(rule: Rule, life: TrackedEvent) -> bool:
-    if life.scope not in rule.match.scope or not rule.match.holds(life.event, life.notice):
+    match = rule.matcher
+    if life.scope not in match.scope or not match.holds(life.event, life.notice):
         return False
     # an approval stands for all of the resources; that one of them is to be left alone is enough to leave it alone
-    pattern = rule.match.resource if rule.action == "approve" else None
+    pattern = match.resource if rule.action == "approve" else None
     return pattern is None or all(re.fullmatch(pattern, name) for name in life.event.resources)
 
 
@@ -153,6 +204,8 @@ def _approve(rule: Rule, life: TrackedEvent, vm: str | None, since: datetime) ->
             rank = names.index(vm.casefold())
     turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
     at = life.first_seen + timedelta(seconds=rule.approve_after.seconds)
+    if rule.approve_before is not None and life.not_before is not None:
+        at = max(at, life.not_before - timedelta(seconds=rule.approve_before.seconds))
     if rank:  # whoever comes before decides on each new content at once
         at = max(at, since) + timedelta(seconds=rank * turn)
     if life.not_before is not None and at >= life.not_before:

@@ -32,13 +32,13 @@ class PollFigures(Struct, frozen=True):
     documents_rejected: dict[str, int] = field(default_factory=lambda: _zeros(tuple(DOCUMENT_REASONS)))
     flaws: dict[str, int] = field(default_factory=lambda: _zeros(get_args(FlawReason)))
 
-    def plus(self, result: str, lag: float, duration: float, success: float | None = None) -> "PollFigures":
-        """With one poll more; durations in seconds, ``success`` is its Unix time if it was one."""
+    def plus(self, result: str, lag: float, duration: float) -> "PollFigures":
+        """With one poll more; ``lag`` and ``duration`` in seconds."""
         return PollFigures(
             self.api_version,
             increased(self.results, result),
             self.duration.plus(duration),
-            self.last_success if success is None else success,
+            self.last_success,
             lag,
             self.documents_rejected,
             self.flaws,

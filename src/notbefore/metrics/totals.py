@@ -139,4 +139,6 @@ def _folded(totals: Totals, family: str) -> Totals:
 
 def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
     """The counts with one more of ``key``, in a dict of its own."""
-    return {**counts, key: counts.get(key, 0) + 1}
+    found = counts.copy()
+    found[key] = counts.get(key, 0) + 1
+    return found
