@@ -31,7 +31,7 @@ from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.agent_log import MAX_LINES, MAX_TEXT, LogLines
-from notbefore.otlp.answer import MAX_ANSWER, PartialSuccess, partial_success
+from notbefore.otlp.answer import MAX_ANSWER, MAX_CAUSE, PartialSuccess, partial_success
 from notbefore.otlp.exporter import ExportRequest, ExportTarget, Reading, Sources, Telemetry, _SignalExport
 from notbefore.otlp.sender import EMPTY, Sender
 from notbefore.otlp.signals import SCHEMA_URL, log_record, metrics_data, resource_of
@@ -490,6 +490,39 @@ def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
         sender.close()
     assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
     assert "content-encoding" not in receiver.requests[0].headers
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("signal", ["metrics", "logs"])
+def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, signal: str
+) -> None:
+    values = {
+        "HEADERS": "api-key=for-another",
+        "TIMEOUT": "60s",
+        "COMPRESSION": "zstd",
+        "CERTIFICATE": "/none.pem",
+        "CLIENT_CERTIFICATE": "/none.pem",
+        "INSECURE": "true",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", value)
+    with Receiver() as web, GrpcReceiver() as grpc_receiver:
+        url = web.url if protocol == "http/protobuf" else grpc_receiver.url
+        sender_to(to(url, protocol=protocol), signal).connect()
+        headers = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
+    assert len(headers) == 1
+    assert "for-another" not in headers[0].values()
+
+
+def test_a_cause_is_cut_after_the_secrets_are_taken_out_of_it() -> None:
+    secret = "hunter2-is-a-long-one"
+    with Receiver() as receiver:
+        for before in range(MAX_CAUSE - len(secret) - 5, MAX_CAUSE + 1):
+            receiver.default = Say(401, (), b"x" * before + secret.encode())
+            (error,) = sent(receiver.url, message(), headers={"Api-Key": Secret(secret)})
+            assert "hunt" not in str(error)
 
 
 # ---- the agent's own log
