@@ -439,3 +439,58 @@ def test_a_drill_without_sinks_or_routes_reaches_nobody(place: Place) -> None:
     config = place.write({"hook": webhook("http://127.0.0.1:9")}, [{"match": {"change": "updated"}, "sinks": ["hook"]}])
     done = notbefore("drill", config)
     assert (done.returncode, "No route matches this event" in done.stdout) == (1, True)
+
+
+def drain(directory: Path, seconds: str, **settings: Any) -> dict[str, Any]:
+    """A command that notes each start, and has a child in the same group."""
+    script = f"echo $$ >> {directory / 'runs'}; sleep {seconds} & echo $! >> {directory / 'children'}; wait"
+    return {"command": {"command": ["/bin/sh", "-c", script], "timeout": "300s", **settings}}
+
+
+def pids(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wanted(
+    imds: Simulator, place: Place, tmp_path: Path, *, rerun: bool
+) -> None:
+    config = place.write({"drain": drain(tmp_path, "600", rerun=rerun)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        (child,) = eventually(lambda: pids(tmp_path / "children"))
+        (command,) = pids(tmp_path / "runs")
+        os.kill(agent.courier(), signal.SIGKILL)
+        eventually(lambda: not running(child) and not running(command))
+        if rerun:
+            eventually(lambda: len(pids(tmp_path / "runs")) == 2)
+            return
+        eventually(lambda: rows(agent, "dead", "drain") == 1)
+        assert "interrupted: its courier ended while it ran" in place.outbox("list")
+        assert count(agent, "dead", "drain") == 1
+        assert len(pids(tmp_path / "runs")) == 1
+    assert "interrupted" in agent.log
+
+
+def test_a_command_is_not_ended_by_a_reload(imds: Simulator, peer: HttpPeer, place: Place, tmp_path: Path) -> None:
+    config = place.write({"drain": drain(tmp_path, "6")})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: pids(tmp_path / "children"))
+        first = agent.courier()
+        place.write({"drain": drain(tmp_path, "6"), "hook": webhook(peer.url)})
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: count(agent, "delivered", "drain") == 1)
+        eventually(lambda: not running(first))
+        imds.set_document(body(started(), incarnation=3))
+        eventually(lambda: kinds(peer) == ["started"])
+        assert len(pids(tmp_path / "runs")) == 2

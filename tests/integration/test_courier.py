@@ -142,7 +142,7 @@ def test_a_repetition_that_is_refused_is_told_as_one(outbox: Outbox, caplog: pyt
         found.run()
     (row,) = outbox.rows()
     assert (row.state, row.error) == ("repeating", "401")
-    assert "did not take the repetition of `announced` of event e-a (401): it will be tried again" in caplog.text
+    assert "did not accept the repetition of `announced` of event e-a (401): it will be tried again" in caplog.text
     assert "for good" not in caplog.text
 
 

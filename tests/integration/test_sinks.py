@@ -517,6 +517,20 @@ def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
         eventually(out.exists)
 
 
+def test_however_much_a_command_writes_it_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = "import sys\nfor _ in range(2_000): sys.stdout.write('x' * 100_000)\nsys.exit(print('the last word') or 4)"
+    with pytest.raises(SendError, match=r"exit code 4: x+the last word"):
+        sent(python(script, timeout=Duration("60s")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_goes_on_in_the_background_does_not_make_a_command_wait() -> None:
+    begun = time.monotonic()
+    sent(SinkConfig(command=Command(command=("/bin/sh", "-c", "sleep 30 &"))))
+    assert time.monotonic() - begun < 20
+
+
 def _ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)

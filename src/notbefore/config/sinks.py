@@ -48,6 +48,11 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError("title and body are not for a sink that is sent the record: leave them out")
 
     @property
+    def repeatable(self) -> bool:
+        """An attempt whose end nobody has seen may be made again."""
+        return True
+
+    @property
     def terms(self) -> Terms:
         """How long its deliveries are worth sending."""
         return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS, self.SHARED_SEVERITY)
@@ -240,11 +245,17 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 
     command: tuple[str, ...]  # the absolute path of an executable, and its arguments
     timeout: Duration = Duration("60s")  # it is ended then, with all that it started
+    rerun: bool = False  # run it again where it was running when its courier ended
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.command or not Path(self.command[0]).is_absolute():
             raise ValueError("command: expected a list that begins with the absolute path of an executable")
+
+    @property
+    def repeatable(self) -> bool:
+        """Only what the user calls so: two drains at once may do harm."""
+        return self.rerun
 
 
 class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

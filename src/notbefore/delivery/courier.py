@@ -1,8 +1,8 @@
-"""``Courier``: takes what is due from the outbox, has it sent, and writes down what came of it.
+"""``Courier``: leases what is due from the outbox, has it sent, and records the results.
 
 It is a process of its own (``notbefore.delivery``): what its sinks import costs the agent nothing, and what hangs in
-them can be killed. Its main thread alone touches the outbox; each sink has one thread. A sink that never answers is
-given up after its deadline; its thread is replaced, and the process leaves at the next quiet moment, to be rid of it.
+them can be killed. Its main thread alone uses the outbox; each sink has one thread. A sink that never answers is
+abandoned after its deadline: its thread is replaced, and the process ends when it is idle, to be rid of the old one.
 """
 
 import logging
@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import Delivery, DeliveryResult
+from notbefore.delivery.failure_log import Failure, FailureLog
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
 from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
@@ -30,8 +31,9 @@ from notbefore.store.outbox import CourierTurn
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
 STATE_PATIENCE: Final = 60.0  # seconds in which the outbox may be out of reach
-MAX_ABANDONED: Final = 4
-MAX_ERROR: Final = 500  # characters of a cause that are kept
+MAX_ABANDONED: Final = 4  # threads that hang, with which it goes on while it is busy
+MAX_ERROR: Final = 300  # characters of a cause that are kept
+ORPHANS_EVERY: Final = 5.0  # seconds between two looks for deliveries to sinks that are not configured
 
 log = logging.getLogger("notbefore.courier")
 
@@ -39,8 +41,9 @@ log = logging.getLogger("notbefore.courier")
 class Outbox(Protocol):
     """What the courier asks of the outbox (``store.outbox.Outbox``); raises ``sqlite3.Error``."""
 
-    def release_leases(self, now: float) -> None:
-        """Make due again what a courier that has ended left on its way."""
+    def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
+        """Make due again what a courier that has ended left on its way; returns what is not, since it may run once."""
+        ...
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """Record the results of a turn, and lease what is due."""
@@ -52,14 +55,14 @@ class Outbox(Protocol):
 
 
 class AgentPipe(Struct, frozen=True):
-    """The courier's line to its agent; the default is none."""
+    """The courier's connection to its agent; by default there is none."""
 
-    control: socket.socket | None = None  # on which the agent says STOP, LEAVE and WAKE; its end is the agent's
+    control: socket.socket | None = None  # STOP, LEAVE and WAKE come from it; it is closed when the agent ends
     beat: Callable[[], None] = lambda: None  # called each second
 
 
 class Courier:
-    """``make`` makes the sink of a name, in that sink's thread; ``redact`` takes secrets out of what is kept."""
+    """``make`` makes the sink of a name, in that sink's thread; ``redact`` removes secrets from what is kept."""
 
     def __init__(
         self,
@@ -67,52 +70,59 @@ class Courier:
         orders: Orders,
         make: Callable[[str], Sink],
         redact: Callable[[str], str],
-        line: AgentPipe = AgentPipe(),  # noqa: B008 - frozen
+        pipe: AgentPipe = AgentPipe(),  # noqa: B008 - frozen
     ) -> None:
         self._outbox = outbox
         self._orders = orders
         self._make = make
         self._redact = redact
-        self._control = line.control
-        self._beat = line.beat
-        self._reports: deque[SendAttempt] = deque()
-        self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for everywhere
+        self._control = pipe.control
+        self._beat = pipe.beat
+        self._attempts: deque[SendAttempt] = deque()  # made by the workers, and not looked at yet
+        self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for on every system
         for end in (self._reader, self._writer):
             end.settimeout(0)
-        self._under_way: dict[str, Delivery] = {}  # given to a worker, and not yet answered for here
+        self._under_way: dict[str, Delivery] = {}  # given to a worker, and without a result here
         self._workers: dict[str, Worker] = {}
-        self._batched = frozenset(name for name, sink in orders.sinks.items() if sink.settings.BATCH > 1)
+        sinks = {name: sink.settings for name, sink in orders.sinks.items()}
+        self._batched = frozenset(name for name, settings in sinks.items() if settings.BATCH > 1)
+        self._run_once = frozenset(name for name, settings in sinks.items() if not settings.repeatable)
         self._abandoned: list[Worker] = []
-        self._unsaid: list[DeliveryResult] = []
-        self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: it asked to be left alone till then
-        self._homeless: set[str] = set()  # sinks that have deliveries, and are configured no more
+        self._unrecorded: list[DeliveryResult] = []
+        self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: the receiver asked for the pause
+        self._orphaned: set[str] = set()  # sinks that have deliveries and are not configured any more
+        self._failures = FailureLog(time.monotonic)
         self._stop_at: float | None = None
-        self._leaving = False  # for a successor: what is due is for that one
+        self._leave_asked = False
+        self._leaving = False  # what is due is for the successor
         self._last_work = self._last_look = time.monotonic()
         self._trouble_since: float | None = None
 
     def stop(self) -> None:
-        """Send what is due, for a while, and leave. May be called from a signal handler."""
+        """Send what is due, for a while, and end. May be called from a signal handler."""
         if self._stop_at is None:
             self._stop_at = time.monotonic() + STOP_SECONDS
-        self._poke()
+        self._wake()
 
     def run(self) -> int:
-        """Work until there has been nothing to do for a while, or until told to stop; returns the exit code."""
-        self._outbox.release_leases(time.time())
+        """Work until there has been nothing to do for a while, or until it is told to stop; returns the exit code."""
+        for delivery in self._outbox.release_leases(time.time(), self._run_once):
+            log.error("sink %s: `%s` of event %s: %s", delivery.sink, delivery.kind, delivery.event_key, delivery.error)
         if self._stop_at is None:
-            self._look_for_homeless()
+            self._find_orphaned()
         while True:
             self._beat()
-            self._give_up_what_hangs()
+            self._abandon_hanging()
             worked = self._turn()
-            code = self._leave(worked=worked)
+            self._failures.tick()
+            code = self._exit_code(worked=worked)
             if code is not None:
+                self._failures.count()
                 return code
             self._wait(BEAT)
 
     def close(self) -> None:
-        """End the threads that do not hang, and let go of the pipe."""
+        """End the threads that do not hang, and close the sockets."""
         for worker in self._workers.values():
             worker.leave()
         self._reader.close()
@@ -121,36 +131,37 @@ class Courier:
     # ---- one turn
 
     def _turn(self) -> bool:
-        """Say what came of the attempts, take what is due; returns whether anything was."""
-        self._unsaid += self._settled()
-        now = time.time()
-        room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._homeless, BATCH)
-        said = bool(self._unsaid)
+        """Record what came of the attempts, and lease what is due; returns whether anything was."""
+        while self._attempts:
+            self._unrecorded.append(self._result_of(self._attempts.popleft()))
+        room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._orphaned, BATCH)
         try:
-            leased = self._outbox.exchange(CourierTurn(self._unsaid, room, now, self._batched))
+            leased = self._outbox.exchange(CourierTurn(self._unrecorded, room, time.time(), self._batched))
         except sqlite3.Error as error:
-            self._in_trouble(error)
+            self._outbox_failed(error)
             return False
-        self._unsaid, self._trouble_since = [], None
-        self._hand_over(leased)
-        if leased or said:
+        if leased or self._unrecorded:
             self._last_work = time.monotonic()
+        self._unrecorded, self._trouble_since = [], None
+        self._hand_over(leased)
         return bool(leased)
 
     def _room(self, name: str) -> int:
+        """How many deliveries the sink can take now."""
         if self._leaving or time.monotonic() < self._paused_until.get(name, 0.0):
             return 0
         worker, batch = self._workers.get(name), self._orders.sinks[name].settings.BATCH
-        if worker is None:
-            return batch
-        return (BATCH if worker.quick and batch == 1 else batch) - worker.busy
+        busy = worker.busy if worker is not None else 0
+        if name in self._run_once:  # what is leased is under way: where this process dies, it is known what had begun
+            return 0 if self._leave_asked else 1 - busy
+        return (BATCH if worker is not None and worker.quick and batch == 1 else batch) - busy
 
     def _hand_over(self, leased: Sequence[Delivery]) -> None:
         for name in dict.fromkeys(delivery.sink for delivery in leased):
             given = [delivery for delivery in leased if delivery.sink == name]
             if name not in self._orders.sinks:
-                self._reports.extend(_homeless(delivery) for delivery in given)
-                self._poke()
+                self._attempts.extend(_without_sink(delivery) for delivery in given)
+                self._wake()
                 continue
             self._under_way.update({delivery.delivery_id: delivery for delivery in given})
             self._worker(name).give(given)
@@ -168,16 +179,10 @@ class Courier:
         return self._workers[name]
 
     def _report(self, attempt: SendAttempt) -> None:
-        self._reports.append(attempt)
-        self._poke()
+        self._attempts.append(attempt)
+        self._wake()
 
-    def _settled(self) -> list[DeliveryResult]:
-        found: list[DeliveryResult] = []
-        while self._reports:
-            found.append(self._settle(self._reports.popleft()))
-        return found
-
-    def _settle(self, attempt: SendAttempt) -> DeliveryResult:
+    def _result_of(self, attempt: SendAttempt) -> DeliveryResult:
         delivery, receipt, error = attempt.delivery, attempt.receipt, attempt.error
         self._under_way.pop(delivery.delivery_id, None)
         now = datetime.now(UTC)
@@ -187,13 +192,13 @@ class Courier:
             retry_after=error.retry_after if error is not None else None,
         )
         then = plan(outcome, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
-        pause = then.state == "retry" and outcome.retry_after is not None  # it says so of itself, not of this delivery
+        pause = then.state == "retry" and outcome.retry_after is not None  # for the sink, not for this delivery alone
         if pause and outcome.retry_after is not None:
             self._paused_until[delivery.sink] = time.monotonic() + min(outcome.retry_after, LONGEST_ASKED)
         elif outcome.accepted:
             self._paused_until.pop(delivery.sink, None)
-        cause = self._redact(str(error))[:MAX_ERROR] if error is not None else ""
-        self._tell(delivery, then.state, cause)
+        cause = shortened(self._redact(str(error)), MAX_ERROR) if error is not None else ""
+        self._log_result(delivery, then.state, cause)
         return DeliveryResult(
             delivery_id=delivery.delivery_id,
             result=then.state,
@@ -206,31 +211,27 @@ class Courier:
             fallback=receipt.fallback if receipt is not None else False,
         )
 
-    @staticmethod
-    def _tell(delivery: Delivery, state: str, cause: str) -> None:
-        what = (delivery.sink, delivery.kind, delivery.event_key, delivery.delivery_id[:8])
-        if delivery.state == "repeating" and state != "delivered":
-            log.warning(
-                "sink %s did not take the repetition of `%s` of event %s (%s): it will be tried again", *what[:3], cause
-            )
+    def _log_result(self, delivery: Delivery, state: str, cause: str) -> None:
+        what = f"`{delivery.kind}` of event {delivery.event_key}"
+        level, text = logging.WARNING, f"did not accept {what} ({cause}): it will be tried again"
+        if state == "delivered":
+            self._failures.delivered(delivery.sink)
+            log.debug("sink %s accepted %s (%s)", delivery.sink, what, delivery.delivery_id[:8])
+            return
+        if delivery.state == "repeating":
+            text = f"did not accept the repetition of {what} ({cause}): it will be tried again"
         elif state == "dead":
-            log.error(
-                "sink %s refused `%s` of event %s for good (%s): mend the cause, then `notbefore outbox retry %s`",
-                *what[:3],
-                cause,
-                what[3],
-            )
-        elif state == "retry":
-            log.warning("sink %s did not take `%s` of event %s (%s): it will be tried again", *what[:3], cause)
-        else:
-            log.debug("sink %s took `%s` of event %s (%s)", *what)
+            level = logging.ERROR
+            way_out = f"mend the cause, then `notbefore outbox retry {delivery.delivery_id[:8]}`"
+            text = f"refused {what} for good ({cause}): {way_out}"
+        self._failures.failed(Failure(delivery.sink, level, f"sink {delivery.sink} {text}", cause))
 
     # ---- trouble
 
     def _deadline(self, name: str) -> float:
         return self._orders.sinks[name].settings.timeout.seconds + self._orders.deadline_grace
 
-    def _give_up_what_hangs(self) -> None:
+    def _abandon_hanging(self) -> None:
         for name, worker in list(self._workers.items()):
             hanging = worker.hangs(self._deadline(name))
             if not hanging:
@@ -240,41 +241,45 @@ class Courier:
             del self._workers[name]
             error = SendError(f"no end after {self._deadline(name):g} s: given up")
             events = {one.event_key for one in hanging}
-            held_back = [one for one in left if one.event_key in events]  # they must not come before what hangs
-            self._reports.extend(SendAttempt(one, None, error) for one in [*hanging, *held_back])
+            later = [one for one in left if one.event_key in events]  # they wait for what hangs: the order is kept
+            self._attempts.extend(SendAttempt(one, None, error) for one in [*hanging, *later])
             self._hand_over([one for one in left if one.event_key not in events])
 
-    def _in_trouble(self, error: sqlite3.Error) -> None:
-        """What was accepted is remembered here until it can be written: it is not sent again meanwhile."""
+    def _outbox_failed(self, error: sqlite3.Error) -> None:
+        """Keep the results until they can be recorded: what was delivered is not sent again meanwhile."""
         if self._trouble_since is None:
             self._trouble_since = time.monotonic()
             log.warning("the outbox cannot be used (%s): trying again", error)
 
-    def _look_for_homeless(self) -> None:
+    def _find_orphaned(self) -> None:
         with suppress(sqlite3.Error):
-            self._homeless = self._outbox.sinks_with_work() - self._orders.sinks.keys()
+            self._orphaned = self._outbox.sinks_with_work() - self._orders.sinks.keys()
         self._last_look = time.monotonic()
 
-    # ---- waiting and leaving
+    # ---- waiting and ending
 
-    def _leave(self, *, worked: bool) -> int | None:
-        """The exit code, if it is time to go."""
+    def _exit_code(self, *, worked: bool) -> int | None:
+        """The exit code, if it is time to end."""
         now = time.monotonic()
-        busy = worked or bool(self._reports or self._unsaid or self._under_way)
-        if self._leaving:  # what hangs may hang on: the successor sends it again
-            waited_for = any(one.busy and not one.hangs(LEAVE_SECONDS) for one in self._workers.values())
-            busy = waited_for or bool(self._reports or self._unsaid)
+        unfinished = bool(self._attempts or self._unrecorded)
+        busy = worked or unfinished or bool(self._under_way)
+        running = any(delivery.sink in self._run_once for delivery in self._under_way.values())
+        if self._leave_asked and not self._leaving and not running:
+            self._leaving = True
+            self.stop()
+        if self._leaving:  # what takes longer than that is not waited for: the successor sends it again
+            busy = unfinished or any(one.busy and not one.hangs(LEAVE_SECONDS) for one in self._workers.values())
         if self._trouble_since is not None and now - self._trouble_since > STATE_PATIENCE:
             return LOST_STATE
         if self._stop_at is not None and (now >= self._stop_at or not busy):
             return DONE
         self._abandoned = [worker for worker in self._abandoned if worker.alive]
-        if self._abandoned and (not busy or len(self._abandoned) >= MAX_ABANDONED):
+        if self._abandoned and not running and (not busy or len(self._abandoned) >= MAX_ABANDONED):
             return HUNG
         return DONE if not busy and now - self._last_work >= self._orders.linger else None
 
     def _wait(self, seconds: float) -> None:
-        if self._reports:
+        if self._attempts:
             return
         watched = [self._reader] + ([self._control] if self._control is not None else [])
         ready, _, _ = select.select(watched, [], [], seconds)
@@ -283,31 +288,35 @@ class Courier:
                 self._reader.recv(4096)
         if self._control is not None and self._control in ready:
             said = self._control.recv(4096)
-            if not said or STOP in said:  # the agent is gone, or tells us to go
-                self._control, self._leaving = None, False
+            if not said or STOP in said:  # the agent is gone, or wants us to stop
+                self._control, self._leaving, self._leave_asked = None, False, False
                 self.stop()
             elif LEAVE in said:
-                self._leaving = True
-                self.stop()
-        if time.monotonic() - self._last_look > 5 * BEAT:
-            self._look_for_homeless()
-        if self._stop_at is not None:  # these orders are old: what they do not know, the next courier may
-            self._homeless = set()
+                self._leave_asked = True
+        if time.monotonic() - self._last_look > ORPHANS_EVERY:
+            self._find_orphaned()
+        if self._stop_at is not None or self._leave_asked:  # these orders are old: the next courier may know the sinks
+            self._orphaned = set()
 
-    def _poke(self) -> None:
-        with suppress(OSError):  # full: it is poked already; closed: a thread that hung is done at last
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it is awake already; closed: a thread that was abandoned has come to an end
             self._writer.send(b".")
 
 
-def _homeless(delivery: Delivery) -> SendAttempt:
-    """What becomes of a delivery whose sink is configured no more; a repetition ends: it was delivered long ago."""
+def _without_sink(delivery: Delivery) -> SendAttempt:
+    """What becomes of a delivery whose sink is not configured any more; a repetition simply ends."""
     if delivery.state == "repeating":
         return SendAttempt(delivery, Receipt())
     return SendAttempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
 
 
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, with a mark where it is cut."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def known_secrets(sinks: dict[str, SinkConfig]) -> list[str]:
-    """What must not be told; a secret that cannot be read now cannot be told either."""
+    """The secrets of the sinks; one that cannot be read now cannot leak either."""
     found: list[str] = []
     for sink in sinks.values():
         for secret in sink.secrets.values():

@@ -21,6 +21,7 @@ from notbefore.store.schema import connect, transaction
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * 86_400.0  # how long a delivery is repeated at most, when its event never ends
 FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
+INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again (`rerun: true` would)"
 BATCH_ROWS: Final = 100  # deliveries of one event that are leased at once
 
 _COLUMNS: Final = (
@@ -62,10 +63,18 @@ class Outbox:
         """Close the file."""
         self._db.close()
 
-    def release_leases(self, now: float) -> None:
-        """Make due again what a courier that has ended left on its way. Only one courier runs at a time."""
+    def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
+        """Make due again what a courier that has ended left on its way. Only one courier runs at a time.
+
+        To the sinks ``run_once`` nothing is sent again: it is dead, and returned.
+        """
         with transaction(self._db) as db:
+            left = [_delivery(row) for row in db.execute(f"SELECT {_COLUMNS} FROM outbox WHERE leased")]  # noqa: S608 - ours
+            interrupted = [one.delivery_id for one in left if one.sink in run_once]
+            for delivery_id in interrupted:
+                _record_result(db, DeliveryResult(delivery_id, "dead", now, error=INTERRUPTED))
             db.execute("UPDATE outbox SET leased = 0, due = min(due, ?) WHERE leased", (now,))
+        return [one for delivery_id in interrupted for one in self.find(delivery_id)]
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """Record the results of a turn, and lease what is due, the most severe first; returns the leased deliveries.

@@ -1,0 +1,156 @@
+"""Run an executable of the user's, and end it with all that it started.
+
+It is the leader of a process group, and so is everything that it starts, unless that asks for a group of its own. The
+group is ended when the time is over, when the command fails, and when the process that runs it dies, in whatever way.
+After exit code 0 what is left in the background goes on.
+"""
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Self
+
+from notbefore.errors import SendError
+
+NOT_RUNNABLE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR)
+POLL: Final = 0.5  # seconds between two looks whether it is to be ended early
+MAX_VARIABLE: Final = 10_000  # characters; the kernel takes 128 KiB of one
+MAX_OUTPUT: Final = 200  # characters: the end of its output
+TAIL: Final = 4 * MAX_OUTPUT  # bytes of its output that are kept
+DRAIN_SECONDS: Final = 1.0  # for the last of its output, once it has ended
+INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
+_PREFIX: Final = "azure.scheduled_event."
+_GROUPS: Final[dict[str, Any]] = {"process_group": 0} if os.name == "posix" else {}
+# a process in the command's group that waits for the end of a pipe, whose other end is held by who runs the command: it
+# ends however that one dies. (PR_SET_PDEATHSIG would end the command alone, and not what it has started.)
+_GUARD: Final = ("/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$1"', "sh")
+
+
+def run(
+    command: Sequence[str],
+    line: bytes,
+    environment: dict[str, str],
+    timeout: float,
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[int, str]:
+    """Run it with ``line`` on its standard input; returns its exit code (negative: a signal) and the end of its output.
+
+    Raises ``SendError`` where it cannot be started, is not done after ``timeout`` seconds, or ``stopped`` says so.
+    """
+    deadline = time.monotonic() + timeout
+    with _Output() as output:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - it is the user's own command, and no shell reads it
+                command, stdin=subprocess.PIPE, stdout=output.end, stderr=output.end, env=environment, **_GROUPS
+            )
+        except OSError as error:
+            raise SendError(f"{command[0]}: {error.strerror}", permanent=error.errno in NOT_RUNNABLE) from None
+        output.close_end()
+        with _guarded(process):
+            text: bytes | None = line + b"\n"
+            while True:
+                try:
+                    process.communicate(text, min(POLL, max(0.0, deadline - time.monotonic())))
+                    break
+                except subprocess.TimeoutExpired:
+                    text = None  # what is not written yet goes on being written
+                    if stopped() or time.monotonic() >= deadline:
+                        raise SendError(f"not done after {timeout:g} s: ended") from None
+        return process.returncode, output.tail(wait=process.returncode != 0)
+
+
+def ending(code: int, output: str) -> str:
+    """How it ended, in words."""
+    what = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{what}: {output}" if output else what
+
+
+@contextmanager
+def _guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End the group when this block fails, when the command does, and when this process dies meanwhile."""
+    guard: subprocess.Popen[bytes] | None = None
+    if os.name == "posix":
+        with suppress(OSError):  # no shell, or the command is gone already
+            guard = subprocess.Popen(  # noqa: S603 - constant
+                [*_GUARD, str(process.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                process_group=process.pid,
+            )
+    try:
+        yield
+    finally:
+        if guard is not None:
+            guard.kill()
+        if process.returncode != 0:
+            _end(process)
+        if guard is not None:
+            guard.communicate()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It, where it has not ended, and whatever it started."""
+    with suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()  # what it started lives on there
+    process.wait()
+
+
+class _Output:
+    """The end of what a command writes, read as it comes: it never waits for us, and fills no disk.
+
+    What it leaves in the background may go on writing: a thread reads that until this process ends.
+    """
+
+    def __init__(self) -> None:
+        self._read, self.end = os.pipe()
+        self._kept = bytearray()
+        self._ended = threading.Event()
+        self._open = True
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._drain, name="command-output", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_end()
+
+    def close_end(self) -> None:
+        """Close our copy of the end that the command writes to."""
+        if self._open:
+            self._open = False
+            os.close(self.end)
+
+    def _drain(self) -> None:
+        with os.fdopen(self._read, "rb", buffering=0) as pipe:
+            while data := pipe.read(64 * 1024):
+                self._kept += data
+                del self._kept[:-TAIL]
+        self._ended.set()
+
+    def tail(self, *, wait: bool) -> str:
+        """The last characters, on one line; ``wait``: nobody writes any more, so there is an end to wait for."""
+        if wait:
+            self._ended.wait(DRAIN_SECONDS)
+        return " ".join(bytes(self._kept).decode(errors="replace").split())[-MAX_OUTPUT:]
+
+
+def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:
+    """The environment of a command: nothing of ours but what it needs to run, and the record's plain values."""
+    passed = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    found = dict(own)
+    for name, value in record.items():
+        if name.startswith(_PREFIX):
+            key = name.removeprefix(_PREFIX).upper().replace(".", "_")
+            found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, list) else str(value))
+    # a NUL cannot be in a variable, and is in no name that means something; the whole record is on standard input
+    return passed | {f"NOTBEFORE_{name}": value.replace("\0", "")[:MAX_VARIABLE] for name, value in found.items()}
