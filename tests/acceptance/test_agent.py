@@ -243,6 +243,41 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
         assert record["azure.scheduled_event.scope"] == "self"
 
 
+def test_a_configuration_that_would_crash_the_parser_is_refused(imds: Simulator, tmp_path: Path) -> None:
+    config, web = tmp_path / "notbefore.yml", tmp_path / "web.yml"
+    config.write_text("server: {web_config_file: web.yml}\n", encoding="utf-8")
+    web.write_text("", encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
+        agent.ready()
+        config.write_text("imds: " + "[" * 30_000, encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
+        assert f"{config}:1: lists and mappings are nested more than 32 deep" in agent.log
+        web.write_text("[" * 30_000, encoding="utf-8")
+        eventually(lambda: get(agent.port, "/healthz")[0] == 200 and f"{web}:1: lists and mappings" in agent.log)
+        assert notbefore("check-config", str(config)).returncode == 2
+        agent.ready()
+        assert agent.stop() == 0
+
+
+def test_a_configuration_that_cannot_be_read_at_once_stops_no_beat(imds: Simulator, tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yml"
+    config.write_text("vm: {name: first}\n", encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
+        agent.ready()
+        config.unlink()
+        os.mkfifo(config)  # as a file on a server that does not answer: opening it waits
+        agent.process.send_signal(signal.SIGHUP)
+        polls = imds.requests
+        eventually(lambda: imds.requests > polls + 10)
+        imds.set_document(scheduled(Resources=["first"]))
+        agent.told("announced")
+        agent.ready()
+        config.write_text("vm: {name: second}\n", encoding="utf-8")  # opening it ends the wait
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+        eventually(lambda: (agent.json("/api/v1/events")["vm"] or {}).get("name") == "second")
+
+
 def test_a_damaged_state_is_set_aside_and_begun_anew(imds: Simulator, tmp_path: Path) -> None:
     (tmp_path / "notbefore.db").write_bytes(b"this is no database" * 1000)
     with RunningAgent(imds.endpoint, tmp_path) as agent:

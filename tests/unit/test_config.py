@@ -59,7 +59,20 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("- imds\n", ":1: expected sections such as `imds:`, got list"),
         ("imds: {\n", "this is not YAML"),
         ("a: b: c\n", "this is not YAML"),
-        ("imds: !!python/object/apply:os.system ['true']\n", "this is not YAML"),
+        (
+            "imds: !!python/object/apply:os.system ['true']\n",
+            ":1: tags (tag:yaml.org,2002:python/object/apply:os.system)",
+        ),
+        ("vm: {name: !!str 5}\n", ":1: tags (tag:yaml.org,2002:str) are not supported"),
+        ("\nimds: " + "[" * 30_000, ":2: lists and mappings are nested more than 32 deep"),
+        ("imds: " + "{a: " * 5_000, ":1: lists and mappings are nested more than 32 deep"),
+        ("".join(" " * depth + "-\n" for depth in range(500)), ":33: lists and mappings are nested more than 32 deep"),
+        ("a: &a [x]\nb: [*a, *a]\n", ":2: aliases (*name) and merge keys (<<) are not supported"),
+        ("a: {<<: {b: 1}}\n", ":1: aliases (*name) and merge keys (<<) are not supported"),
+        ("- a\n" * 60_000, ":19999: more than 20000 values"),
+        ("#" * 300_000, "more than 262144 bytes"),
+        ("vm: {name: " + "1:" * 1000 + "1}\n", ":1: a number of more than 1000 digits"),
+        ("vm: {name: 2026-99-99}\n", "this is not YAML"),
         ("1: 2\n", "expected text as the name of a section"),
         ("log: {level: info}\nlog: {format: json}\n", ":2: log is given twice: first at "),
         ("log:\n  level: info\n  level: debug\n", ":3: log.level is given twice: first at "),
@@ -130,6 +143,16 @@ def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert default_state_dir() == Path("/run/a")
     monkeypatch.delenv("STATE_DIRECTORY")
     assert default_state_dir() == Path("/var/lib/notbefore")
+
+
+@pytest.mark.parametrize("content", [b"log:\n  level: \xff\n", b"log:\n" + "level: info\n".encode("utf-16")])
+def test_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notbefore.yml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"notbefore\.yml:2: this is not UTF-8 text"):
+        load(path, {}, NONE)
+    path.write_bytes("\ufefflog: {level: debug}\n".encode())  # as some editors begin a file
+    assert load(path, {}, NONE).log.level == "debug"
 
 
 @given(st.text(max_size=60))

@@ -20,6 +20,7 @@ from notbefore import __version__
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import Approver
 from notbefore.agent.clock import Clock
+from notbefore.agent.config_reading import ConfigReading
 from notbefore.agent.control_socket import ControlSocket
 from notbefore.agent.courier import CourierManager, check
 from notbefore.agent.freeze import FreezeMeter
@@ -66,6 +67,8 @@ class Agent:
         self._exports = ExportFigures()
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
         self._stopping = False
+        self._reload_wanted = False  # a SIGHUP came
+        self._reading: ConfigReading | None = None  # under way
         self._reader, self._writer = socket.socketpair()  # wakes the main thread
         for end in (self._reader, self._writer):
             end.settimeout(0)
@@ -175,6 +178,7 @@ class Agent:
                 damaged = self._store.damaged_files
                 self._couriers.restart()
             self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
+            self._reload_configuration()
             if self._wait_for_stop(self._patience()):
                 return
 
@@ -199,16 +203,27 @@ class Agent:
                     log.info("SIGHUP: not reloaded, the agent is stopping")
                 elif number == _SIGHUP:
                     self._systemd.reloading()
-                    self._reconfigure()
-                    self._systemd.ready()
+                    self._reload_wanted = True
         return False
 
-    def _reconfigure(self) -> None:
+    def _reload_configuration(self) -> None:
+        """Begin to read the configuration if a SIGHUP asked for it, or take over what was read.
+
+        It is read in a thread of its own: a file system that hangs, or a file that is a pipe, must not stop the beats.
+        """
+        if self._reading is not None and self._reading.done:
+            reading, self._reading = self._reading, None
+            self._reconfigure(reading)
+            self._systemd.ready()
+        if self._reload_wanted and self._reading is None:
+            self._reload_wanted = False
+            self._reading = ConfigReading(self._reload, lambda config: check(self._orders(config)), self._poke)
+
+    def _reconfigure(self, reading: ConfigReading) -> None:
         before, figures = self._config, self._config_figures
         try:
-            config = self._reload()
+            config = reading.result()
             polling = Polling(config, self._tracker, self._state, self._polling)
-            check(self._orders(config))
         except ConfigError as error:
             self._config_figures = ConfigFigures(figures.loaded, True, increased(figures.reloads, "failure"))  # noqa: FBT003 - by position
             log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - its text says all

@@ -1,7 +1,7 @@
 """A YAML file -> values, and values -> structs. Each error names the file, the line and the key."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -11,7 +11,11 @@ from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
-MAX_FILE: Final = 1024 * 1024  # bytes
+MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
+MAX_DEPTH: Final = 32  # of lists and mappings within each other; the deepest key of ours is at 8
+MAX_NODES: Final = 20_000
+MAX_NUMBER: Final = 1_000  # characters; Python refuses to print an integer of more than 4,300 digits
+NUMERIC: Final = "0123456789+-."
 Part = TypeVar("Part")
 
 
@@ -20,25 +24,59 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = _read_text(path)
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE + 1)
-        if len(text) > MAX_FILE:
-            raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
+        _check_bounds(yaml.parse(text, Loader=loader), path)
         node = yaml.compose(text, Loader=loader)
         values = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders above are safe ones
-        places = {"": str(path)}
-        _note_places(node, path, "", places)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    # the last four are what a tag such as `!!bool` on a text that is none ends in
-    except (yaml.YAMLError, RecursionError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: a date such as 2026-99-99
         raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
+    places = {"": str(path)}
     if values is None:
         return {}, places
     if not isinstance(values, dict):
         raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {type(values).__name__}")
+    _note_places(node, path, "", places)
     return values, places
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if len(content) > MAX_FILE:
+        raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: this is not UTF-8 text: save the file as UTF-8") from None
+
+
+def _check_bounds(events: Iterable[Any], path: Path) -> None:
+    """Raise ``ConfigError`` for a file that would cost too much to load.
+
+    ``events`` are those of ``yaml.parse``, which needs no recursion. libyaml's composer does, and crashes the process
+    where the stack ends. Aliases and merge keys can make gigabytes out of a few hundred bytes.
+    """
+    depth = 0
+    for number, event in enumerate(events):
+        place = f"{path}:{event.start_mark.line + 1}"
+        kind = type(event).__name__
+        depth += kind.endswith("StartEvent")
+        depth -= kind.endswith("EndEvent")
+        if number > MAX_NODES:
+            raise ConfigError(f"{place}: more than {MAX_NODES} values: is this the right file?")
+        if depth > MAX_DEPTH + 2:  # the stream and the document count as well
+            raise ConfigError(f"{place}: lists and mappings are nested more than {MAX_DEPTH} deep")
+        if kind == "AliasEvent" or (kind == "ScalarEvent" and event.value == "<<"):
+            raise ConfigError(f"{place}: aliases (*name) and merge keys (<<) are not supported: write the values out")
+        if getattr(event, "tag", None) is not None:
+            raise ConfigError(f"{place}: tags ({event.tag}) are not supported: quote what is to be text")
+        if kind == "ScalarEvent" and not event.style and len(event.value) > MAX_NUMBER and event.value[0] in NUMERIC:
+            raise ConfigError(f"{place}: a number of more than {MAX_NUMBER} digits; quote what is to be text")
 
 
 def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> None:
