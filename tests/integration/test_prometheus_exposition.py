@@ -80,11 +80,44 @@ def test_the_buckets_of_a_histogram_are_cumulative(exposition: MetricsText) -> N
 def test_it_is_computed_at_each_scrape() -> None:
     times = iter([10.0, 20.0])
     tracked = diff(Tracked(), document(item(NotBefore="2026-03-01T12:01:00Z")), now(0)).tracked
-    exposition = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(next(times)))))
+    exposition = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(next(times)))), interval=0.0)
     for expected in (50.0, 40.0):
         body = exposition.render("")[0].decode()
         assert "azure_scheduled_event_seconds_to_not_before{event_id=" in body
         assert f"}} {expected}\n" in body
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/openmetrics-text", True),
+        ("Application/OpenMetrics-Text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4", True),
+        ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4", False),
+        ("application/openmetrics-text;version=abc", False),
+        ("text/plain;version=1.x;;=,", False),
+    ],
+)
+def test_the_format_is_one_of_two_whatever_is_accepted(exposition: MetricsText, accept: str, openmetrics: bool) -> None:
+    body, content_type = exposition.render(accept)
+    kinds = {True: "application/openmetrics-text; version=1.0.0; ", False: "text/plain; version=0.0.4; "}
+    assert content_type.startswith(kinds[openmetrics])
+    assert body.endswith(b"# EOF\n") == openmetrics
+
+
+def test_many_scrapes_at_a_time_share_one_answer() -> None:
+    reads = []
+
+    def read() -> list[Family]:
+        reads.append(1)
+        return list(samples(Snapshot(Tracked(), Totals(), Figures(), at(0))))
+
+    exposition = MetricsText(read, interval=60.0)
+    bodies = [exposition.render(accept)[0] for accept in ("", OPENMETRICS, "", "text/plain", OPENMETRICS)]
+    assert len(reads) == 1
+    assert bodies[0] is bodies[2] is bodies[3]
+    assert bodies[1] is bodies[4]
 
 
 def test_times_are_unix_seconds() -> None:
@@ -106,7 +139,7 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
         body, _ = exposition.render(accept)
         return [line for line in body.decode().splitlines() if "process_" not in line]
 
-    lasting = MetricsText(read)
+    lasting = MetricsText(read, interval=0.0)
     for number, (what, accept) in enumerate(steps):
         if what == "observe":
             totals = totals.plus(step.changes[0])

@@ -1,6 +1,6 @@
 """The agent's HTTP interface as a WSGI application: ``/``, ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
 
-It shows what a ``View`` gives it and knows nothing of where that comes from. Nothing can be changed through it.
+It shows the values of a ``View``. It is read-only: no request changes anything.
 """
 
 import gzip
@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.record import json_line
+from notbefore.web.recent import Recent
 from notbefore.web.view import CheckResult, View
 
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
 DEFAULT_LIMIT: Final = 100
-GZIP_FROM: Final = 1024  # bytes; below it there is nothing to save
+GZIP_FROM: Final = 1024  # bytes; compressing less saves nothing
 
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
@@ -32,15 +33,20 @@ ALWAYS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-# what the page is made of comes from here, nothing stands inline, and nothing can be sent anywhere
+# the page loads only its own files, has nothing inline, and sends nothing anywhere
 PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+PAGE_HEADERS: Final = (
+    ("Content-Security-Policy", PAGE_POLICY),
+    ("Referrer-Policy", "no-referrer"),
+    ("Vary", "Accept-Encoding"),
+)
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-PAGE_CHANGES: Final = 300  # the newest of the history, which the page reads
+PAGE_CHANGES: Final = 300  # of the history, the newest
 _NO_WEIGHT: Final = re.compile(r"\s*[qQ]\s*=\s*0(\.0*)?\s*")
-ANONYMOUS: Final = "notbefore.anonymous"  # in the environ of a request without the password that others need
+ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
 log = logging.getLogger("notbefore.http")
 
@@ -50,7 +56,7 @@ App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
 class Response(Struct, frozen=True):
-    """An answer before it is put on the wire."""
+    """An answer before it is sent."""
 
     body: bytes
     content_type: str = JSON
@@ -59,16 +65,17 @@ class Response(Struct, frozen=True):
 
 
 class _BadRequestError(Exception):
-    """The query is wrong; the text says what was expected."""
+    """The query is wrong; the text says what is expected."""
 
 
 def make_app(view: View) -> App:
-    """The application over ``view``."""
+    """The application that shows ``view``."""
+    page = Recent(lambda: _page(view))
     routes: dict[str, Callable[[Environ], Response]] = {
-        "/": lambda environ: _page(view, environ),
+        "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
         "/metrics": lambda environ: _metrics(view, environ),
-        "/healthz": lambda environ: _verdict(view.health(), "unhealthy", environ),
-        "/readyz": lambda environ: _verdict(view.ready(), "not ready", environ),
+        "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
+        "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
         "/api/v1/events": lambda _: Response(json_line(view.pending())),
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
@@ -87,16 +94,16 @@ def make_app(view: View) -> App:
 def _respond(routes: dict[str, Callable[[Environ], Response]], environ: Environ) -> Response:
     route = routes.get(environ.get("PATH_INFO", ""))
     if route is None:
-        return _error(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(routes)}")
+        return _error(HTTPStatus.NOT_FOUND, f"not found; the paths are {', '.join(routes)}")
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
         return _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", ("Allow", "GET, HEAD"))
     try:
         return route(environ)
     except _BadRequestError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error))
-    except Exception:  # a broken page must not take the others with it
+    except Exception:  # one that fails must not end the worker
         log.exception("%s failed", environ["PATH_INFO"])
-        return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "this failed; the agent's log says why")
+        return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log says why")
 
 
 def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
@@ -109,13 +116,13 @@ def _metrics(view: View, environ: Environ) -> Response:
 
 
 def _packed(environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str]) -> Response:
-    """Compressed for those who take it, where it is worth it."""
-    if _takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")) and len(body) >= GZIP_FROM:
-        return Response(gzip.compress(body, 1), content_type, headers=(("Content-Encoding", "gzip"), *headers))
+    """Compressed where the client accepts it and it is worth it."""
+    if _accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")) and len(body) >= GZIP_FROM:
+        return Response(_compressed(body), content_type, headers=(("Content-Encoding", "gzip"), *headers))
     return Response(body, content_type, headers=headers)
 
 
-def _takes_gzip(accepted: str) -> bool:
+def _accepts_gzip(accepted: str) -> bool:
     for coding in accepted.split(","):
         name, _, weight = coding.partition(";")
         if name.strip().lower() == "gzip":
@@ -123,28 +130,29 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-def _page(view: View, environ: Environ) -> Response:
-    from notbefore.web.page.model import PageModel  # noqa: PLC0415 - an agent that nobody looks at does without
+@lru_cache(maxsize=2)  # the metrics and the page, each shared for half a second
+def _compressed(body: bytes) -> bytes:
+    return gzip.compress(body, 1)
+
+
+def _page(view: View) -> bytes:
+    from notbefore.web.page.model import PageModel  # noqa: PLC0415 - needed only when somebody opens the page
     from notbefore.web.page.render import render  # noqa: PLC0415 - as above
 
     now = datetime.now(UTC)
-    model = PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.agent_status())
-    headers = (
-        ("Content-Security-Policy", PAGE_POLICY),
-        ("Referrer-Policy", "no-referrer"),
-        ("Vary", "Accept-Encoding"),
+    return render(
+        PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.agent_status())
     )
-    return _packed(environ, render(model), HTML, *headers)
 
 
 def _page_file(name: str, _environ: Environ) -> Response:
     return Response(Path(__file__).with_name("page").joinpath(name).read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
 
 
-def _verdict(verdict: CheckResult, otherwise: str, environ: Environ) -> Response:
-    reasons = () if environ.get(ANONYMOUS) else verdict.reasons  # they may name files and addresses
-    body = {"status": "ok" if verdict.ok else otherwise, "reasons": reasons}
-    status = HTTPStatus.OK if verdict.ok else HTTPStatus.SERVICE_UNAVAILABLE
+def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
+    reasons = () if environ.get(ANONYMOUS) else result.reasons  # they may contain paths and addresses
+    body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
+    status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(msgspec.json.encode(body), status=status)
 
 
@@ -165,7 +173,7 @@ def _since(text: str) -> datetime | None:
     try:
         if text.replace(".", "", 1).isdigit():
             return datetime.fromtimestamp(float(text), UTC)
-        # a plus that was not encoded arrives as a blank
+        # a plus that was not encoded arrives as a space
         time = datetime.fromisoformat(text.replace(" ", "+"))
     except (ValueError, OverflowError, OSError):
         raise _BadRequestError(f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}") from None

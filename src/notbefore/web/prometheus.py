@@ -17,10 +17,12 @@ from prometheus_client.registry import Collector
 
 from notbefore.metrics.families import Family, Metric
 from notbefore.metrics.totals import Histogram, Labels
+from notbefore.web.recent import INTERVAL, Recent
 
 PrometheusFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | UnknownMetricFamily
 Samples = dict[Labels, float | Histogram]
-Encoder = Callable[[Collector], bytes]
+TEXT: Final = ""  # values of the header Accept
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 END: Final = b"# EOF\n"  # the last line in OpenMetrics
 _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily]]] = {
     "counter": CounterMetricFamily,
@@ -32,42 +34,56 @@ _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMe
 class MetricsText:
     """Renders the families that ``read`` returns, and those of the process (CPU, memory, files).
 
-    Most families are the same as at the last scrape, so their text is kept: rendering is the longest part of a scrape.
-    Safe for several threads.
+    ``read`` is called at most twice a second; scrapes between two calls share its result. Most families are the same as
+    at the last scrape, so their text is kept: rendering is the longest part of a scrape. Safe for several threads.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], Iterable[Family]], interval: float = INTERVAL) -> None:
+        self._families = Recent(lambda: list(read()), interval)
         self._process = ProcessCollector(registry=None)
-        self._cache = _TextCache("")
+        self._formats = {accept: _Format(accept) for accept in (TEXT, OPENMETRICS)}
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its content type: OpenMetrics if the ``Accept`` header asks for it, else text 0.0.4."""
-        encode, content_type = choose_encoder(accept)
-        cache = self._cache
-        if cache.content_type != content_type:  # of one type only: a client may ask for any version
-            self._cache = cache = _TextCache(content_type)
-        texts = [cache.text(encode, family) for family in self._read()]
-        # the last one keeps its end mark
-        texts.append(encode(_Collected(self._process.collect())))
-        return b"".join(texts), content_type
+        """The body and its content type: OpenMetrics 1.0 if the ``Accept`` header asks for it, else text 0.0.4."""
+        form = self._formats[OPENMETRICS if _wants_openmetrics(accept) else TEXT]
+        return form.render(self._families.get(), self._process), form.content_type
 
 
-class _TextCache:
-    """The texts of the last scrape in one format, by the metric."""
+def _wants_openmetrics(accept: str) -> bool:
+    """Whether one of the accepted types is OpenMetrics, of version 1 or of none in particular."""
+    for accepted in accept.lower().split(","):
+        media_type, *parameters = (part.strip() for part in accepted.split(";"))
+        versions = [value for name, _, value in (one.partition("=") for one in parameters) if name == "version"]
+        if media_type == "application/openmetrics-text" and all(one.startswith("1.") for one in versions):
+            return True
+    return False
 
-    def __init__(self, content_type: str) -> None:
-        self.content_type = content_type
+
+class _Format:
+    """One of the two text formats, with the texts of its last scrape by the metric."""
+
+    def __init__(self, accept: str) -> None:
+        # not the client's own header: prometheus_client fails on some, and returns a type of its own for each version
+        self._encode, self.content_type = choose_encoder(accept)
         self._texts: dict[Metric, tuple[Samples, bytes]] = {}
+        self._last: tuple[list[Family], bytes] | None = None  # the families of the last scrape, and its body
 
-    def text(self, encode: Encoder, family: Family) -> bytes:
-        """The family in this format, without the end mark."""
-        samples = family.samples
+    def render(self, families: list[Family], process: Collector) -> bytes:
+        """The families and those of the process; the same list has the same body."""
+        last = self._last
+        if last is None or last[0] is not families:
+            texts = [self._text(family) for family in families]
+            texts.append(self._encode(_Collected(process.collect())))  # with the end mark
+            self._last = last = families, b"".join(texts)
+        return last[1]
+
+    def _text(self, family: Family) -> bytes:
+        """The family, without the end mark."""
         known = self._texts.get(family.metric)
-        if known is not None and known[0] == samples:
+        if known is not None and known[0] == family.samples:
             return known[1]
-        text = encode(_Collected([convert(family)])).removesuffix(END)
-        self._texts[family.metric] = samples, text
+        text = self._encode(_Collected([convert(family)])).removesuffix(END)
+        self._texts[family.metric] = family.samples, text
         return text
 
 
