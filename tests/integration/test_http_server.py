@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from notbefore.core.listing import PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
+from notbefore.web import dispatcher
 from notbefore.web import server as module
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
@@ -40,6 +42,8 @@ class Shown:
         self.asked: list[tuple[datetime | None, int]] = []
         self.body = METRICS
         self.broken = False
+        self.gate = threading.Event()  # while it is not set, the history is not answered
+        self.gate.set()
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
@@ -57,6 +61,7 @@ class Shown:
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         self.asked.append((since, limit))
+        self.gate.wait(20)
         return b'{"changes":[]}'
 
     def agent_status(self) -> AgentStatus:
@@ -156,6 +161,83 @@ def test_the_page_allows_nothing_but_what_comes_with_it(server: HttpServer) -> N
         status, headers, body = ask(server, f"/{file}")
         assert (status, bool(body), headers["X-Content-Type-Options"]) == (200, True, "nosniff")
     assert ask(server, "/page/../http.py")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["//metrics", "/%6detrics", "/metrics/", "/./metrics", "/metrics#x", "/metrics%3f", "*"]
+)
+def test_a_path_has_one_form(server: HttpServer, path: str) -> None:
+    assert ask(server, path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/metrics", 200),
+        ("http://127.0.0.1:1/metrics?x=/y", 200),
+        ("http://localhost", 200),
+        ("http://localhost?x=/metrics", 200),
+        ("http://localhost//metrics", 404),
+        ("http://evil.example.com/metrics", 421),
+    ],
+)
+def test_an_absolute_target_says_host_and_path(server: HttpServer, target: str, status: int) -> None:
+    got, headers, _ = ask(server, target)
+    assert got == status
+    page = "/metrics" not in target.partition("?")[0]
+    assert status != 200 or ("html" in headers["Content-Type"]) == page
+
+
+SMUGGLED = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
+        b"Content-Length: 5\r\nContent-Length: 0\r\n",
+        b"Transfer-Encoding: chunked, chunked\r\nContent-Length: 5\r\n",
+        b"Transfer-Encoding: identity\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: -5\r\n",
+        b"Content-Length : 5\r\n",
+    ],
+)
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_body_of_unclear_length_closes_the_connection(server: HttpServer, headers: bytes, version: bytes) -> None:
+    if headers.startswith(b"Transfer-Encoding: identity") and version == b"1.0":
+        headers += b"Connection: keep-alive\r\n"
+    with socket.create_connection(server.address, timeout=20) as client:
+        client.sendall(b"GET /metrics HTTP/%b\r\nHost: localhost\r\n%b\r\n0\r\n\r\n%b" % (version, headers, SMUGGLED))
+        said = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(65_536):
+                said += piece
+    assert said.split(None, 2)[1] in (b"400", b"501")
+    assert said.count(b"HTTP/1.") == 1
+
+
+def test_the_page_is_made_at_most_twice_a_second(server: HttpServer, view: Shown) -> None:
+    begun = time.monotonic()
+    for _ in range(50):
+        assert ask(server, "/")[0] == 200
+    assert len(view.asked) <= 1 + 2 * (time.monotonic() - begun)
+
+
+def test_a_scrape_does_not_wait_for_the_page_or_the_history(server: HttpServer, view: Shown) -> None:
+    """Each is answered by workers of its own."""
+    view.gate.clear()
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(ask, server, path) for path in ("/", "/", "/api/v1/history", "/api/v1/history")]
+        try:
+            eventually(lambda: len(view.asked) >= 3)  # one for the page, two for the history
+            assert ask(server, "/metrics")[0] == 200
+            assert not any(one.done() for one in waiting)
+        finally:
+            view.gate.set()
+        assert [one.result()[0] for one in waiting] == [200] * 4
 
 
 @pytest.mark.parametrize(
@@ -272,7 +354,9 @@ def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, v
                 begun = time.monotonic()
                 assert ask(server, "/healthz")[0] == 200
                 longest = max(longest, time.monotonic() - begun)
-        held = module.UNREAD + module.WORKERS * len(view.body)  # what workers make between two looks
+        held = module.MAX_UNREAD + sum(dispatcher.WORKERS.values()) * len(
+            view.body
+        )  # what workers make between two looks
         eventually(lambda: sum(channel.total_outbufs_len for channel in opened.values()) <= held)
         assert longest < 1
 

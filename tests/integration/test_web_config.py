@@ -31,7 +31,8 @@ from notbefore.web import access as accesses
 from notbefore.web import channel as channels
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
-from notbefore.web.server import HttpServer
+from notbefore.web.fair_queue import LONGEST_DELAY, PER_ADDRESS
+from notbefore.web.server import MAX_HALF_OPEN, HttpServer
 from notbefore.web.view import AgentStatus, CheckResult
 from notbefore.web.web_config import WebConfig
 from support.agent import eventually
@@ -164,9 +165,9 @@ def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
         trust = ("--cacert", str(place.at / "ca.pem"))
         said = curl(server, "/metrics", *trust, "-u", "prometheus:correct horse")
         assert (said.stdout.encode(), said.stderr) == (METRICS, "")
-        assert curl(server, "/metrics", *trust).stdout == "user and password, please\n"
+        assert curl(server, "/metrics", *trust).stdout == "a user and a password are required\n"
         assert "SSL certificate problem" in curl(server, "/metrics").stderr
-        assert ask(server, "/metrics")[::2] == (400, b"this is HTTPS: ask with https://\r\n")
+        assert ask(server, "/metrics")[::2] == (400, b"this is an HTTPS port: use https://\r\n")
         for version, code in (("1.1", 35), ("1.2", 0), ("1.3", 0)):
             got = curl(server, "/healthz", *trust, f"--tlsv{version}", "--tls-max", version)
             assert got.returncode == code, got.stderr
@@ -335,11 +336,13 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(place: Place, ki
         dripper = threading.Thread(target=drip, args=(slow, stop))
         dripper.start()
         times = []
-        for _ in range(10):  # the first of them while the server still shakes hands with the others
+        for _ in range(10):  # the first of them while the server still makes handshakes with the others
             begun = time.monotonic()
             assert ask(server, "/metrics", scraper)[2] == METRICS
             times.append(time.monotonic() - begun)
-        eventually(lambda: len(server._server.active_channels) >= (600 if kind == "mixed" else 1000))
+            assert len(server._server.half_open) <= MAX_HALF_OPEN
+        kept = {"idle": 1000, "half-shaken": MAX_HALF_OPEN, "mixed": 200 + MAX_HALF_OPEN}[kind]
+        eventually(lambda: len(server._server.active_channels) >= kept)
         begun = time.monotonic()
         assert ask(server, "/metrics", scraper)[2] == METRICS
         times.append(time.monotonic() - begun)
@@ -461,7 +464,7 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
             assert ask(server, "/metrics", place.client())[0] == 200
             patch.setattr(server._server, "_make_room", broken)
             with socket.create_connection(server.address, timeout=20):
-                eventually(lambda: "taking a connection failed" in caplog.text)
+                eventually(lambda: "a connection could not be accepted" in caplog.text)
         assert ask(server, "/metrics", place.client())[0] == 200
     assert "the old one stays" in caplog.text
 
@@ -562,7 +565,9 @@ def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:
             assert json.loads(known)["reasons"] == ["the state is in /secret"]
 
 
-def test_wrong_passwords_leave_workers_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def held_passwords(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Comparing the password `wrong` lasts until the end; the event says that it has begun."""
     held, release = threading.Event(), threading.Event()
     compute = WebConfig.password_fits
 
@@ -573,21 +578,111 @@ def test_wrong_passwords_leave_workers_to_others(place: Place, monkeypatch: pyte
         return compute(config, user, password)
 
     monkeypatch.setattr(WebConfig, "password_fits", slow)
-    good, wrong = basic("prometheus", "correct horse"), basic("prometheus", "wrong")
-    with serving(place.write(users=HASHES, tls=None)) as server, ThreadPoolExecutor(8) as pool:
-        assert ask(server, "/metrics", Authorization=good)[0] == 200
-        asking = [pool.submit(ask, server, "/metrics", None, Authorization=wrong) for _ in range(8)]
-        try:
-            assert held.wait(20)
-            assert ask(server, "/healthz")[0] == 200
-            assert ask(server, "/metrics", Authorization=good)[0] == 200  # it was right before
-            eventually(lambda: sum(one.done() for one in asking) == 7)
-        finally:
-            release.set()
-        assert sorted(one.result()[0] for one in asking) == [401] + [503] * 7
-        assert ask(server, "/metrics", Authorization=wrong)[0] == 401
+    try:
+        yield held
+    finally:
+        release.set()
+
+
+GOOD, WRONG = basic("prometheus", "correct horse"), basic("prometheus", "wrong")
+
+
+def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        serving(place.write(users=HASHES, tls=None)) as server,
+        ThreadPoolExecutor(8) as pool,
+        held_passwords(monkeypatch) as held,
+    ):
+        assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
+        asking = [pool.submit(ask, server, "/metrics", None, Authorization=WRONG) for _ in range(8)]
+        assert held.wait(20)
+        for path in ("/metrics", "/", "/api/v1/events"):
+            assert ask(server, path, Authorization=GOOD)[0] == 200
+        assert ask(server, "/healthz")[0] == 200
+        assert ask(server, "/metrics", Authorization="Basic !!!")[0] == 401
+        assert not any(one.done() for one in asking)
+
+
+def test_what_waits_is_bounded_and_who_is_refused_is_told_when_to_come_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serving(place.write(users=HASHES, tls=None)) as server,
+        ThreadPoolExecutor(PER_ADDRESS + 4) as pool,
+        held_passwords(monkeypatch) as held,
+    ):
+        asking = [pool.submit(ask, server, "/metrics", None, Authorization=WRONG) for _ in range(PER_ADDRESS + 4)]
+        assert held.wait(20)
+        eventually(lambda: sum(one.done() for one in asking) == 3)  # one is being compared, eight wait
+        for one in asking:
+            if one.done():
+                assert (one.result()[0], one.result()[1]["Retry-After"]) == (429, "10")
+
+
+def test_a_password_that_was_changed_is_wrong_though_it_was_right_before(place: Place) -> None:
+    with serving(place.write(users=HASHES, tls=None)) as server:
+        assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
         place.write(users={"prometheus": HASHES["browser"]}, tls=None)
-        assert ask(server, "/metrics", Authorization=good)[0] == 401  # what was right is right no more
+        assert ask(server, "/metrics", Authorization=GOOD)[0] == 401
+
+
+def test_failed_logins_are_counted_and_logged_once_a_minute_with_their_addresses(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(place.write(users=HASHES, tls=None)) as server:
+        assert ask(server, "/metrics")[0] == 401  # a browser asks so first: that is no failed login
+        for given in (WRONG, basic("nobody", "wrong"), "Basic !!!"):
+            assert ask(server, "/metrics", Authorization=given)[0] == 401
+        assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
+        assert server.failed_logins == 3
+    assert caplog.text.count("failed logins: 1 from 127.0.0.1") == 1
+    assert caplog.text.count("failed logins") == 1
+    assert "nobody" not in caplog.text
+
+
+class Guesser(threading.Thread):
+    """Tries a new password as soon as the last one was refused, each over a new connection."""
+
+    def __init__(self, address: tuple[str, int], own: str, stop: threading.Event) -> None:
+        super().__init__()
+        self.tried = 0
+        self._address, self._own, self._stopped = address, own, stop
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            given = basic("prometheus", f"{self._own} {self.tried}")
+            connection = http.client.HTTPConnection(*self._address, timeout=20, source_address=(self._own, 0))
+            with suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/metrics", headers={"Authorization": given})
+                connection.getresponse().read()
+            connection.close()
+            self.tried += 1
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("shared", [False, True])
+def test_while_six_guess_a_right_password_that_is_new_is_let_in(place: Place, shared: bool) -> None:
+    """``shared``: all seven come from one address, as behind a proxy."""
+    users = {f"user-{number}": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode() for number in range(8)}
+    stop = threading.Event()
+    with serving(place.write(users=users, tls=None)) as server:
+        guessers = [Guesser(server.address, "127.0.0.1" if shared else f"127.0.0.{n + 2}", stop) for n in range(6)]
+        for guesser in guessers:
+            guesser.start()
+        try:
+            eventually(lambda: server.failed_logins >= 12)
+            times = []
+            for user in users:
+                begun = time.monotonic()
+                status, _, _ = ask(server, "/metrics", None, Authorization=basic(user, "right"))
+                assert status == 200
+                times.append(time.monotonic() - begun)
+        finally:
+            stop.set()
+            for guesser in guessers:
+                guesser.join(20)
+    # six wait before it, each for the delay and a hash; of other addresses at most one hash
+    assert max(times) < (10 * LONGEST_DELAY if shared else 1.0)
 
 
 @pytest.mark.alone

@@ -1,98 +1,73 @@
-"""The gate before the application: whose name is in ``Host``, who gives which password, and the headers of the file."""
+"""``AccessControl``: the name in ``Host`` and the password, checked before the application answers."""
 
 import base64
 import binascii
 import hashlib
 import os
-import threading
 from collections.abc import Iterable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from notbefore.web.access import Access
 from notbefore.web.app import ALWAYS, ANONYMOUS, App, Environ, StartResponse
 
-if TYPE_CHECKING:  # without the file, it is not needed
+if TYPE_CHECKING:  # an agent without the file does not import it
     from notbefore.web.web_config import WebConfig
 
-OPEN_TO_ALL: Final = ("/healthz", "/readyz")  # they answer without a password, but then tell nothing but yes or no
-PATIENCE: Final = 2.0  # seconds that a password waits for those before it
-WAITING: Final = 2  # passwords that wait at a time; each holds a worker
+LOGIN: Final = "notbefore.login"  # of the environ: a ``Login``
+PROBES: Final = ("/healthz", "/readyz")  # they answer without a password, but give no reasons then
 REMEMBERED: Final = 16  # passwords that were right
+RETRY_AFTER: Final = 10  # seconds; what a client is told whose password was not checked
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="notbefore", charset="UTF-8"')
 
 
-def guarded(app: App, access: Access) -> App:
-    """``app``, for those who may ask."""
-    passwords = Passwords()
+class Login(Enum):
+    """What is known of the user and password of a request."""
 
-    def gate(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        config = access.config()
-        extra = dict(config.http_server_config.headers.given()) if config is not None else {}
-
-        def start(status: str, headers: list[tuple[str, str]]) -> object:
-            return start_response(status, [pair for pair in headers if pair[0] not in extra] + list(extra.items()))
-
-        host = environ.get("HTTP_HOST", "")
-        if not access.accepts_host(host):
-            text = f"this agent is not known as {host[:100]!r}: if it is its name, add it to server.allowed_hosts\n"
-            return _refuse(environ, start, "421 Misdirected Request", text)
-        if config is not None and config.basic_auth_users:
-            given = environ.get("HTTP_AUTHORIZATION", "")
-            if not given and environ.get("PATH_INFO") in OPEN_TO_ALL:
-                environ[ANONYMOUS] = True
-            else:
-                may = passwords.fit(config, given)
-                if may is None:
-                    return _refuse(environ, start, "503 Service Unavailable", "too many passwords at a time\n")
-                if not may:
-                    return _refuse(environ, start, "401 Unauthorized", "user and password, please\n", CHALLENGE)
-        return app(environ, start)
-
-    return gate
+    MISSING = "missing"  # none was given
+    UNCHECKED = "unchecked"  # to be compared with the hash, which takes a while
+    RIGHT = "right"
+    WRONG = "wrong"
+    REFUSED = "refused"  # not checked: too many others are waiting
 
 
 class Passwords:
-    """Looks at passwords one at a time, so that wrong ones leave workers to others; a right one is remembered."""
+    """Compares passwords with the hashes of the web configuration, and remembers the last right ones.
+
+    ``check`` is for one thread at a time; ``recall`` never waits.
+    """
 
     def __init__(self) -> None:
-        self._computing = threading.Lock()
-        self._asking = threading.BoundedSemaphore(1 + WAITING)
         self._key = os.urandom(32)
         self._right: dict[bytes, None] = {}  # digests under a key of this process
 
-    def fit(self, config: "WebConfig", given: str) -> bool | None:
-        """Whether ``Authorization`` says who may ask; ``None`` if there are too many to look at."""
-        login = _login(given)
+    def recall(self, config: "WebConfig", authorization: str) -> Login:
+        """What can be said without computing a hash. ``authorization``: the header's value."""
+        if not authorization:
+            return Login.MISSING
+        login = _user_and_password(authorization)
         if login is None:
-            return False
-        user, password = login
-        known = repr((user, password, config.basic_auth_users.get(user))).encode()
-        digest = hashlib.blake2b(known, key=self._key).digest()
-        if digest in self._right:
-            return True
-        if not self._asking.acquire(blocking=False):
-            return None
-        try:
-            if not self._computing.acquire(timeout=PATIENCE):
-                return None
-            try:
-                fits = config.password_fits(user, password)
-                if fits:
-                    self._remember(digest)
-            finally:
-                self._computing.release()
-        finally:
-            self._asking.release()
-        return fits
+            return Login.WRONG
+        return Login.RIGHT if self._digest(config, *login) in self._right else Login.UNCHECKED
 
-    def _remember(self, digest: bytes) -> None:
+    def check(self, config: "WebConfig", authorization: str) -> Login:
+        """``RIGHT`` or ``WRONG``, by the hash: 70 ms for a hash of cost 10."""
+        login = _user_and_password(authorization)
+        if login is None or not config.password_fits(*login):
+            return Login.WRONG
         while len(self._right) >= REMEMBERED:
             self._right.pop(next(iter(self._right)))
-        self._right[digest] = None
+        self._right[self._digest(config, *login)] = None
+        return Login.RIGHT
+
+    def _digest(self, config: "WebConfig", user: str, password: bytes) -> bytes:
+        # with the hash: a password that was changed is not remembered any more
+        known = repr((user, password, config.basic_auth_users.get(user))).encode()
+        return hashlib.blake2b(known, key=self._key).digest()
 
 
-def _login(given: str) -> tuple[str, bytes] | None:
-    scheme, _, value = given.partition(" ")
+def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
+    scheme, _, value = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
@@ -100,6 +75,37 @@ def _login(given: str) -> tuple[str, bytes] | None:
         return (user.decode("utf-8"), password) if colon else None
     except (binascii.Error, ValueError):
         return None
+
+
+class AccessControl:
+    """A WSGI application: ``app`` for those who may read, with the headers of the web configuration."""
+
+    def __init__(self, app: App, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer a request."""
+        config = self._access.config()
+        extra = dict(config.http_server_config.headers.given()) if config is not None else {}
+
+        def start(status: str, headers: list[tuple[str, str]]) -> object:
+            return start_response(status, [pair for pair in headers if pair[0] not in extra] + list(extra.items()))
+
+        host = environ.get("HTTP_HOST", "")
+        if not self._access.accepts_host(host):
+            text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts\n"
+            return _refuse(environ, start, "421 Misdirected Request", text)
+        if config is not None and config.basic_auth_users:
+            login = environ.get(LOGIN)
+            if login is Login.MISSING and environ.get("PATH_INFO") in PROBES:
+                environ[ANONYMOUS] = True
+            elif login is Login.REFUSED:
+                retry = ("Retry-After", str(RETRY_AFTER))
+                return _refuse(environ, start, "429 Too Many Requests", "too many logins are waiting\n", retry)
+            elif login is not Login.RIGHT:
+                return _refuse(environ, start, "401 Unauthorized", "a user and a password are required\n", CHALLENGE)
+        return self._app(environ, start)
 
 
 def _refuse(environ: Environ, start: Any, status: str, text: str, *headers: tuple[str, str]) -> Iterable[bytes]:

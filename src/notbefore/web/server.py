@@ -1,8 +1,8 @@
-"""``HttpServer``: waitress, hardened against clients that connect and then say little or nothing.
+"""``HttpServer``: waitress, hardened against clients that connect and then send little or nothing.
 
-One thread polls all connections; only a complete request takes one of a few worker threads. Over TLS the same thread
-shakes hands, a little at a time between two looks at the others, and with the newest first: who comes to ask does not
-wait for a thousand who came before and are not in a hurry.
+One thread polls all connections; only a complete request occupies one of a few workers. TLS handshakes are made in the
+same thread, for a moment between two polls and with the newest connection first: a scrape does not wait for a thousand
+connections that came before it and send nothing.
 """
 
 import errno
@@ -20,26 +20,30 @@ from waitress.adjustments import Adjustments
 from waitress.server import TcpWSGIServer
 
 from notbefore.errors import ConfigError, ListenError
+from notbefore.web import memory
 from notbefore.web.access import Access
-from notbefore.web.auth import guarded
+from notbefore.web.auth import AccessControl
 from notbefore.web.channel import IDLE_PATIENCE, Channel, TlsChannel
+from notbefore.web.dispatcher import Dispatcher
 
 try:
     import resource
 except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
-WORKERS: Final = 4
 MAX_PORT: Final = 65_535
 MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
-MAX_HEADER: Final = 8 * 1024  # bytes; each connection may have that many under way
-MAX_BODY: Final = 1024  # bytes; nothing here reads a body
-CLEANUP: Final = 2.0  # seconds between two looks at the connections, while there are any
-OTHER_FILES: Final = 256  # what else may be open
-ACCEPTS: Final = 128  # connections taken from the backlog at a time
-UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
-FULL_PAUSE: Final = 1.0  # seconds without taking connections, where no file can be opened and none of ours be closed
-SHAKES: Final = 0.02  # seconds of handshakes between two looks at all connections
+MIN_CONNECTIONS: Final = 4  # however few files may be open
+MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
+MAX_BODY: Final = 1024  # bytes; no request here has a body
+MAX_HALF_OPEN: Final = 128  # handshakes that have begun and not ended; each holds 70 KiB
+CLEANUP: Final = 2.0  # seconds between two checks of the connections, while there are any
+OTHER_FILES: Final = 256  # files that are open beside the connections
+ACCEPTS: Final = 128  # connections accepted at a time
+MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
+ACCEPT_PAUSE: Final = 1.0  # seconds without accepting, where no file can be opened and no connection be closed
+HANDSHAKE_TIME: Final = 0.02  # seconds of handshakes between two polls
+FLOOD: Final = 100  # connections at a time; when so many are gone, their memory is given back
 
 log = logging.getLogger("notbefore.http")
 
@@ -47,12 +51,12 @@ log = logging.getLogger("notbefore.http")
 class HttpServer:
     """Serves a WSGI application at ``listen`` (``host:port``, ``[v6]:port``, ``:port`` for every address).
 
-    The constructor binds; it raises ``ListenError``, and ``ConfigError`` where ``access`` leaves the door open.
+    The constructor binds; it raises ``ListenError``, and ``ConfigError`` where the address needs protection.
     """
 
     def __init__(self, listen: str, app: Any, access: Access | None = None) -> None:
         self._access = access = access or Access()
-        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of each request that waits a moment
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of each request that waits
         files = _raise_file_limit()
         bound = _bind(listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
@@ -65,11 +69,10 @@ class HttpServer:
         for text in access.warnings(self.address[0]):
             log.warning(text)
         settings = Adjustments(
-            threads=WORKERS,
-            connection_limit=MAX_CONNECTIONS + ACCEPTS,  # _Server makes room before this is reached
+            connection_limit=MAX_CONNECTIONS + ACCEPTS,  # _Server closes some before
             cleanup_interval=CLEANUP,
             channel_timeout=IDLE_PATIENCE,
-            # no worker waits for a reader, and nothing goes to the disk: `relieve` sees to that
+            # no worker waits for a reader, and nothing goes to the disk: `drop_slow_readers` bounds it
             outbuf_high_watermark=sys.maxsize,
             outbuf_overflow=sys.maxsize,
             max_request_header_size=MAX_HEADER,
@@ -79,11 +82,13 @@ class HttpServer:
             log_socket_errors=False,
         )
         self._map: dict[int, Any] = {}
+        self._dispatcher = Dispatcher(access)
         sockinfo = (bound.family, bound.type, bound.proto, bound.getsockname())
         self._server = _Server(
-            guarded(app, access),
+            AccessControl(app, access),
             access=access,
-            room=max(WORKERS, files - OTHER_FILES - ACCEPTS),
+            max_connections=max(MIN_CONNECTIONS, files - OTHER_FILES - ACCEPTS),
+            dispatcher=self._dispatcher,
             map=self._map,
             _sock=bound,
             adj=settings,
@@ -94,6 +99,11 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
+    def failed_logins(self) -> int:
+        """Wrong passwords since the start."""
+        return self._dispatcher.logins.failures.count
+
+    @property
     def url(self) -> str:
         """Where it is reached from this machine."""
         host, port = self.address
@@ -102,72 +112,89 @@ class HttpServer:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
-        """Begin to serve, in threads of its own."""
+        """Serve, in threads of its own."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop within a second, whatever the connections are at."""
+        """Stop within a second, whatever the connections do."""
         self._stopping = True
         with suppress(OSError):  # it may be closed already
             self._server.pull_trigger()
         if self._thread.is_alive():
             self._thread.join(0.5)
-        self._server.task_dispatcher.shutdown(timeout=0.4)
+        self._dispatcher.shutdown(timeout=0.4)
         wasyncore.close_all(self._map, ignore_all=True)
 
     def _run(self) -> None:
         while not self._stopping:
             # without connections there is nothing to clean up, and a new one wakes the poll
             timeout = CLEANUP if self._server.active_channels else 3600.0
-            timeout = min(timeout, self._server.pause() or timeout)
+            timeout = min(timeout, self._server.accept_pause() or timeout)
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
-            self._server.shake()
-            self._server.relieve()
+            self._server.go_on_with_handshakes()
+            self._server.drop_slow_readers()
+            self._server.give_memory_back()
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
-    def __init__(self, *args: Any, access: Access, room: int, **kwargs: Any) -> None:
-        self.to_shake: list[TlsChannel] = []  # those whose handshake could go on
+    def __init__(self, *args: Any, access: Access, max_connections: int, **kwargs: Any) -> None:
+        self.handshakes: list[TlsChannel] = []  # those that can go on
+        self.half_open: dict[TlsChannel, None] = {}  # whose handshake has begun and not ended, the oldest first
         self._access = access
-        self._room = room  # for connections, by the limit of open files
-        self._said_full = False
-        self._full_until = 0.0
+        self._max_connections = max_connections  # by the limit of open files
+        self._full_logged = False
+        self._no_accept_until = 0.0
+        self._most_connections = 0  # since memory was last given back
         super().__init__(*args, **kwargs)
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
-        """What waitress makes of a new connection."""
+        """The channel of a new connection."""
         if self._access.context() is None:
             return Channel(*args, **kwargs)
         return TlsChannel(*args, context=self._access.context, **kwargs)
 
-    def shake(self) -> None:
-        """Go on with handshakes for a moment, the newest first; those not reached are found by the next poll."""
-        deadline = time.monotonic() + SHAKES
-        self.to_shake.sort(key=lambda channel: channel.waiting_since)
-        while self.to_shake and time.monotonic() < deadline:
-            self.to_shake.pop().shake()
-        self.to_shake.clear()
+    def go_on_with_handshakes(self) -> None:
+        """For a moment, the newest first; the next poll finds the others again."""
+        deadline = time.monotonic() + HANDSHAKE_TIME
+        self.handshakes.sort(key=lambda channel: channel.waiting_since)
+        while self.handshakes and time.monotonic() < deadline:
+            self.handshakes.pop().handshake()
+        self.handshakes.clear()
 
-    def relieve(self) -> None:
-        """When more waits to be read than there is room for, those go who have not read for longest."""
+    def begin_handshake(self, channel: TlsChannel) -> None:
+        """Make room for one more: at the limit the oldest one is closed."""
+        if len(self.half_open) >= MAX_HALF_OPEN:
+            next(iter(self.half_open)).handle_close()
+        self.half_open[channel] = None
+
+    def drop_slow_readers(self) -> None:
+        """Where too many bytes wait to be read, close those that have not read for longest."""
         waiting = [channel for channel in self.active_channels.values() if channel.total_outbufs_len]
         unread = sum(channel.total_outbufs_len for channel in waiting)
-        for channel in sorted(waiting, key=lambda one: one.moved):
-            if unread <= UNREAD:
+        for channel in sorted(waiting, key=lambda one: one.progress):
+            if unread <= MAX_UNREAD:
                 break
             unread -= channel.total_outbufs_len
             channel.handle_close()
 
-    def pause(self) -> float:
-        """For how many seconds yet no connection is taken."""
-        return max(0.0, self._full_until - time.monotonic())
+    def give_memory_back(self) -> None:
+        """After many connections at a time are gone."""
+        open_now = len(self.active_channels)
+        self._most_connections = max(self._most_connections, open_now)
+        if self._most_connections >= FLOOD and open_now <= self._most_connections // 10:
+            self._most_connections = open_now
+            memory.give_back()
+
+    def accept_pause(self) -> float:
+        """Seconds for which no connection is accepted yet."""
+        return max(0.0, self._no_accept_until - time.monotonic())
 
     def readable(self) -> bool:
-        """Whether the poll is to look for new connections."""
-        return bool(super().readable()) and not self.pause()
+        """Whether new connections are accepted."""
+        return bool(super().readable()) and not self.accept_pause()
 
     def handle_accept(self) -> None:
-        """Take many from the backlog at once: a scrape may be behind a thousand others."""
+        """Accept many at once: a scrape may wait behind a thousand others."""
         for _ in range(ACCEPTS):
             before = len(self._map)
             super().handle_accept()
@@ -176,38 +203,38 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         self._make_room()
 
     def handle_error(self) -> None:
-        """Say it, and go on listening: waitress would close the listener for good."""
-        log.error("taking a connection failed", exc_info=sys.exc_info())
+        """Log it, and go on listening: waitress would close the listener for good."""
+        log.error("a connection could not be accepted", exc_info=sys.exc_info())
 
     def maintenance(self, _now: float) -> None:
-        """Close who has had his time. waitress counts from the last byte: who drips would stay for ever."""
+        """Close the overdue. waitress counts from the last byte: a client that drips would stay for ever."""
         now = time.monotonic()
         for channel in list(self.active_channels.values()):
             if channel.overdue(now):
                 channel.handle_close()
 
     def _make_room(self) -> None:
-        """At the limit the oldest connections without a request go, so that a newcomer is served."""
-        excess = len(self.active_channels) - min(MAX_CONNECTIONS, self._room)
+        """At the limit, close the oldest connections without a request, so that a new one is served."""
+        excess = len(self.active_channels) - min(MAX_CONNECTIONS, self._max_connections)
         if excess > 0:
             self._close_oldest(excess)
 
     def accept(self) -> tuple[socket.socket, Any] | None:
-        """Take one connection from the backlog."""
+        """Accept one connection."""
         try:
-            taken: tuple[socket.socket, Any] | None = super().accept()
+            accepted: tuple[socket.socket, Any] | None = super().accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                if not self._said_full:
-                    log.error("no more files can be opened: the oldest connections are closed")  # noqa: TRY400 - that is all
-                self._said_full = True
-                if not self._close_oldest(1):  # who waits would wake the poll again at once, and for ever
-                    self._full_until = time.monotonic() + FULL_PAUSE
+                if not self._full_logged:
+                    log.error("no more files can be opened: the oldest connections are closed")  # noqa: TRY400 - the text says all
+                self._full_logged = True
+                if not self._close_oldest(1):  # the waiting one would wake the poll again at once, for ever
+                    self._no_accept_until = time.monotonic() + ACCEPT_PAUSE
             raise
-        return taken
+        return accepted
 
     def _close_oldest(self, excess: int) -> bool:
-        """Whether there was one to close."""
+        """Close as many; returns whether there was one."""
         waiting = sorted((c for c in self.active_channels.values() if not c.busy), key=lambda c: c.waiting_since)
         for channel in waiting[:excess]:
             channel.handle_close()
@@ -238,7 +265,7 @@ def _bind(listen: str) -> socket.socket:
 
 
 def _bind_everywhere(port: int) -> socket.socket | None:
-    """IPv6 and IPv4 at once; ``None`` where the machine has no IPv6."""
+    """A socket for IPv6 and IPv4; ``None`` where the machine has no IPv6."""
     if not socket.has_dualstack_ipv6():
         return None
     bound = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -255,7 +282,7 @@ def _bind_everywhere(port: int) -> socket.socket | None:
 
 
 def _raise_file_limit() -> int:
-    """Each connection is a file; the usual soft limit of 1,024 is less than ``MAX_CONNECTIONS``. Returns what holds."""
+    """Each connection is a file, and the usual soft limit is 1,024. Returns the limit that holds now."""
     wanted = MAX_CONNECTIONS + ACCEPTS + OTHER_FILES
     if resource is None:
         return wanted
