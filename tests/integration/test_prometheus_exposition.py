@@ -120,6 +120,16 @@ def test_many_scrapes_at_a_time_share_one_answer() -> None:
     assert bodies[1] is bodies[4]
 
 
+def test_a_scrape_after_a_change_shows_it() -> None:
+    tracked = Tracked()
+    exposition = MetricsText(
+        lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0))), interval=60.0, source=lambda: tracked
+    )
+    assert "azure_scheduled_event_info{" not in exposition.render("")[0].decode()
+    tracked = diff(tracked, document(item()), now(0)).tracked
+    assert "azure_scheduled_event_info{" in exposition.render("")[0].decode()
+
+
 def test_times_are_unix_seconds() -> None:
     tracked = diff(Tracked(), document(item()), now(0)).tracked
     body = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()

@@ -57,7 +57,7 @@ class AgentView:
         self._outbox = outbox
         self._preview = preview
         self._in_use = in_use
-        self._text = MetricsText(self._scraped)
+        self._text = MetricsText(self._scraped, source=lambda: state.snapshot.state)
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """``/metrics``: the body and the content type for this ``Accept`` header."""

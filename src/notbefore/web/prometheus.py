@@ -34,12 +34,18 @@ _PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMe
 class MetricsText:
     """Renders the families that ``read`` returns, and those of the process (CPU, memory, files).
 
-    ``read`` is called at most twice a second; scrapes between two calls share its result. Most families are the same as
-    at the last scrape, so their text is kept: rendering is the longest part of a scrape. Safe for several threads.
+    Scrapes within half a second share what ``read`` returned, unless ``source`` has changed meanwhile (see ``Recent``).
+    Most families are the same as at the last scrape, so their text is kept: rendering is the longest part of a scrape.
+    Safe for several threads.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Family]], interval: float = INTERVAL) -> None:
-        self._families = Recent(lambda: list(read()), interval)
+    def __init__(
+        self,
+        read: Callable[[], Iterable[Family]],
+        interval: float = INTERVAL,
+        source: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._families = Recent(lambda: list(read()), interval, source)
         self._process = ProcessCollector(registry=None)
         self._formats = {accept: _Format(accept) for accept in (TEXT, OPENMETRICS)}
 
