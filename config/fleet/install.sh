@@ -3,51 +3,90 @@
 #
 #   python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install '.[apprise]'
 #   /opt/notbefore/share/notbefore/fleet/install.sh [--config FILE] [--no-start]
+#   /opt/notbefore/share/notbefore/fleet/install.sh --uninstall [--purge]
 #
-# A configuration that is there stays unless --config gives another; one that is wrong, or names what the service cannot
-# read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
-# `url_credential: slack-url`. DESTDIR is put before every path that is written to, and nothing is started then.
+# A configuration that is there stays unless --config gives another; one that is wrong, holds a secret, or names what the
+# service cannot read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
+# `url_credential: slack-url`. --uninstall removes the service, and keeps its configuration, credentials and state, which
+# --purge removes as well. DESTDIR is put before every path that is written to, and nothing is started then.
 set -eu
 
 prefix=$(cd "$(dirname "$0")/../../.." && pwd)
-etc="${DESTDIR:-}/etc/notbefore"
-units="${DESTDIR:-}/etc/systemd/system"
-config='' start=yes wrong=''
+root="${DESTDIR:-}"
+etc="$root/etc/notbefore"
+units="$root/etc/systemd/system"
+config='' start=yes wrong='' remove='' purge=''
 
 fail() {
     echo "install.sh: $*" >&2
     exit 1
 }
 
+# standard input with one text instead of another, whatever signs are in them
+replace() {
+    FROM=$1 TO=$2 awk '{
+        rest = $0; line = ""
+        while (at = index(rest, ENVIRON["FROM"])) {
+            line = line substr(rest, 1, at - 1) ENVIRON["TO"]
+            rest = substr(rest, at + length(ENVIRON["FROM"]))
+        }
+        print line rest
+    }'
+}
+
+uninstall() {
+    [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may be gone already
+    rm -f "$units/notbefore.service" "$units/notbefore.service.d/credentials.conf"
+    if [ -n "$purge" ]; then
+        rm -rf "$etc" "$units/notbefore.service.d" "$root/var/lib/notbefore" "$root/var/lib/private/notbefore"
+    else
+        rmdir "$units/notbefore.service.d" 2>/dev/null || true # a drop-in of somebody else's stays
+        echo "kept: $etc and $root/var/lib/notbefore (--purge removes them)"
+    fi
+    [ "$start" = no ] || systemctl daemon-reload
+    echo "the package itself is still in $prefix"
+}
+
 while [ $# -gt 0 ]; do
     case $1 in
         --config) [ $# -gt 1 ] || fail "--config: expected a file"; config=$2; shift ;;
         --no-start) start=no ;;
-        *) fail "expected --config FILE or --no-start, got $1" ;;
+        --uninstall) remove=yes ;;
+        --purge) purge=yes ;;
+        *) fail "expected --config FILE, --no-start, --uninstall or --purge, got $1" ;;
     esac
     shift
 done
-[ -z "${DESTDIR:-}" ] || start=no # what is written there is for another system
+[ -z "$purge" ] || [ -n "$remove" ] || fail "--purge goes with --uninstall"
+[ -z "$root" ] || start=no # what is written there is for another system
+[ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "run it as root"
+if [ -n "$remove" ]; then
+    uninstall
+    exit 0
+fi
+case $prefix in
+    *[\"\'\\]*) fail "$prefix: systemd runs nothing from a path with a quote or a backslash in it" ;;
+esac
 [ -x "$prefix/bin/notbefore" ] || fail "$prefix/bin/notbefore is not there: install the package first, run the script out of it"
-[ -n "${DESTDIR:-}" ] || [ "$(id -u)" = 0 ] || fail "run it as root"
 
 install -d -m 0755 "$etc" "$units/notbefore.service.d"
 install -d -m 0700 "$etc/credentials"
 [ -n "$config" ] || [ -e "$etc/notbefore.yml" ] || config="$prefix/share/notbefore/notbefore.yml"
 
 # What is wrong is said before anything of the running service is touched. A new configuration is read where it will lie:
-# what it names is looked for beside it.
+# what it names is looked for beside it. Nobody else reads it until it is known that it holds no secret.
 checked="$etc/notbefore.yml" new="$etc/.notbefore.yml"
 if [ -n "$config" ]; then
     trap 'rm -f "$new"' EXIT
     trap 'exit 1' HUP INT TERM
-    install -m 0644 "$config" "$new"
+    install -m 0600 "$config" "$new"
     checked=$new
 fi
 export CREDENTIALS_DIRECTORY="$etc/credentials" # it is read with its secrets
-said=$("$prefix/bin/notbefore" check-config "$checked" 2>&1 >/dev/null) || wrong=yes
-[ -z "$said" ] || echo "$said" | sed -e "s#$new:#$config:#" -e "s#$new#$etc/notbefore.yml#" >&2
+said=$("$prefix/bin/notbefore" check-config ${config:+--no-inline-secrets} "$checked" 2>&1 >/dev/null) || wrong=yes
+[ -z "$said" ] || echo "$said" | replace "$new:" "$config:" | replace "$new" "$etc/notbefore.yml" >&2
 [ -z "$wrong" ] || exit 1
+[ -z "$config" ] || chmod 0644 "$new"
 
 # root can read it all, the service is a user of its own, in the groups that a drop-in gives it
 groups=$(cat "$units"/notbefore.service.d/*.conf 2>/dev/null | sed -n 's/^SupplementaryGroups= *//p' | tr -s ' \n' ,)
@@ -56,7 +95,7 @@ as_service() {
     if [ -n "${groups%,}" ]; then set -- --groups="${groups%,}" "$@"; else set -- --clear-groups "$@"; fi
     setpriv --reuid=$user --regid=$user "$@"
 }
-if ! as_service test -x "${DESTDIR:-/}" 2>/dev/null; then # no root, no such group here, or a directory of ours alone
+if ! as_service test -x "${root:-/}" 2>/dev/null; then # no root, no such group here, or a directory of ours alone
     echo "install.sh: whether the service's user can read its files was not checked" >&2
 else
     { echo "$checked"; "$prefix/bin/notbefore" check-config --files "$checked"; } | while IFS= read -r named; do
@@ -66,7 +105,9 @@ else
 fi
 [ -z "$config" ] || mv "$new" "$etc/notbefore.yml"
 
-sed "s#/opt/notbefore/#$prefix/#" "$prefix/share/notbefore/systemd/notbefore.service" >"$units/notbefore.service"
+# systemd reads a path in quotes, in which `%` begins a specifier
+replace /opt/notbefore/bin/notbefore "\"$(echo "$prefix/bin/notbefore" | replace % %%)\"" \
+    <"$prefix/share/notbefore/systemd/notbefore.service" >"$units/notbefore.service"
 {
     echo '[Service]'
     for file in "$etc"/credentials/*; do

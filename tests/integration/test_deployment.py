@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -87,6 +88,18 @@ def test_the_unit_gives_the_courier_its_time() -> None:
     assert unit["KillMode"] == "mixed", "the agent ends its courier"
     assert int(unit["TimeoutStopSec"]) > STOP_SECONDS + 5
     assert default_state_dir() == Path("/var/lib") / unit["StateDirectory"]
+
+
+def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None:
+    unit = dict(line.split("=", 1) for line in UNIT.read_text(encoding="utf-8").splitlines() if re.match(r"\w+=", line))
+    wrong = tmp_path / "notbefore.yml"
+    wrong.write_text("sink: {}\n", encoding="utf-8")
+    words = ("run", "--imds", "http://127.0.0.1:9", "--state-dir", tmp_path)
+    configuration = run(BIN / "notbefore", *words, wrong).returncode
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = run(BIN / "notbefore", *words, "--listen", f"127.0.0.1:{taken.getsockname()[1]}").returncode
+    assert unit["Restart"] == "always"
+    assert unit["RestartPreventExitStatus"].split() == [str(configuration), str(address)]
 
 
 # ---- Kubernetes

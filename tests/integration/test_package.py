@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -105,7 +106,7 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
     first = run(install, "--no-start", DESTDIR=str(destination))
     assert (first.returncode, first.stderr) == (0, "")
     assert (
-        f"ExecStart={prefix}/bin/notbefore run /etc/notbefore/notbefore.yml\n"
+        f'ExecStart="{prefix}/bin/notbefore" run /etc/notbefore/notbefore.yml\n'
         in (units / "notbefore.service").read_text()
     )
     credentials = (units / "notbefore.service.d" / "credentials.conf").read_text(encoding="utf-8")
@@ -202,3 +203,77 @@ def test_the_installer_takes_the_file_that_is_there_already(prefix: Path, destin
     assert (taken.returncode, taken.stderr) == (0, "")
     assert is_untouched(destination)
     assert (destination / "etc" / "systemd" / "system" / "notbefore.service").exists()
+
+
+@pytest.mark.parametrize(
+    ("sink", "key"),
+    [
+        ("slack: {url: 'https://hooks.example.org/hunter2'}", "slack.url"),
+        ("webhook: {url: 'https://example.org/in?key=hunter2'}", "webhook.url"),
+        ("webhook: {url: 'https://example.org/in/hunter2-is-a-long-one'}", "webhook.url"),
+        ("webhook: {url: 'https://example.org/in', secret: hunter2}", "webhook.secret"),
+    ],
+)
+def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_move_it(
+    prefix: Path, destination: Path, tmp_path: Path, sink: str, key: str
+) -> None:
+    mine = tmp_path / "mine.yml"
+    mine.write_text(f"sinks: {{oncall: {{{sink}}}}}\n", encoding="utf-8")
+    mine.chmod(0o600)
+    refused = installed(prefix, destination, mine)
+    assert refused.returncode == 1
+    assert f"can read: sinks.oncall.{key}. " in refused.stderr
+    assert "/etc/notbefore/credentials/NAME" in refused.stderr
+    assert "hunter2" not in refused.stderr
+    assert is_untouched(destination)
+    credentials = destination / "etc" / "notbefore" / "credentials"
+    (credentials / "slack-url").write_text("https://hooks.example.org/hunter2\n", encoding="utf-8")
+    mine.write_text("sinks: {oncall: {slack: {url_credential: slack-url}}}\n", encoding="utf-8")
+    assert installed(prefix, destination, mine).returncode == 0
+    assert (destination / "etc" / "notbefore" / "notbefore.yml").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["not before", "a#b&c", "50% more"])
+def test_the_installer_takes_a_prefix_with_signs_that_mean_something(
+    prefix: Path, destination: Path, tmp_path: Path, name: str
+) -> None:
+    other = tmp_path / name
+    shutil.copytree(prefix, other, symlinks=True)
+    (other / "bin" / "notbefore").write_text(f'#!/bin/sh\nexec "{prefix}/bin/notbefore" "$@"\n', encoding="utf-8")
+    wrong = tmp_path / "wrong #&.yml"
+    wrong.write_text("sink: {}\n", encoding="utf-8")
+    assert f"{wrong}:1: sink" in installed(other, destination, wrong).stderr
+    done = run(other / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
+    assert (done.returncode, done.stderr) == (0, "")
+    unit = destination / "etc" / "systemd" / "system" / "notbefore.service"
+    if shutil.which("systemd-analyze"):
+        verified = run("systemd-analyze", "verify", "--man=no", unit)
+        assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    (line,) = re.findall(r'ExecStart="(.*)" run', unit.read_text(encoding="utf-8"))
+    assert line.replace("%%", "%") == f"{other}/bin/notbefore"
+
+
+def test_the_installer_says_that_systemd_runs_nothing_from_there(
+    prefix: Path, destination: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "it's"
+    shutil.copytree(prefix, other, symlinks=True)
+    refused = run(other / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
+    assert (refused.returncode, "a quote or a backslash" in refused.stderr) == (1, True)
+
+
+def test_the_installer_removes_the_service_and_keeps_what_is_the_users(prefix: Path, destination: Path) -> None:
+    script = prefix / "share" / "notbefore" / "fleet" / "install.sh"
+    units, state = destination / "etc" / "systemd" / "system", destination / "var" / "lib" / "notbefore"
+    assert run(script, DESTDIR=str(destination)).returncode == 0
+    state.mkdir(parents=True)
+    (state / "notbefore.db").write_bytes(b"")
+    assert run(script, "--purge", DESTDIR=str(destination)).returncode == 1
+    removed = run(script, "--uninstall", DESTDIR=str(destination))
+    assert (removed.returncode, removed.stderr) == (0, "")
+    assert list(units.iterdir()) == []
+    assert (state / "notbefore.db").exists()
+    assert is_untouched(destination)
+    assert run(script, "--uninstall", "--purge", DESTDIR=str(destination)).returncode == 0
+    assert not state.exists()
+    assert not (destination / "etc" / "notbefore").exists()

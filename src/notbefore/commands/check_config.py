@@ -10,12 +10,13 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
+from urllib.parse import urlsplit
 
 from notbefore.commands.options import add_configuration, load_configuration
 from notbefore.commands.tables import table
-from notbefore.config.load import dump, files, warnings
+from notbefore.config.load import dump, files, plain_secrets, warnings
 from notbefore.config.model import Config
-from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig
+from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig, Webhook
 from notbefore.delivery.courier import known_secrets
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import ConnectableSink, Sink
@@ -27,6 +28,7 @@ from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
 from notbefore.web.access import access, load_web_config
 
+LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
 CANNOT_CONNECT: Final = "this sink cannot be checked without sending a message: use `notbefore drill`"
 
 
@@ -35,12 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     parser.add_argument("--connect", action="store_true", help="ask each sink whether it would accept a message")
     parser.add_argument("--files", action="store_true", help="list the other files that the configuration names")
+    parser.add_argument(
+        "--no-inline-secrets", action="store_true", help="fail where a secret stands in the file itself"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     config = load_configuration(options, None if options.connect else try_out)  # `connect` makes each sink by itself
+    if options.no_inline_secrets:
+        _refuse_inline_secrets(config)
     if options.files:
         web = config.server.web_config_file
         named = [*files(config), *(load_web_config(Path(web)).files if web else ())]
@@ -53,6 +60,27 @@ def run(options: argparse.Namespace) -> int:
         return connect(config, sys.stdout)
     sys.stdout.write(dump(config))
     return 0
+
+
+def _refuse_inline_secrets(config: Config) -> None:
+    """Raise ``ConfigError`` that says where each secret is to be moved."""
+    addresses = {f"sinks.{name}.webhook.url": sink.webhook for name, sink in config.sinks.items()}
+    plain = [key for key in plain_secrets(config) if not _holds_no_key(addresses.get(key))]
+    if plain:
+        raise ConfigError(
+            f"these secrets stand in the configuration, which every user of this machine can read: {', '.join(plain)}."
+            " Write each into a file of root's (install -m 0600 /dev/stdin /etc/notbefore/credentials/NAME) and name it"
+            " instead: KEY_credential: NAME, or for a header {credential: NAME}"
+        )
+
+
+def _holds_no_key(webhook: Webhook | None) -> bool:
+    """Whether its address is host and path alone, without a user, a query, or a part of the path that is like a key."""
+    if webhook is None:
+        return False
+    url = urlsplit(webhook.url.reveal())
+    words = max(map(len, url.path.split("/"))) <= LONGEST_WORD
+    return words and not (url.username or url.password or url.query or url.fragment)
 
 
 def connect(config: Config, out: TextIO) -> int:
