@@ -497,6 +497,11 @@ def refusing(second: int, vm: FleetVm) -> None:
     vm.figures = replace(vm.figures, config=ConfigFigures(refused=second >= 120))
 
 
+def guessed(second: int, vm: FleetVm) -> None:
+    """A few by mistake, then two a second from the third minute to the fifth: 240, and what Prometheus extrapolates."""
+    vm.figures = replace(vm.figures, auth_failures=5 + 2 * max(0, min(second, 300) - 180))
+
+
 def approving(second: int, vm: FleetVm) -> None:
     """Made at once, and failed after two minutes."""
     counts = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
@@ -679,6 +684,21 @@ CASES += [
                 Told(of_agent(), "web_0: the configuration of notbefore was not taken over"),
             ),
         ],
+    ),
+    Case(
+        "passwords are guessed, and then no more",
+        agent(guessed),
+        [
+            seen(180, "NotbeforeLoginsFailing"),
+            seen(300, "NotbeforeLoginsFailing", Told(of_agent(), "web_0: 245 logins failed within 10 minutes")),
+            seen(960, "NotbeforeLoginsFailing"),
+        ],
+        minutes=20,
+    ),
+    Case(
+        "no password is needed",
+        agent(lambda _second, _vm: None),
+        [seen(300, "NotbeforeLoginsFailing")],
     ),
 ]
 

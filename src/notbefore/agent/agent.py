@@ -108,6 +108,7 @@ class Agent:
             courier=self._couriers.figures,
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
+            auth_failures=self._server.auth_failures,
             since=self._started,
         )
 

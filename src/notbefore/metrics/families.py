@@ -195,6 +195,11 @@ LAST_RELOAD: Final = Metric(
     "gauge",
     "0 while the last reload of the configuration is one that failed.",
 )
+AUTH_FAILURES: Final = Metric(
+    "notbefore_http_auth_failures",
+    "counter",
+    "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
+)
 CONFIG_LOADED: Final = Metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
 )
@@ -408,6 +413,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(RELOADS, _by_one(config.reloads))
     yield Family(LAST_RELOAD, _once(float(not config.refused)))
     yield Family(CONFIG_LOADED, _once(config.loaded))
+    yield Family(AUTH_FAILURES, _once(figures.auth_failures))
     yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
     yield Family(VM, {vm: 1.0} if figures.vm else {})

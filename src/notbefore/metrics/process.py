@@ -77,5 +77,6 @@ class Figures(Struct, frozen=True):
     store_degraded: bool = False
     store_damaged: int = 0  # files set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
+    auth_failures: int | None = None  # of the listener; None where no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count

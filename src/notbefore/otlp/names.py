@@ -38,6 +38,7 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
     "notbefore_events_without_series": "{event}",
     "notbefore_otlp_exports": "{export}",
     "notbefore_outbox_rows": "{delivery}",
+    "notbefore_http_auth_failures": "{request}",
     "notbefore_polls": "{poll}",
     "notbefore_series_folded": "{label}",
     "notbefore_store_damaged_files": "{file}",

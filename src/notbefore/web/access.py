@@ -88,6 +88,11 @@ class Access:
         return self._context
 
     @property
+    def has_passwords(self) -> bool:
+        """Whether the configuration in use has users."""
+        return self._config is not None and bool(self._config.basic_auth_users)
+
+    @property
     def _protections(self) -> frozenset[str]:
         return self._config.protections if self._config is not None else frozenset()
 

@@ -103,6 +103,7 @@ class LoginThread:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        self.failures.write(float("inf"))
 
     def _run(self) -> None:
         while not self._stopping:

@@ -99,9 +99,9 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
-    def failed_logins(self) -> int:
-        """Wrong passwords since the start."""
-        return self._dispatcher.logins.failures.count
+    def auth_failures(self) -> int | None:
+        """Requests with a wrong user or password since the start; ``None`` where no password is needed."""
+        return self._dispatcher.logins.failures.count if self._access.has_passwords else None
 
     @property
     def url(self) -> str:
