@@ -37,7 +37,11 @@ TESTS: Final = {
     "store/outbox": ["tests/integration/test_outbox.py"],
     "store/outbox_intake": ["tests/integration/test_outbox.py"],
     "store/outbox_reader": ["tests/integration/test_outbox.py", "tests/integration/test_outbox_command.py"],
-    "agent/tracker": ["tests/integration/test_tracker.py", "tests/integration/test_freeze.py"],
+    "agent/tracker": ["tests/integration/test_tracker.py"],
+    "agent/state": ["tests/integration/test_tracker.py"],
+    "agent/approval_log": ["tests/integration/test_tracker.py", "tests/integration/test_start_request.py"],
+    "agent/clock": ["tests/integration/test_tracker.py", "tests/integration/test_freeze.py"],
+    "agent/freeze": ["tests/integration/test_freeze.py"],
     "agent/start_request": ["tests/integration/test_start_request.py"],
 }
 # of functions and classes: what says nothing about their behaviour, or says it to Python alone

@@ -272,3 +272,355 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
         later = agents.clock.now().timestamp()
         due = outbox.exchange(CourierTurn([], {"chat": 9, "pager": 9}, later))
     assert [one.kind for one in due] == (["updated", "updated"] if announce_by == "affected" else [])
+
+
+# ---- a restart
+
+
+def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.die()
+    agents.boot()
+    agents.sees(MINE)
+    assert agents.now.freeze_meter.running
+    agents.clock.go(30)  # a freeze, and in it the event starts
+    agents.sees(BEGUN)
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
+
+
+def test_nothing_is_measured_while_no_event_of_this_vm_is_listed(agents: Agents) -> None:
+    agents.sees()
+    assert not agents.now.freeze_meter.running
+    agents.sees(OTHERS)
+    assert not agents.now.freeze_meter.running
+    agents.sees(MINE)
+    assert agents.now.freeze_meter.running
+    agents.sees()
+    assert not agents.now.freeze_meter.running
+
+
+def test_a_gap_before_the_last_good_answer_is_no_interruption(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.clock.go(30)
+    agents.now.tracker.handle(UNCHANGED)
+    agents.sees(BEGUN)
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(0.9))
+
+
+def test_without_a_meter_the_lag_of_the_poll_is_the_gap(agents: Agents) -> None:
+    agents.sees()
+    agents.clock.go(1)
+    agents.now.tracker.handle(Poll(7.5, 0.01, body=body(BEGUN, incarnation=9)))
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", 7.5)
+
+
+def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Agents) -> None:
+    """Else the agent that stopped in order would seem to be the last one that ran."""
+    agents.sees()
+    agents.sees(MINE)
+    agents.die(in_order=True)
+    agents.clock.go(60)
+    agents.boot()
+    agents.sees(MINE)
+    answered = agents.clock.now()
+    agents.die()  # killed
+    agents.clock.go(40)
+    agents.boot("second")
+    known = agents.now.known.state
+    assert (known.clean, known.seen, known.beat, known.boot_id) == (False, answered, answered, "first")
+    agents.sees(BEGUN)
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", None)
+
+
+def test_what_did_not_change_is_not_written_again(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    changed = agents.clock.now()
+    agents.waits(5, UNCHANGED)
+    agents.die()
+    agents.boot()
+    assert agents.now.known.state.seen == changed
+
+
+def test_a_stop_before_the_first_answer_claims_nothing(agents: Agents) -> None:
+    agents.sees()
+    agents.die()
+    agents.boot("second")
+    agents.die(in_order=True)
+    agents.boot("second")
+    known = agents.now.known.state
+    assert (known.clean, known.boot_id) == (False, "first")
+
+
+def test_before_the_first_answer_of_a_boot_no_beat_is_written(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    begun = agents.clock.now()
+    agents.die()
+    agents.boot("second")
+    agents.waits(20, None)
+    assert agents.now.known.state.beat == begun
+    agents.die()
+    agents.boot("second")
+    assert agents.now.known.state.beat == begun
+
+
+def test_beats_are_written_only_while_an_event_of_this_vm_is_started(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    seen = agents.clock.now()
+    agents.waits(5, UNCHANGED)
+    agents.die()
+    agents.boot()
+    assert agents.now.known.state.beat == seen
+    agents.sees(BEGUN)
+    agents.waits(5, REFUSED)
+    agents.die()
+    agents.boot()
+    assert agents.now.known.state.beat == agents.clock.now()
+    assert agents.now.known.state.seen != agents.clock.now()
+
+
+def test_counting_goes_on_after_a_restart_from_where_it_began(agents: Agents) -> None:
+    began = agents.clock.now()
+    agents.sees(MINE)
+    agents.die()
+    agents.boot()
+    agents.sees()
+    totals = agents.now.known.state.totals
+    assert totals.since == began
+    assert sum(totals.changes.values()) == 2
+
+
+# ---- what is counted and logged
+
+
+def test_each_poll_is_counted_once_by_its_result(agents: Agents) -> None:
+    agents.sees(MINE)
+    agents.now.tracker.handle(Poll(0.25, 0.02))
+    agents.now.tracker.handle(UNCHANGED)
+    status = agents.now.known.poll
+    assert {result: count for result, count in status.figures.results.items() if count} == {
+        "changed": 1,
+        "unchanged": 2,
+    }
+    assert status.figures.duration.count == 3
+    assert status.figures.duration.sum == pytest.approx(0.04)
+    agents.now.tracker.handle(Poll(0.25, 0.02))
+    assert agents.now.known.poll.figures.beat_lag == 0.25
+    agents.now.tracker.handle(Poll(0.5, 2.0, error=ImdsError("refused", "no")))
+    figures = agents.now.known.poll.figures
+    assert (figures.beat_lag, figures.duration.count, figures.results["refused"]) == (0.5, 5, 1)
+
+
+FLAWED = {**MINE, "NotBefore": "soon"}
+UNREADABLE = {**MINE, "EventId": "broken", "EventType": 7}
+
+
+def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
+    agents: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
+    agents.sees(FLAWED, UNREADABLE, {"EventType": "Freeze"})
+    agents.waits(3, UNCHANGED)
+    known = agents.now.known
+    assert sum(known.poll.figures.flaws.values()) == 3
+    assert len(known.poll.flaws) == 3
+    assert known.unreadable == 2
+    assert agents.now.listed.flawed == {ID.casefold(), "broken"}
+    lines = [one.getMessage() for one in caplog.records if "cannot be read" in one.getMessage()]
+    assert len(lines) == 3
+    assert lines == [
+        f"event {ID} cannot be read in full (not_before)",
+        "event broken cannot be read (event_type): what was known of it is kept",
+        "an event without a readable id cannot be read (event_id): what was known of it is kept",
+    ]
+    agents.sees(FLAWED)
+    assert sum(agents.now.known.poll.figures.flaws.values()) == 4
+    assert agents.now.known.unreadable == 0
+
+
+def test_a_document_that_is_none_leaves_what_is_known_of_the_last_one(agents: Agents) -> None:
+    agents.sees(FLAWED)
+    agents.now.tracker.handle(Poll(0.0, 0.01, body=b"garbage"))
+    assert agents.now.listed.flawed == {ID.casefold()}
+    assert set(agents.now.listed.events) == {ID.casefold()}
+    assert agents.now.known.poll.failure == "rejected"
+    agents.sees(MINE)
+    assert agents.now.known.poll.failure is None
+    assert agents.now.known.poll.figures.documents_rejected["not_json"] == 1
+
+
+def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
+    agents: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    agents.sees()
+    agents.waits(3, REFUSED)
+    agents.waits(3, Poll(0.0, 0.01, error=ImdsError("timeout", "slow")))
+    assert agents.now.known.poll.failure == "timeout"
+    agents.waits(3, UNCHANGED)
+    assert [one.getMessage() for one in caplog.records if "IMDS" in one.getMessage()] == [
+        f"IMDS: {ImdsError('refused', 'no')}; asking again, and going on with what is known",
+        f"IMDS: {ImdsError('timeout', 'slow')}; asking again, and going on with what is known",
+        "IMDS answers again",
+    ]
+
+
+def test_the_api_version_in_use_is_a_figure_and_decides_how_a_document_is_read(agents: Agents) -> None:
+    agents.sees(MINE)
+    agents.now.tracker.use_api_version("2017-03-01")
+    assert agents.now.known.poll.figures.api_version == "2017-03-01"
+    agents.sees({**MINE, "Resources": [f"_{ME}"]})
+    assert agents.now.listed.events[ID.casefold()].event.resources == (ME,)
+    assert not agents.now.known.poll.outdated
+
+
+# ---- who this VM is
+
+
+def test_the_configured_name_overrides_the_one_of_imds(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    agents.sees(MINE, OTHERS)
+    agents.now.settings = ChangeSettings(vm_name=PEER)
+    agents.identify(None)
+    assert agents.now.known.vm == Vm(name=PEER)
+    assert [one.scope for one in agents.now.listed.events.values()] == ["peer", "self"]
+    agents.identify(Vm(name=ME, location="westeurope"))
+    assert agents.now.known.vm == Vm(name=PEER, location="westeurope")
+    agents.now.settings = ChangeSettings()
+    agents.identify(None)
+    assert agents.now.known.vm == Vm(name=ME, location="westeurope")
+    assert [one.scope for one in agents.now.listed.events.values()] == ["self", "peer"]
+    names = [one.getMessage() for one in caplog.records if "this VM is" in one.getMessage()]
+    assert names == [f"this VM is {PEER}", f"this VM is {PEER}", f"this VM is {ME}"]
+
+
+def test_who_the_vm_is_is_logged_once_and_known_after_a_kill(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    agents.sees()
+    agents.identify(Vm(name=PEER))
+    agents.identify(Vm(name=PEER))
+    agents.identify(None)
+    assert caplog.text.count(f"this VM is {PEER}") == 1
+    agents.die()
+    caplog.clear()
+    agents.boot(vm=None)
+    assert agents.now.known.vm == Vm(name=PEER)
+    assert "this VM is" not in caplog.text
+
+
+def test_learning_the_name_is_no_answer_of_imds(agents: Agents) -> None:
+    agents.sees(MINE)
+    answered = agents.now.known.poll.answered
+    agents.clock.go(300)
+    agents.identify(Vm(name=PEER))
+    assert agents.now.known.poll.answered == answered
+    agents.die()
+    agents.boot(vm=None)
+    assert answered is not None
+    assert agents.now.known.state.seen == answered.wall
+
+
+def test_learning_the_name_before_the_first_answer_claims_nothing_of_the_events(agents: Agents) -> None:
+    agents.sees(MINE)
+    agents.die()
+    agents.boot(vm=None)
+    agents.identify(Vm(name=PEER))
+    assert agents.now.listed.events[ID.casefold()].scope == "self"
+    agents.sees(MINE)
+    assert agents.now.listed.events[ID.casefold()].scope == "peer"
+
+
+def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents, tmp_path: Path) -> None:
+    agents.routes("chat", announce_by="all")
+    agents.sees(OTHERS)
+    now = agents.clock.now().timestamp()
+    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
+        (one,) = outbox.exchange(CourierTurn([], {"chat": 1}, now))
+        outbox.exchange(CourierTurn([DeliveryResult(one.delivery_id, "delivered", now, repeat=60)], {}, now))
+        agents.identify(Vm(name="WestNO_7"))
+        assert [row.state for row in outbox.rows()] == ["repeating"]
+
+
+# ---- who is called, and what is promised then
+
+
+def test_the_listeners_are_called_after_the_change_was_written(agents: Agents) -> None:
+    agents.sees()
+    assert (agents.now.changes, agents.now.deliveries) == (0, 0)
+    agents.sees(MINE)
+    assert (agents.now.changes, agents.now.deliveries) == (1, 0)
+    agents.routes("chat")
+    agents.sees(MINE, item("second"))
+    assert (agents.now.changes, agents.now.deliveries) == (2, 1)
+    agents.waits(2, UNCHANGED)
+    assert (agents.now.changes, agents.now.deliveries) == (2, 1)
+
+
+def test_an_answer_is_published_with_the_state_that_it_led_to(agents: Agents) -> None:
+    """Whoever sees an answer may count on it that what it said is known, and written."""
+    published = list[tuple[bool, int]]()
+    write = agents.now.store.write
+
+    def writing() -> bool:
+        known = agents.now.known
+        published.append((known.poll.answered is not None, len(known.state.tracked.events)))
+        return write()
+
+    agents.now.store.write = writing  # type: ignore[method-assign]  # to look at what is published meanwhile
+    agents.sees(MINE)
+    assert published == [(False, 0)]
+    assert agents.now.known.poll.answered is not None
+    assert set(agents.now.known.state.tracked.events) == {ID.casefold()}
+
+
+@pytest.mark.parametrize("moved", ["wall", "steady", "booted"])
+def test_knowledge_is_old_after_a_freeze_whichever_clock_shows_it(agents: Agents, moved: str) -> None:
+    agents.sees(MINE)
+    agents.clock.go(15)
+    assert agents.now.listed.fresh
+    agents.clock.go(
+        1 if moved == "wall" else 0, **{"steady": 0, "booted": 0, **({} if moved == "wall" else {moved: 1})}
+    )
+    assert not agents.now.listed.fresh
+
+
+def test_nothing_is_fresh_before_the_first_answer_of_this_process(agents: Agents) -> None:
+    agents.sees(MINE)
+    agents.die()
+    agents.boot()
+    listed = agents.now.listed
+    assert set(listed.events) == {ID.casefold()}
+    assert not listed.answered
+    assert not listed.fresh
+    agents.sees(MINE)
+    assert agents.now.listed.answered
+
+
+def test_an_event_that_could_not_be_read_is_listed_and_not_readable(agents: Agents) -> None:
+    agents.sees(MINE)
+    assert agents.now.listed.readable(ID.casefold()) == agents.now.listed.events[ID.casefold()]
+    agents.sees({**MINE, "EventType": 7})
+    assert ID.casefold() in agents.now.listed.events
+    assert agents.now.listed.readable(ID.casefold()) is None
+    assert agents.now.listed.readable("other") is None
+
+
+def test_what_cannot_be_written_is_said_and_kept(agents: Agents) -> None:
+    agents.sees(MINE)
+    attempt = ApprovalAttempt(agents.now.listed.events[ID.casefold()], "rule")
+    assert agents.now.approvals.write(attempt)
+    agents.now.store.degraded = "the disk is full"
+    assert not agents.now.approvals.write(attempt.ended("over"))
+    assert agents.now.listed.attempts[ID.casefold()].state == "done"
+    agents.now.store.retry()
+    agents.die()
+    agents.boot()
+    assert agents.now.listed.attempts[ID.casefold()].state == "done"

@@ -40,7 +40,7 @@ class AgentSnapshot(Struct, frozen=True):
     @property
     def vm_name(self) -> str | None:
         """The name that this VM has in ``Resources``; ``None`` while it is not known."""
-        return (self.vm.name or None) if self.vm is not None else None
+        return name_of(self.vm)
 
     @property
     def unreadable(self) -> int:
@@ -160,9 +160,13 @@ class AgentState:
         if not changes:
             return []
         vm, routing = self.vm_of(state), self._settings().routing
-        name = vm.name if vm is not None else None
         found = []
         for change in changes:
             line = Record.of(change, vm).line()
-            found.append(StoredChange(change, line, deliveries(change, line, routing, name)))
+            found.append(StoredChange(change, line, deliveries(change, line, routing, name_of(vm))))
         return found
+
+
+def name_of(vm: Vm | None) -> str | None:
+    """The name of a VM; ``None`` while it is not known."""
+    return (vm.name or None) if vm is not None else None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from notbefore.agent.approval_log import without_old
 from notbefore.agent.clock import Instant
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.state import AgentState, PollStatus
+from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
 from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import Observation, diff
@@ -101,7 +101,7 @@ class Tracker:
     def _observation(self, state: StoredState, now: Instant, gap: Gap) -> Observation:
         answered = self._state.snapshot.poll.answered
         rebooted = state.boot_id not in ("", self._clock.boot_id)
-        name = _name(self._state.vm_of(state))
+        name = name_of(self._state.vm_of(state))
         if answered is not None:
             return Observation(now.wall, name, now.since(answered), rebooted, gap)
         # the first good answer of this process, which measured no gap before it
@@ -137,7 +137,7 @@ class Tracker:
             identified = replace(state, vm=vm or state.vm)
             made = None
             if self._document is not None and self._state.snapshot.poll.answered is not None:
-                name = _name(self._state.vm_of(identified))
+                name = name_of(self._state.vm_of(identified))
                 observation = Observation(self._clock.now(), name, 0.0, rebooted=False)
                 made = self._compare(identified, self._document, observation)
             if made is not None:
@@ -162,9 +162,8 @@ def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
 
 def _log_flaws(flaws: Iterable[Flaw]) -> None:
     for flaw in flaws:
-        kept = "; what was known of it is kept" if flaw.rejected else ""
-        log.warning("event %s: its %s cannot be read%s", flaw.event_id, flaw.reason, kept)
-
-
-def _name(vm: Vm | None) -> str | None:
-    return (vm.name or None) if vm is not None else None
+        which = f"event {flaw.event_id}" if flaw.event_id is not None else "an event without a readable id"
+        if flaw.rejected:
+            log.warning("%s cannot be read (%s): what was known of it is kept", which, flaw.reason)
+        else:
+            log.warning("%s cannot be read in full (%s)", which, flaw.reason)
