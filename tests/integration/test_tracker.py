@@ -204,7 +204,10 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     agents.clock.go(15 * 60 - 120)
     later = agents.clock.now().timestamp()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        assert [one.kind for one in outbox.exchange(CourierTurn([], {"chat": 9}, later))] == ["announced"]
+        (announced,) = outbox.exchange(CourierTurn([], {"chat": 9}, later))
+        assert announced.kind == "announced"
+        delivered = DeliveryResult(announced.delivery_id, "delivered", later)
+        assert outbox.exchange(CourierTurn([delivered], {"chat": 9}, later)) == []
     agents.sees({**MINE, "Description": "other"})
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
