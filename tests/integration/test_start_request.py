@@ -1,11 +1,12 @@
 """A start request whose world changes in the very moment in which it is written down."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,21 +14,24 @@ import pytest
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import SHORT_WAIT, Approver
 from notbefore.agent.clock import Clock
-from notbefore.agent.start_request import ApprovalSettings, StartRequest
+from notbefore.agent.start_request import CHECK_INTERVAL, ApprovalSettings, StartRequest
 from notbefore.agent.state import AgentState
-from notbefore.core.approval import OPERATOR, ApprovalAttempt, Policy, Rule, RuleMatch, judge
+from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, Rule, RuleMatch, judge
 from notbefore.core.change import Change
+from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
 from notbefore.errors import ImdsError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.poller import Poll
 from notbefore.simulator.server import Simulator
+from support.agent import eventually
 from support.azure import ID, ME, PEER, body, item
 from support.tracking import Tracking
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
-ON = Policy(enabled=True, dry_run=False, rules=(Rule(RuleMatch(event_type=("Freeze",))),))
+FREEZES = RuleMatch(event_type=("Freeze",))
+ON = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES),))
 
 
 def listed(**fields: Any) -> bytes:
@@ -43,7 +47,7 @@ class World:
         self.agent = Tracking(directory, self.clock)
         self.agent.tracker.identify(Vm(name=ME))
         self.approvals = WatchedLog(self.agent.state)
-        self.policy = ON
+        self.policy, self.allowed, self.api_version = ON, True, "2020-07-01"
         self.stop = threading.Event()
         self.sees(listed())
 
@@ -52,7 +56,7 @@ class World:
         self.agent.tracker.handle(Poll(0.0, 0.0, document))
 
     def settings(self) -> ApprovalSettings:
-        return ApprovalSettings(self.policy, self.imds.endpoint, "2020-07-01", allowed=True)
+        return ApprovalSettings(self.policy, self.imds.endpoint, self.api_version, self.allowed)
 
     def request(self, rule: str = "rules[0]", patience: float | None = None, **values: Any) -> StartRequest:
         """To approve the one event."""
@@ -186,18 +190,388 @@ def test_imds_is_not_waited_for_beyond_not_before(world: World, monkeypatch: pyt
     assert 1 <= timeouts[0] <= TIMEOUT - 2
 
 
+class Waits(threading.Event):
+    """``stop`` of a request that never waits; what it would have waited is kept, and may change the world."""
+
+    def __init__(self, at_wait: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self._at_wait = at_wait
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        self._at_wait()
+        return self.is_set()
+
+
 @pytest.mark.parametrize(("asked", "waited"), [(None, 2.0), (0.0, 1.0), (7.0, 7.0), (600.0, 60.0)])
 def test_what_imds_asks_for_is_waited(world: World, asked: float | None, waited: float) -> None:
-    class Stop(threading.Event):
-        waits: ClassVar[list[float | None]] = []
-
-        def wait(self, timeout: float | None = None) -> bool:
-            self.waits.append(timeout)
-            return True
-
-    world.stop = stop = Stop()
+    world.stop = stop = Waits()
     world.request(requests=2)._pause(ImdsError("throttled", retry_after=asked))
     assert stop.waits == [waited]
+
+
+def test_pauses_grow_to_a_minute_and_the_first_failures_are_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.stop = stop = Waits()
+    logged = []
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 59, 60, 61):
+        caplog.clear()
+        world.request(requests=count)._pause(ImdsError("timeout", "slow"))
+        if caplog.records:
+            logged.append(count)
+    assert stop.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+    assert logged == [1, 2, 3, 4, 60]
+    assert "again in 60 s" not in caplog.text
+    world.stop.set()
+    world.request(requests=1)._pause(ImdsError("timeout", "slow"))
+    assert not caplog.records  # whoever stops the agent needs no line for each request
+
+
+def test_nobody_pauses_beyond_the_patience_of_the_operator(world: World) -> None:
+    world.stop = stop = Waits()
+    request = world.request(requests=6, patience=10.0)
+    request._pause(ImdsError("timeout"))
+    world.clock.ahead += 30
+    request._pause(ImdsError("timeout"))
+    assert stop.waits == [pytest.approx(10, abs=1), 0.0]
+
+
+def test_it_is_sent_again_until_imds_takes_it(world: World) -> None:
+    world.stop = stop = Waits()
+    world.imds.fault("start-status", 500, times=3)
+    assert world.send() == "accepted"
+    assert stop.waits == [1, 2, 4]
+    assert world.imds.start_requests == [ID]
+    assert world.ends[-1]["azure.scheduled_event.approval.requests"] == 4
+
+
+def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:
+    world.stop = stop = Waits()
+    world.imds.fault("start-status", 400, times=1)
+    assert world.send() == "refused"
+    assert stop.waits == []
+    assert world.ends[-1]["azure.scheduled_event.change"] == "approval_failed"
+    assert world.imds.start_requests == []
+
+
+def test_where_imds_was_asked_and_never_answered_it_failed_and_says_with_what(world: World) -> None:
+    world.stop = Waits(lambda: world.sees(body()))
+    world.imds.fault("start-status", 500, times=1)
+    assert world.send() == "no_answer"
+    (end,) = world.ends
+    assert end["azure.scheduled_event.change"] == "approval_failed"
+    assert end["azure.scheduled_event.approval.detail"].startswith("it is gone; ")
+    assert end["azure.scheduled_event.approval.requests"] == 1
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert attempt.outcome == f"approval_failed (no_answer): {end['azure.scheduled_event.approval.detail']}"
+
+
+def test_without_an_answer_of_imds_it_is_waited_for_one(world: World) -> None:
+    def answer() -> None:
+        if len(stop.waits) == 3:
+            world.sees(listed())
+
+    world.clock.ahead += 16  # what is known is old
+    world.stop = stop = Waits(answer)
+    assert world.send() == "accepted"
+    assert stop.waits == [CHECK_INTERVAL] * 3
+
+
+def test_an_event_that_could_not_be_read_is_not_approved_until_it_can_be(world: World) -> None:
+    world.sees(body({"EventType": "Freeze"}))  # it may be this one: it has no id
+    world.stop = stop = Waits(lambda: world.sees(listed()))
+    assert world.send() == "accepted"
+    assert stop.waits == [CHECK_INTERVAL]
+
+
+def test_an_operator_is_not_kept_waiting_for_an_imds_that_is_silent(world: World) -> None:
+    world.clock.ahead += 16
+    world.stop = Waits(lambda: setattr(world.clock, "ahead", world.clock.ahead + 4))
+    request = world.request(OPERATOR, patience=10.0, step="")
+    request.send()
+    assert world.reason == "no_answer"
+    assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "IMDS does not answer: nothing was sent"
+    assert world.imds.start_requests == []
+
+
+def test_an_operator_hears_what_imds_said_last(world: World) -> None:
+    world.imds.fault("start-status", 500, times=100)
+    world.stop = Waits(lambda: setattr(world.clock, "ahead", world.clock.ahead + 4))
+    world.request(OPERATOR, patience=10.0, step="").send()
+    assert world.reason == "no_answer"
+    assert "500" in world.ends[-1]["azure.scheduled_event.approval.detail"]
+
+
+def test_a_stopped_request_says_nothing(world: World) -> None:
+    world.stop.set()
+    assert world.send() == ""
+    assert not world.approvals.listed().attempts
+
+
+def test_a_request_under_way_is_cut_off(world: World) -> None:
+    world.imds.fault("start-freeze", 60.0, times=1)
+    request = world.request()
+    request.abort()  # nothing is under way: without effect
+    thread = threading.Thread(target=request.send)
+    thread.start()
+    eventually(lambda: request._client is not None and request._client._socket is not None)
+    world.stop.set()
+    request.abort()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert world.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words"),
+    [
+        ({"policy": msgspec.structs.replace(ON, dry_run=True)}, "switched_off", "approval.dry_run is true"),
+        ({"policy": msgspec.structs.replace(ON, enabled=False)}, "switched_off", "approval.enabled is not true"),
+        ({"allowed": False}, "switched_off", "`notbefore run` was started without --allow-approval"),
+        (
+            {"policy": msgspec.structs.replace(ON, rules=(Rule(FREEZES, action="leave"),))},
+            "changed",
+            "the rules say leave now: the rule says so",
+        ),
+        (
+            {"policy": msgspec.structs.replace(ON, rules=(Rule(FREEZES, name="other"),))},
+            "changed",
+            "the rules say approve now: the rule says so",
+        ),
+    ],
+)
+def test_the_settings_are_looked_at_again_before_anything_is_sent(
+    world: World, change: dict[str, Any], reason: str, words: str
+) -> None:
+    request = world.request()
+    for name, value in change.items():
+        setattr(world, name, value)
+    request.send()
+    assert world.reason == reason
+    assert world.ends[-1]["azure.scheduled_event.approval.detail"] == words
+    assert world.ends[-1]["azure.scheduled_event.change"] == "approval_skipped"
+    assert world.imds.start_requests == []
+
+
+@pytest.mark.parametrize(
+    ("document", "reason", "words"),
+    [
+        (body(), "no_longer_scheduled", "it is gone"),
+        (listed(EventStatus="Started", NotBefore=""), "no_longer_scheduled", "it is Started"),
+        (listed(DurationInSeconds=9), "changed", "the event has changed"),
+        (listed(EventSource=17), "changed", "the event has changed"),
+    ],
+)
+def test_the_event_is_looked_at_again_before_anything_is_sent(
+    world: World, document: bytes, reason: str, words: str
+) -> None:
+    request = world.request()
+    world.sees(document)
+    request.send()
+    assert (world.reason, world.ends[-1]["azure.scheduled_event.approval.detail"]) == (reason, words)
+
+
+def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: World) -> None:
+    world.policy = msgspec.structs.replace(ON, rules=())
+    world.request(OPERATOR, step="").send()
+    assert world.reason == "accepted"
+    world.sees(listed(EventId="second", ResourceType=7))
+    world.request(OPERATOR, step="").send()
+    assert (world.reason, world.imds.start_requests) == ("changed", [ID])
+    assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "a part of it could not be read"
+
+
+def test_nothing_is_sent_at_not_before(world: World) -> None:
+    soon = world.clock.now().replace(microsecond=0) + timedelta(seconds=10)
+    world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
+    request = world.request()
+    world.clock.now = lambda: soon  # type: ignore[method-assign]  # just then
+    request.send()
+    assert (world.reason, world.ends[-1]["azure.scheduled_event.approval.detail"]) == (
+        "too_late",
+        "NotBefore came first",
+    )
+
+
+def test_it_is_not_another_vms_turn(world: World) -> None:
+    world.policy = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES, for_all_resources="leader"),))
+    world.sees(listed(Resources=[PEER, ME]))
+    world.request().send()
+    assert (world.reason, world.ends[-1]["azure.scheduled_event.approval.detail"]) == (
+        "changed",
+        "it is another VM's turn now",
+    )
+
+
+def test_where_writing_took_too_long_it_is_looked_at_again_and_not_counted(world: World) -> None:
+    def slow() -> None:
+        world.clock.ahead += 16
+
+    world.approvals.after_write = slow
+    world.stop = stop = Waits(lambda: world.sees(listed()))
+    assert world.send() == "accepted"
+    assert stop.waits == [CHECK_INTERVAL]
+    assert world.ends[-1]["azure.scheduled_event.approval.requests"] == 1
+
+
+@pytest.mark.parametrize(("rule", "reason"), [("rules[0]", ""), (OPERATOR, "state_not_written")])
+def test_what_cannot_be_written_down_is_not_sent(world: World, rule: str, reason: str) -> None:
+    world.agent.store.degraded = "the disk is full"
+    request = world.request(rule)
+    request.send()
+    assert (world.reason, world.imds.start_requests) == (reason, [])
+    assert request.attempt.requests == 0
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert (attempt.state, attempt.requests) == ("done" if reason else "checking", 0)
+
+
+@pytest.mark.parametrize(("api_version", "incarnation"), [("2017-03-01", 77), ("2020-07-01", None)])
+def test_the_preview_version_is_sent_the_incarnation_as_well(
+    world: World, api_version: str, incarnation: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(ImdsClient, "post", lambda _, path, body, **__: posted.append((path, json.loads(body))))
+    world.sees(body(item(NotBefore=FUTURE), incarnation=77))
+    world.api_version = api_version
+    assert world.send() == "accepted"
+    ((path, sent),) = posted
+    assert path == f"/metadata/scheduledevents?api-version={api_version}"
+    assert sent["StartRequests"] == [{"EventId": ID}]
+    assert sent.get("DocumentIncarnation") == incarnation
+
+
+@pytest.mark.parametrize(("patience", "timeout"), [(None, TIMEOUT), (4.0, 4.0), (0.5, 1.0)])
+def test_imds_is_waited_for_as_long_as_it_helps_somebody(
+    world: World, patience: float | None, timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float] = []
+    monkeypatch.setattr(ImdsClient, "post", lambda *_, timeout: timeouts.append(timeout))
+    world.request(OPERATOR, patience=patience, step="").send()
+    assert timeouts == [pytest.approx(timeout, abs=0.5)]
+
+
+def test_without_a_not_before_imds_is_waited_for_all_the_same(world: World) -> None:
+    world.sees(listed(NotBefore=""))
+    world.request(OPERATOR, step="").send()
+    assert world.reason == "accepted"
+
+
+# ---- the command
+
+
+def guard(script: str, timeout: str = "20s") -> Guard:
+    return Guard(("/bin/sh", "-c", script), Duration(timeout))
+
+
+def guarded(world: World, check: Guard) -> StartRequest:
+    world.policy = msgspec.structs.replace(ON, rules=(Rule(FREEZES, approve_when=check),))
+    return world.request()
+
+
+def test_a_machine_that_is_ready_is_approved_and_the_command_runs_once(world: World, tmp_path: Path) -> None:
+    check = guard(f"echo ran >> {tmp_path}/runs; echo drained")
+    request = guarded(world, check)
+    assert request.check_ready(check)
+    assert request.check_ready(check)
+    request.send(check)
+    assert world.reason == "accepted"
+    assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "exit code 0: drained"
+    assert (tmp_path / "runs").read_text(encoding="utf-8") == "ran\n"
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert attempt.ran(check) == CommandRun("ready", "exit code 0: drained")
+
+
+def test_a_machine_that_is_not_ready_is_not_approved_and_the_record_says_why(world: World, tmp_path: Path) -> None:
+    check = guard(f"echo ran >> {tmp_path}/runs; echo busy; exit 3")
+    assert not guarded(world, check).check_ready(check)
+    assert (world.reason, world.ends[-1]["azure.scheduled_event.approval.detail"]) == (
+        "not_ready",
+        "exit code 3: busy",
+    )
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert attempt.ran(check) == CommandRun("failed", "exit code 3: busy")
+    again = world.request(commands=attempt.commands)
+    assert not again.check_ready(check)  # it runs once an event, and is recorded once
+    assert len(world.ends) == 1
+    assert (tmp_path / "runs").read_text(encoding="utf-8") == "ran\n"
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert (attempt.state, attempt.outcome) == ("done", "approval_skipped (not_ready): exit code 3: busy")
+
+
+def test_a_command_that_cannot_be_run_or_is_not_done_in_time_is_not_ready(world: World) -> None:
+    for check in (Guard(("/no/such/command",)), guard("sleep 30", "200ms")):
+        assert not guarded(world, check).check_ready(check)
+        assert world.reason == "not_ready"
+    assert len(world.ends) == 2
+
+
+def test_a_command_that_is_cut_off_is_left_to_the_next_agent(world: World) -> None:
+    check = guard("sleep 30")
+    request = guarded(world, check)
+    thread = threading.Thread(target=request.check_ready, args=(check,))
+    thread.start()
+    eventually(lambda: world.approvals.listed().attempts)
+    world.stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert world.ends == []
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert attempt.ran(check) == CommandRun("running")
+
+
+def test_a_command_runs_only_for_what_may_be_approved_and_can_be_written_down(world: World, tmp_path: Path) -> None:
+    check = guard(f"echo ran >> {tmp_path}/runs")
+    request = guarded(world, check)
+    world.agent.store.degraded = "the disk is full"
+    assert not request.check_ready(check)
+    assert world.ends == []
+    world.agent.store.retry()
+    world.sees(body())
+    assert not request.check_ready(check)
+    assert world.reason == "no_longer_scheduled"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_is_given_the_event_and_nothing_that_is_not_decided(world: World, tmp_path: Path) -> None:
+    check = guard(f"env > {tmp_path}/env; cat > {tmp_path}/stdin")
+    assert guarded(world, check).check_ready(check)
+    variables = (tmp_path / "env").read_text(encoding="utf-8")
+    assert "NOTBEFORE_RULE=rules[0]\n" in variables
+    assert f"NOTBEFORE_VM={ME}\n" in variables
+    assert f"NOTBEFORE_EVENT_ID={ID}\n" in variables
+    given = json.loads((tmp_path / "stdin").read_text(encoding="utf-8"))
+    assert given["host.name"] == ME
+    assert (
+        not {
+            "body",
+            "event.name",
+            "azure.scheduled_event.change_id",
+            "azure.scheduled_event.change",
+            "azure.scheduled_event.reason",
+        }
+        & given.keys()
+    )
+
+
+def test_how_it_ended_is_logged_with_the_rule(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    assert world.send() == "accepted"
+    assert f"Freeze {ID}, rules[0]: approved (accepted)" in [one.getMessage() for one in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed", "mode", "approvers"),
+    [
+        (ON, True, "on", ("rules[0]", OPERATOR)),
+        (msgspec.structs.replace(ON, dry_run=True), True, "dry_run", ("rules[0]", OPERATOR)),
+        (ON, False, "off", ()),
+        (msgspec.structs.replace(ON, enabled=False), True, "off", ()),
+    ],
+)
+def test_both_switches_are_needed(policy: Policy, mode: str, approvers: tuple[str, ...], *, allowed: bool) -> None:
+    settings = ApprovalSettings(policy, "http://127.0.0.1:9", "2020-07-01", allowed)
+    assert (settings.mode, settings.approvers) == (mode, approvers)
 
 
 def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: World) -> None:
