@@ -452,10 +452,11 @@ def test_imds_is_waited_for_as_long_as_it_helps_somebody(
     assert timeouts == [pytest.approx(timeout, abs=0.5)]
 
 
-def test_without_a_not_before_imds_is_waited_for_all_the_same(world: World) -> None:
+def test_without_a_not_before_nothing_is_sent(world: World) -> None:
     world.sees(listed(NotBefore=""))
     world.request(OPERATOR, step="").send()
-    assert world.reason == "accepted"
+    assert world.reason == "changed"
+    assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "it has no NotBefore"
 
 
 # ---- the command

@@ -68,7 +68,13 @@ class Agents:
     def sees(self, *items: Any) -> None:
         self.clock.go(1)
         self._incarnation += 1
-        self.now.tracker.handle(Poll(0.0, 0.01, body=body(*items, incarnation=self._incarnation)))
+        self._last = body(*items, incarnation=self._incarnation)
+        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last))
+
+    def sees_again(self) -> None:
+        """The last document once more, as a new connection brings it."""
+        self.clock.go(1)
+        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last))
 
     def waits(self, seconds: int, poll: Poll | None) -> None:
         """Second after second, as the agent does: the beat, and a poll that ends so; ``None``: none ends."""
@@ -285,7 +291,7 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     agents.sees(MINE)
     agents.die()
     agents.boot()
-    agents.sees(MINE)
+    agents.sees_again()
     assert agents.now.freeze_meter.running
     agents.clock.go(30)  # a freeze, and in it the event starts
     agents.sees(BEGUN)
@@ -314,6 +320,17 @@ def test_a_gap_before_the_last_good_answer_is_no_interruption(agents: Agents) ->
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(0.9))
 
 
+def test_a_freeze_is_measured_also_where_the_list_is_unchanged_after_it(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    agents.clock.go(30)
+    agents.now.tracker.handle(UNCHANGED)
+    agents.waits(2, UNCHANGED)
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(29.9))
+
+
 def test_without_a_meter_the_lag_of_the_poll_is_the_gap(agents: Agents) -> None:
     agents.sees()
     agents.clock.go(1)
@@ -329,7 +346,7 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
     agents.die(in_order=True)
     agents.clock.go(60)
     agents.boot()
-    agents.sees(MINE)
+    agents.sees_again()
     answered = agents.clock.now()
     agents.die()  # killed
     agents.clock.go(40)
@@ -346,6 +363,7 @@ def test_what_did_not_change_is_not_written_again(agents: Agents) -> None:
     agents.sees(MINE)
     changed = agents.clock.now()
     agents.waits(5, UNCHANGED)
+    agents.sees_again()
     agents.die()
     agents.boot()
     assert agents.now.known.state.seen == changed
@@ -482,6 +500,10 @@ def test_the_api_version_in_use_is_a_figure_and_decides_how_a_document_is_read(a
     assert agents.now.known.poll.figures.api_version == "2017-03-01"
     agents.sees({**MINE, "Resources": [f"_{ME}"]})
     assert agents.now.listed.events[ID.casefold()].event.resources == (ME,)
+    assert not agents.now.known.poll.outdated
+    agents.now.tracker.use_api_version("2017-03-01")
+    assert agents.now.known.poll.outdated
+    agents.now.tracker.handle(UNCHANGED)
     assert not agents.now.known.poll.outdated
 
 

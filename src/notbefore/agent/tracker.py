@@ -48,7 +48,7 @@ class Tracker:
         if poll.body is not None:
             self._read(poll.body)
         if self._rejected is not None:
-            self._failed(poll, "rejected", str(self._rejected))
+            self._failed(poll, "rejected", str(self._rejected), self._rejected.reason)
         else:
             self._answered(poll)
 
@@ -66,12 +66,11 @@ class Tracker:
         except DocumentError as error:
             self._rejected = error
 
-    def _failed(self, poll: Poll, reason: str, detail: str) -> None:
+    def _failed(self, poll: Poll, reason: str, detail: str, rejection: str | None = None) -> None:
         status = self._state.snapshot.poll
         figures = status.figures.plus(reason, poll.lag, poll.duration)
-        if self._rejected is not None and poll.error is None:
-            rejected = increased(figures.documents_rejected, self._rejected.reason)
-            figures = replace(figures, documents_rejected=rejected)
+        if rejection is not None:
+            figures = replace(figures, documents_rejected=increased(figures.documents_rejected, rejection))
         if status.failure != reason:
             log.warning("IMDS: %s; asking again, and going on with what is known", detail)
         self._state.publish(replace(status, figures=figures, failure=reason))
@@ -83,8 +82,8 @@ class Tracker:
         gap = self._freeze_meter.take() if self._freeze_meter.running else None  # since the last good answer
         result = "changed" if poll.body is not None else "unchanged"
         figures = snapshot.poll.figures.plus(result, poll.lag, poll.duration)
-        first = snapshot.poll.answered is None
-        if document is None or not (first or poll.body is not None or snapshot.state.tracked.interrupting):
+        # while an event of this VM is started, each poll may lengthen the interruption
+        if document is None or (poll.body is None and not snapshot.state.tracked.interrupting):
             self._state.publish(PollStatus(figures, now, None, False, snapshot.poll.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
             return
         if poll.body is not None:
@@ -94,13 +93,13 @@ class Tracker:
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             made = self._compare(state, document, self._observation(state, now, gap or Gap(poll.lag, poll.lag)))
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
-            return made or ((state, ()) if first else None)
+            return made or ((state, ()) if snapshot.poll.answered is None else None)
 
         self._state.commit(step, status)
 
     def _observation(self, state: StoredState, now: Instant, gap: Gap) -> Observation:
         answered = self._state.snapshot.poll.answered
-        rebooted = state.boot_id not in ("", self._clock.boot_id)
+        rebooted = state.boot_id != self._clock.boot_id
         name = name_of(self._state.vm_of(state))
         if answered is not None:
             return Observation(now.wall, name, now.since(answered), rebooted, gap)
