@@ -4,9 +4,10 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from notbefore.core.record import json_line, rfc3339
+from notbefore.core.text import escaped
 
 _SEVERITIES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
 
@@ -21,9 +22,15 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
         self._redact = redact
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Time, level and message, and the exception below it."""
-        return self._redact(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the base class's
+        """Return time, level and message as one line, whatever the message holds."""
+        record.message = escaped(self._redact(record.message))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
+        """Return the traceback; its lines begin with a bar, so that none can be taken for a line of the log."""
+        text = self._redact(super().formatException(ei))
+        return "\n".join(f"  | {escaped(line)}" for line in text.splitlines())
 
 
 class JsonFormatter(logging.Formatter):

@@ -15,7 +15,7 @@ from notbefore.core.document import Event
 from notbefore.core.duration import span
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingEvent
-from notbefore.logs import JsonFormatter, set_up
+from notbefore.logs import JsonFormatter, TextFormatter, set_up
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,30 @@ def test_a_log_line_holds_its_exception() -> None:
     line = JsonFormatter().format(log_record(exc_info=(RuntimeError, error, None)))
     assert "\n" not in line
     assert "RuntimeError: broken" in json.loads(line)["exception"]
+
+
+FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028end"
+
+
+def test_a_text_line_is_one_line_whatever_a_name_holds() -> None:
+    line = TextFormatter(str).format(log_record(args=(FORGED,)))
+    assert len(line.splitlines()) == 1
+    assert line.isprintable()
+    assert r"vm_0\u000a12:00:00 WARNING" in line
+
+
+def test_no_line_of_a_traceback_can_be_taken_for_a_line_of_the_log() -> None:
+    error = RuntimeError(FORGED)
+    first, *others = TextFormatter(str).format(log_record(exc_info=(RuntimeError, error, None))).splitlines()
+    assert first.endswith(r"a b\u000ac")
+    assert others
+    assert all(line.startswith("  | ") and line.isprintable() for line in others)
+
+
+def test_what_is_secret_is_cut_out_of_both_parts_of_a_text_line() -> None:
+    redact = TextFormatter(lambda text: text.replace("s3cret", "***"))
+    line = redact.format(log_record(args=("s3cret",), exc_info=(RuntimeError, RuntimeError("s3cret"), None)))
+    assert (line.count("***"), "s3cret" in line) == (2, False)
 
 
 @pytest.mark.parametrize(("form", "json_expected"), [("json", True), ("auto", True), ("text", False)])

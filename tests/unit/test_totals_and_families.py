@@ -263,3 +263,15 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
     assert by_name["notbefore_outbox_oldest_pending_seconds"] == {("chat",): 60.0, ("hub",): 0.0, ("gone",): 0.0}
     assert set(by_name["notbefore_delivery_latency_seconds"]) == {("chat",), ("hub",), ("gone",)}
     assert by_name["notbefore_courier_running"] == {(): 0.0}
+
+
+def test_no_label_holds_what_could_forge_a_line_or_turn_text_around() -> None:
+    seen = diff(Tracked(), document(item(EventType="a\nb\u202e", Description="c\x1b[2J\x85")), now(0)).tracked
+    labels = [
+        text
+        for family in samples(Snapshot(seen, Totals(), Figures(), at(0)))
+        for texts in family.samples
+        for text in texts
+    ]
+    assert all(text.isprintable() for text in labels)
+    assert r"a\u000ab\u202e" in labels

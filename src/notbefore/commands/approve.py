@@ -9,6 +9,7 @@ from notbefore.agent.control_socket import ControlRequest, ask
 from notbefore.commands.options import add_state, load_state_configuration
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
+from notbefore.core.text import escaped
 from notbefore.delivery.render import MEANINGS, one_line
 from notbefore.errors import NotBeforeError
 
@@ -28,13 +29,13 @@ def run(options: argparse.Namespace) -> int:
         raise NotBeforeError(shown.words)
     sys.stdout.write(describe(shown.event))
     if shown.words:  # there is nothing to decide any more
-        sys.stdout.write(shown.words + "\n")
+        sys.stdout.write(escaped(shown.words) + "\n")
         return 0
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
         return 1
     reply = ask(directory, ControlRequest(options.event_id, shown.content))
-    sys.stdout.write(reply.words + "\n")
+    sys.stdout.write(escaped(reply.words) + "\n")
     return 0 if reply.done else 1
 
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from notbefore.commands.options import add_configuration, load_configuration
+from notbefore.core.text import escaped
 from notbefore.imds.discovery import Discovery
 
 
@@ -16,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
     """Print each place that was looked at; returns 0 if IMDS answers at the last one."""
     imds = load_configuration(options).imds
     for step in Discovery(imds.endpoint, imds.api_version).search():
-        sys.stdout.write(f"{step}\n")
+        sys.stdout.write(f"{escaped(str(step))}\n")
         sys.stdout.flush()  # the next one may take its time
         if step.answers:
             return 0

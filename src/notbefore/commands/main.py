@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import notbefore
+from notbefore.core.text import escaped
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 OK: Final = 0
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = _module(options.command).run(options)
         return code
     except NotBeforeError as error:
-        sys.stderr.write(f"notbefore: {error}\n")
+        sys.stderr.write(f"notbefore: {escaped(str(error))}\n")
         return _exit_code(error)
     except BrokenPipeError:  # `notbefore history | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed into the broken pipe

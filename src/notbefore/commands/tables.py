@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from notbefore.core.record import json_line
+from notbefore.core.text import escaped
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
     """Print columns with a head; without rows, nothing."""
     if not rows:
         return
-    # a name may hold anything: it is shown as JSON would escape it, so that it cannot move the cursor
-    cells = [head, *(tuple(json_line(cell).decode()[1:-1] for cell in row) for row in rows)]
+    cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     out.writelines(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells

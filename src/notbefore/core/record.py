@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from notbefore.core.change import Change, ChangeKind
+from notbefore.core.text import escaped
 
 Value = str | int | float | bool | list[str]
 
@@ -238,15 +239,9 @@ def rfc3339(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# control characters, line and paragraph separators, and the marks that turn the direction of text around: a record is
-# one line whatever a description holds, and does not rearrange the terminal that shows it
-_UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
-
-
 def json_line(values: object) -> bytes:
     r"""JSON in UTF-8 on one line, whatever the texts hold; what is not safe to show is escaped as ``\uXXXX``."""
-    text = msgspec.json.encode(values).decode()
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    return escaped(msgspec.json.encode(values).decode()).encode()
 
 
 _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")

@@ -14,6 +14,7 @@ from msgspec import Struct
 from notbefore.core.delivery import FALLBACK, RESULTS, STATES
 from notbefore.core.document import STARTED
 from notbefore.core.lifecycle import Tracked, TrackedEvent
+from notbefore.core.text import escaped
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import (
@@ -274,7 +275,11 @@ def samples(view: Snapshot) -> Iterator[Family]:
     ):
         for family in families:
             if family.samples:
-                yield Family(family.metric, family.samples, since)
+                yield Family(family.metric, {_shown(labels): value for labels, value in family.samples.items()}, since)
+
+
+def _shown(labels: Labels) -> Labels:
+    return tuple(map(escaped, labels))
 
 
 def _listed(view: Snapshot) -> Iterator[Family]:
