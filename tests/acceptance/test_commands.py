@@ -137,7 +137,9 @@ def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, com
     told = notbefore(command, str(path))
     assert told.returncode == 2
     assert f"{path}:2: imds.interval: expected a duration" in told.stderr
-    assert notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254").returncode == 2
+    state = str(tmp_path / "state")
+    wrong = notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254", NOTBEFORE_STATE__DIR=state)
+    assert wrong.returncode == 2
 
 
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.config.load import dump, load
-from notbefore.config.model import Config, default_state_dir
+from notbefore.config.model import Config, Server, default_state_dir, host_and_port
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
@@ -53,6 +53,21 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("imds: {interval: 100ms}\n", "imds.interval: expected 200ms to 1h"),
         ("imds: {interval: 2h}\n", "imds.interval: expected 200ms to 1h"),
         ("imds: {api_version: '2018-01-01'}\n", "expected one of 2017-03-01, "),
+        *(
+            (f"server:\n  listen: '{listen}'\n", ":2: server: listen: expected HOST:PORT such as 127.0.0.1:10169 or")
+            for listen in (
+                "10169",
+                "127.0.0.1",
+                "::1:80",
+                "[::1]",
+                "localhost:",
+                "x:65536",
+                "x:-1",
+                "a b:80",
+                "[]:1",
+                "x:\N{FULLWIDTH DIGIT ONE}",
+            )
+        ),
         ("server:\n  listen: 10169\n", ":2: server.listen: Expected `str`, got `int`"),
         ("log: {level: loud}\n", ":1: log.level: Invalid enum value 'loud', expected one of debug, info"),
         ("vm: WestNO_0\n", ":1: vm: Expected `object`, got `str`"),
@@ -153,6 +168,21 @@ def test_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path, co
         load(path, {}, NONE)
     path.write_bytes("\ufefflog: {level: debug}\n".encode())  # as some editors begin a file
     assert load(path, {}, NONE).log.level == "debug"
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "port"),
+    [
+        (":80", "", 80),
+        ("127.0.0.1:0", "127.0.0.1", 0),
+        ("[::]:65535", "::", 65535),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+        ("vm-1.example.org:10169", "vm-1.example.org", 10169),
+    ],
+)
+def test_an_address_to_listen_at_has_two_parts(listen: str, host: str, port: int) -> None:
+    assert host_and_port(listen) == (host, port)
+    assert Server(listen=listen).listen == listen
 
 
 @given(st.text(max_size=60))

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.config.load import load
+from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.web.access import load_web_config
 
 TIMEOUT: Final = 10.0  # seconds
-MAX_PORT: Final = 65_535
 END: Final = "-----END CERTIFICATE-----"
 
 
@@ -133,7 +133,8 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
         return AgentClient(options.url, **given)
     server = load(options.config, os.environ, {}, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
-    host, _, port = server.listen.rpartition(":")
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - told apart, not bound
+    host, port = host_and_port(server.listen)
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    host = f"[{host}]" if ":" in host else host
     own = tls.cert_file if tls is not None and options.ca_file is None else None
     return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", own_cert_file=own, **given)

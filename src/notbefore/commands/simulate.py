@@ -8,6 +8,7 @@ import time
 from types import FrameType
 from typing import Final
 
+from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError, SimulatorError
 from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
@@ -15,7 +16,6 @@ from notbefore.simulator.state import FAULTS
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
 PAUSE: Final = 5.0  # seconds between two rounds of --loop
-MAX_PORT: Final = 65_535
 _NUMBER: Final = r"\d{1,9}(?:\.\d{1,9})?"
 _FAULT: Final = re.compile(
     rf"(?P<kind>[a-z]+)(?::(?P<value>{_NUMBER}))?(?:x(?P<times>\d{{1,9}}))?(?:@(?P<seconds>{_NUMBER}))?", re.ASCII
@@ -61,12 +61,13 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Raises ``ConfigError`` and ``ListenError``."""
     if options.list:
         return _list()
-    host, _, port = options.listen.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-        raise ConfigError(f"--listen: expected HOST:PORT, not {options.listen!r}")
+    try:
+        host, port = host_and_port(options.listen)
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from None
     signal.signal(signal.SIGTERM, _stop)
     try:
-        with _simulator(options, host.strip("[]") or "127.0.0.1", int(port)) as simulator:
+        with _simulator(options, host or "127.0.0.1", port) as simulator:
             for spec in options.fault:
                 _order_fault(simulator, spec)
             _introduce(simulator)

@@ -1,9 +1,10 @@
 """``Config``: every key of the configuration with its default, as frozen structs."""
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
@@ -14,6 +15,10 @@ from notbefore.core.duration import Duration
 from notbefore.core.routing import Route
 
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+
+
+MAX_PORT: Final = 65_535
+_LISTEN: Final = re.compile(r"(?:(?P<host>[A-Za-z0-9._-]*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})", re.ASCII)
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +51,17 @@ class Server(_Section, frozen=True):
     web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
     insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
     allowed_hosts: tuple[str, ...] = ()  # the names that requests may use as Host; `*.example.org`: all names below it
+
+    def __post_init__(self) -> None:
+        host_and_port(self.listen)
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Return the parts of ``host:port``, ``[v6]:port`` or ``:port`` (every address); raises ``ValueError``."""
+    found = _LISTEN.fullmatch(listen)
+    if found is None or int(found["port"]) > MAX_PORT:
+        raise ValueError(f"listen: expected HOST:PORT such as 127.0.0.1:10169 or [::1]:10169, got {listen!r}")
+    return found["v6"] or found["host"] or "", int(found["port"])
 
 
 def default_state_dir() -> Path:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from notbefore.config.model import Server
+from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError
 
 if TYPE_CHECKING:  # without the file, none of this is needed
@@ -98,9 +98,7 @@ class Access:
 
     def check_listen(self, listen: str) -> list[str]:
         """As ``check_address``, for ``server.listen`` as it is written; returns warnings."""
-        host = listen.rpartition(":")[0].strip("[]")
-        if ":" not in listen:
-            return []
+        host, _ = host_and_port(listen)
         if host and host != "localhost" and not _is_address(host):
             return [f"server.listen: {host} is a name: only at the start it is known whether its address is loopback"]
         self.check_address(host)

@@ -19,6 +19,7 @@ from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.server import TcpWSGIServer
 
+from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
 from notbefore.web import memory
 from notbefore.web.access import Access
@@ -31,7 +32,6 @@ try:
 except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
-MAX_PORT: Final = 65_535
 MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
 MIN_CONNECTIONS: Final = 4  # however few files may be open
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
@@ -65,7 +65,7 @@ class HttpServer:
         except ConfigError:
             bound.close()
             raise
-        access.add_name(listen.rpartition(":")[0])
+        access.add_name(host_and_port(listen)[0])
         for text in access.warnings(self.address[0]):
             log.warning(text)
         settings = Adjustments(
@@ -242,21 +242,17 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
 
 def _bind(listen: str) -> socket.socket:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
-        raise ListenError(f"server.listen: expected HOST:PORT such as 127.0.0.1:10169, got {listen!r}")
+    host, port = host_and_port(listen)
     bound: socket.socket | None = None
     try:
-        if not host and (everywhere := _bind_everywhere(int(port))) is not None:
+        if not host and (everywhere := _bind_everywhere(port)) is not None:
             return everywhere
-        found = socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         if bound is not None:
             bound.close()
         hint = ": is another notbefore running?" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
