@@ -659,6 +659,22 @@ def test_a_repetition_is_due_after_its_interval_and_for_a_year_at_most(box: Box)
     assert box.count("expired") == 0
 
 
+def test_a_repetition_that_is_dropped_by_hand_is_counted_nowhere(box: Box) -> None:
+    box.put(delivery())
+    box.lease(2, *[delivered(one, 2, repeat=30.0) for one in box.lease(1)])
+    assert box.outbox.drop([one.delivery_id for one in box.outbox.rows()]) == 1
+    assert box.count("dropped") == 0
+
+
+def test_a_reminder_of_an_event_that_is_anothers_is_withdrawn_and_a_second_one_replaces_none(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=100.0), delivery(kind="reminder", due=200.0), delivery("f", kind="reminder"))
+    assert {one.expires for one in box.outbox.rows()} == {1e9}
+    assert box.outbox.listed_events() == {"e", "f"}
+    with transaction(box.outbox._db) as db:
+        outbox_intake.no_longer_affected(db, "e", 5)
+    assert [one.expires for one in box.outbox.rows()] == [5, 5, 1e9]
+
+
 class Sums(RuleBasedStateMachine):
     """Whatever happens to deliveries, each is in the outbox or counted as what became of it."""
 
