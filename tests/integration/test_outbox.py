@@ -559,10 +559,18 @@ def test_a_batch_of_one_event_is_bounded(box: Box) -> None:
 def test_a_batch_ends_once_there_is_no_more_room_and_before_what_is_on_its_way(box: Box) -> None:
     box.put(delivery("a"), delivery("a"), delivery("b"))
     (first,) = box.lease(1, chat=1)
-    box.lease(2, DeliveryResult(first.delivery_id, "retry", 2, due=3))
+    box.lease(2, DeliveryResult(first.delivery_id, "retry", 2, due=3), chat=0)
     taken = box.outbox.exchange(CourierTurn([], {"chat": 2}, 4, {"chat"}))
     assert [one.event_key for one in taken] == ["a", "a"]
     assert box.outbox.exchange(CourierTurn([], {"chat": 0, "hub": 3}, 4, {"chat"})) == []
+
+
+def test_nothing_overtakes_what_is_on_its_way(box: Box) -> None:
+    first, second, third = delivery(), delivery(), delivery(due=5.0)
+    box.put(first, second, third)
+    assert len(box.outbox.exchange(CourierTurn([], {"chat": 9}, 1, {"chat"}))) == 2
+    failed = DeliveryResult(first.delivery_id, "retry", 2, due=6)
+    assert ids(box.outbox.exchange(CourierTurn([failed], {"chat": 9}, 10, {"chat"}))) == [first.delivery_id]
 
 
 def test_what_a_dead_courier_left_is_due_at_once_and_nothing_else_is(box: Box) -> None:
