@@ -15,7 +15,8 @@ from notbefore.core.record import Record
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.store.state import Store, StoredChange, StoredState
+from notbefore.store.state import Store
+from notbefore.store.state_file import StoredChange, StoredState
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

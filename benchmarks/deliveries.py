@@ -32,7 +32,8 @@ from notbefore.simulator.server import Simulator
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.state import FILE_NAME, Store
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME
 
 PORT = 11_171
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
@@ -220,7 +221,7 @@ def fill(path: Path, first: int, count: int) -> None:
         for number in range(first, first + count)
     ]  # fmt: skip
     with closing(Outbox(path)) as outbox, transaction(outbox._db) as db:  # noqa: SLF001 - what the agent does inside its own
-        outbox_intake.put(db, rows, now)
+        outbox_intake.put(db, rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from notbefore.delivery.orders import WAKE, Orders, seal
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.state import FILE_NAME, Store
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.hub import Hub
@@ -64,7 +65,7 @@ class Lane:
         new = list(itertools.islice(self._rows, max(0, ROOM - waiting)))
         if new:
             with transaction(self.outbox._db) as db:  # noqa: SLF001 - what the agent does inside its own
-                outbox_intake.put(db, new, time.time())
+                outbox_intake.put(db, new)
             self._say(WAKE)
         self.done = not new and not waiting
 

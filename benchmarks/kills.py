@@ -28,7 +28,7 @@ from notbefore.simulator.server import Simulator
 from notbefore.store.history import read_history
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.state import FILE_NAME
+from notbefore.store.state_file import FILE_NAME
 
 FLOWS = 20
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"

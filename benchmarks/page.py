@@ -27,7 +27,8 @@ from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Record, Vm
 from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
-from notbefore.store.state import Store, StoredChange, StoredState
+from notbefore.store.state import Store
+from notbefore.store.state_file import StoredChange, StoredState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.browser import chromium

@@ -30,7 +30,8 @@ from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.state import FILE_NAME, Store
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME
 from support.agent import eventually
 from support.messages import message
 from support.peers import HttpPeer, Say
@@ -67,7 +68,7 @@ def put(outbox: Outbox, *ids: str, sink: str = "chat", record: bytes = RECORD, e
         rows = [
             Delivery(i, event or f"e-{i}", sink, "announced", "info", now, now, now + 1e6, True, record) for i in ids
         ]
-        outbox_intake.put(db, rows, now)
+        outbox_intake.put(db, rows)
 
 
 def orders(outbox: Outbox, *names: str, linger: float = 0.0) -> Orders:

@@ -21,7 +21,8 @@ from notbefore.metrics.process import CourierFigures
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.state import FILE_NAME, Store
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME
 from support.agent import eventually
 from support.messages import message
 
@@ -113,7 +114,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path
         line = message().line
         row = Delivery("id", "e", "hook", "started", "info", now, now, now + 1e6, expires_with_event=False, record=line)
         with transaction(outbox._db) as db:
-            outbox_intake.put(db, [row], now)
+            outbox_intake.put(db, [row])
         poked: list[int] = []
         hand = CourierManager(
             Orders(str(tmp_path / FILE_NAME), sinks),

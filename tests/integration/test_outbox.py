@@ -1,6 +1,7 @@
 """The outbox on disk: order, leases, expiry, bounds, and the sum that must always be right."""
 
 import itertools
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,10 +18,12 @@ from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
 from notbefore.store import outbox_intake
+from notbefore.store.copying import copy_readable
 from notbefore.store.outbox import BATCH_ROWS, DEAD_SECONDS, REPEAT_SECONDS, CourierTurn, Outbox
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.schema import transaction
-from notbefore.store.state import FILE_NAME, Store
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME, StoredState
 
 NUMBERS = itertools.count()
 
@@ -47,25 +50,27 @@ class Box:
     """An outbox with a hand on the agent's side of it as well."""
 
     def __init__(self, directory: Path) -> None:
-        Store(directory).close()
         self.path = directory / FILE_NAME
+        with closing(Store(directory)) as store:
+            store.confirm_time(1e12)  # any time that a test names has come for certain
+            store.commit(StoredState(), [])
         self.outbox = Outbox(self.path)
         self.reader = OutboxReader(self.path)
 
-    def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
+    def put(self, *deliveries: Delivery) -> None:
         with transaction(self.outbox._db) as db:
-            outbox_intake.put(db, deliveries, now)
+            outbox_intake.put(db, deliveries)
             for one in deliveries:  # the event is listed, as the agent would have it
-                db.execute("INSERT OR REPLACE INTO tracked VALUES (?, '{}')", (one.event_key,))
+                db.execute("INSERT OR REPLACE INTO tracked VALUES (?, 1, '{}')", (one.event_key,))
 
-    def ended(self, event_key: str, now: float = 0.0) -> None:
+    def ended(self, event_key: str) -> None:
         with transaction(self.outbox._db) as db:
-            outbox_intake.event_ended(db, event_key, now)
+            outbox_intake.event_ended(db, event_key)
             db.execute("DELETE FROM tracked WHERE event_key = ?", (event_key,))
 
-    def started(self, event_key: str, now: float = 0.0) -> None:
+    def started(self, event_key: str) -> None:
         with transaction(self.outbox._db) as db:
-            outbox_intake.event_started(db, event_key, now)
+            outbox_intake.event_started(db, event_key)
 
     def lease(self, now: float = 1.0, *results: DeliveryResult, **room: int) -> list[Delivery]:
         return self.outbox.exchange(CourierTurn(results, room or {"chat": 100, "hub": 100}, now))
@@ -190,7 +195,7 @@ def test_whose_turn_comes_later_is_not_early_because_of_some_milliseconds(box: B
 def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
     announced, started = delivery(), delivery(kind="started", expires_with_event=False)
     box.put(announced, started)
-    box.ended("e", now=5)
+    box.ended("e")
     assert ids(box.lease(6)) == [started.delivery_id]
     assert box.count("expired") == 1
 
@@ -200,7 +205,7 @@ def test_what_is_on_its_way_when_the_event_ends_is_delivered_or_expires(box: Box
     box.put(arrives, fails)
     box.lease(1)
     for key in ("e", "f"):
-        box.ended(key, now=2)
+        box.ended(key)
     box.lease(3, delivered(arrives), DeliveryResult(fails.delivery_id, "retry", 3, due=4))
     assert (box.count("delivered"), box.count("expired"), box.outbox.rows()) == (1, 1, [])
 
@@ -224,9 +229,9 @@ def test_a_reminder_waits_for_its_time_and_nothing_waits_for_it(box: Box) -> Non
 def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, what: str) -> None:
     box.put(delivery(kind="reminder", due=100.0))
     if what == "moved":
-        box.put(delivery(kind="updated"), now=5)
+        box.put(delivery(kind="updated"))
     else:
-        (box.started if what == "started" else box.ended)("e", now=5)
+        (box.started if what == "started" else box.ended)("e")
     assert "reminder" not in {one.kind for one in box.lease(6)}
     assert box.count("expired") == 1
 
@@ -235,16 +240,16 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, 
 def test_a_reminder_goes_along_when_not_before_moves_and_its_sink_is_not_told(box: Box, seconds: float) -> None:
     gone = delivery(kind="reminder", due=100.0, expires=160.0)
     box.put(delivery(), gone)
-    box.started("e", now=4)  # it is withdrawn, and stays so
+    box.started("e")  # it is withdrawn, and stays so
     reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
-    box.put(reminder, delivery("f", kind="reminder", due=100.0), now=4)
+    box.put(reminder, delivery("f", kind="reminder", due=100.0))
     with transaction(box.outbox._db) as db:
-        outbox_intake.not_before_changed(db, "e", seconds, b'{"moved":1}', 5)
+        outbox_intake.not_before_changed(db, "e", seconds, b'{"moved":1}')
     found = {one.delivery_id: one for one in box.outbox.rows()}
     moved = found[reminder.delivery_id]
     assert (moved.created, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
     assert moved.record == b'{"moved":1}'
-    assert found[gone.delivery_id].expires == 4
+    assert found[gone.delivery_id].expires == outbox_intake.WITHDRAWN
     assert [one.due for one in found.values() if one.event_key == "f"] == [100]
 
 
@@ -259,7 +264,7 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.lease(33, DeliveryResult(one.delivery_id, "retry", 33, due=40))
     assert [row.delivery_id for row in box.lease(40)] == [one.delivery_id]
     box.lease(41, delivered(one, 41, repeat=30.0))
-    box.ended("e", now=50)
+    box.ended("e")
     assert box.outbox.rows() == []
     assert (box.count("accepted"), box.count("delivered"), box.count("failed")) == (1, 1, 1)
 
@@ -457,8 +462,8 @@ def test_what_can_be_read_of_a_damaged_file_is_copied(box: Box, tmp_path: Path) 
         (first, _, third) = old.lease(1)
         old.lease(2, delivered(first, thread="1234.5"), DeliveryResult(third.delivery_id, "dead", 2))
         expected, counts = old.outbox.rows(), old.view.counts
-    with transaction(box.outbox._db) as db:
-        assert outbox_intake.copy_readable(old.path, db) == 2
+    with closing(sqlite3.connect(old.path)) as damaged, transaction(box.outbox._db) as db:
+        assert copy_readable(damaged, db) == 2
     assert box.outbox.rows() == expected
     assert box.view.counts == counts
     assert box.view.latency["chat"].count == 1
@@ -557,7 +562,7 @@ def test_a_batch_of_one_event_is_bounded(box: Box) -> None:
 
 
 def test_a_batch_ends_once_there_is_no_more_room_and_before_what_is_on_its_way(box: Box) -> None:
-    box.put(delivery("a"), delivery("a"), delivery("b"))
+    box.put(delivery("a"), delivery("a"), delivery("b", due=4.0))
     (first,) = box.lease(1, chat=1)
     box.lease(2, DeliveryResult(first.delivery_id, "retry", 2, due=3), chat=0)
     taken = box.outbox.exchange(CourierTurn([], {"chat": 2}, 4, {"chat"}))
@@ -617,20 +622,22 @@ def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or
         delivery(kind="approved"),
     )
     assert {one.expires for one in box.outbox.rows()} == {1e9}
-    box.put(delivery(kind="updated"), now=7)
-    assert [one.expires for one in box.outbox.rows()] == [7, 1e9, 1e9, 1e9, 1e9]
+    box.put(delivery(kind="updated"))
+    assert [one.expires for one in box.outbox.rows()] == [outbox_intake.WITHDRAWN, 1e9, 1e9, 1e9, 1e9]
 
 
 def test_a_start_withdraws_reminders_alone_and_an_event_that_is_anothers_is_not_repeated(box: Box) -> None:
     said = delivery("e")
-    box.put(said, delivery("f"), now=0)
+    box.put(said, delivery("f"))
     box.lease(2, *[delivered(one, 2, repeat=30.0) for one in box.lease(1)])
-    box.put(delivery("e", kind="reminder", sink="hub", due=100.0), now=3)
-    box.started("e", now=4)
-    assert {one.kind: one.expires for one in box.outbox.rows() if one.event_key == "e"}["reminder"] == 4
+    box.put(delivery("e", kind="reminder", sink="hub", due=100.0))
+    box.started("e")
+    assert {one.kind: one.expires for one in box.outbox.rows() if one.event_key == "e"}[
+        "reminder"
+    ] == outbox_intake.WITHDRAWN
     assert box.view.rows == {("chat", "repeating"): 2, ("hub", "pending"): 1}
     with transaction(box.outbox._db) as db:
-        outbox_intake.no_longer_affected(db, "e", 5)
+        outbox_intake.no_longer_affected(db, "e")
     assert [(one.event_key, one.state) for one in box.outbox.rows()] == [("f", "repeating"), ("e", "pending")]
 
 
@@ -679,8 +686,8 @@ def test_a_reminder_of_an_event_that_is_anothers_is_withdrawn_and_a_second_one_r
     assert {one.expires for one in box.outbox.rows()} == {1e9}
     assert box.outbox.listed_events() == {"e", "f"}
     with transaction(box.outbox._db) as db:
-        outbox_intake.no_longer_affected(db, "e", 5)
-    assert [one.expires for one in box.outbox.rows()] == [5, 5, 1e9]
+        outbox_intake.no_longer_affected(db, "e")
+    assert [one.expires for one in box.outbox.rows()] == [outbox_intake.WITHDRAWN] * 2 + [1e9]
 
 
 class Sums(RuleBasedStateMachine):
@@ -711,8 +718,8 @@ class Sums(RuleBasedStateMachine):
             expires_with_event=kind in ("announced", "reminder"),
         )  # fmt: skip
         if kind == "finished":
-            self.box.ended(key, self.now)
-        self.box.put(one, now=self.now)
+            self.box.ended(key)
+        self.box.put(one)
         if kind != "reminder":
             self.order.setdefault((sink, key), []).append(one.delivery_id)
 

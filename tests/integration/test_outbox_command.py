@@ -16,7 +16,8 @@ from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import DEAD_SECONDS, CourierTurn, Outbox
 from notbefore.store.schema import transaction
-from notbefore.store.state import FILE_NAME, Store
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME
 from support.agent import notbefore
 
 NOBODY = 65534
@@ -53,8 +54,8 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
     Store(directory).close()
     with outbox_in(directory) as outbox:
         with transaction(outbox._db) as db:
-            outbox_intake.put(db, refused, time.time())
-            db.executemany("INSERT INTO tracked VALUES (?, '{}')", [(key,) for key in listed])
+            outbox_intake.put(db, refused)
+            db.executemany("INSERT INTO tracked VALUES (?, 1, '{}')", [(key,) for key in listed])
         now = time.time()
         outbox.exchange(CourierTurn([], {one.sink: 100 for one in refused}, now))
         results = [DeliveryResult(one.delivery_id, "dead", now, error="404") for one in refused]
@@ -115,7 +116,7 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with outbox_in(tmp_path) as outbox:
         with transaction(outbox._db) as db:
-            outbox_intake.put(db, [dead("a")], time.time())
+            outbox_intake.put(db, [dead("a")])
         outbox.exchange(CourierTurn([], {"hook": 1}, time.time()))
     with CourierLock(tmp_path) as lock:
         lock.acquire(1, lambda: None)

@@ -670,7 +670,7 @@ CASES += [
         agent(degrading),
         [
             seen(120, "NotbeforeStoreDegraded"),
-            seen(180, "NotbeforeStoreDegraded", Told(of_agent(), "web_0: notbefore cannot write its state")),
+            seen(180, "NotbeforeStoreDegraded", Told(of_agent("critical"), "web_0: notbefore cannot write its state")),
         ],
     ),
     Case(

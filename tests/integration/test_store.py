@@ -2,16 +2,19 @@
 
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
@@ -19,23 +22,28 @@ from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.store import history as history_module
 from notbefore.store import schema
+from notbefore.store.confirmed_time import uptime
 from notbefore.store.history import read_history
-from notbefore.store.outbox import Outbox
-from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState
+from notbefore.store.outbox import CourierTurn, Outbox
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
 from support.azure import ME, at, document, item, now
 
-FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
+FOR_EVER = Terms(expire_after=1e10, expire_on_end=False)
+DAY_AND_AGE = time.time() - at(0).timestamp() + 86_400.0  # from when the changes of these tests are, to tomorrow
 
 
-def told(change: Change) -> StoredChange:
-    return StoredChange(change, line(change), deliveries(change, line(change), FOR_EVER, ME))
+def told(change: Change, terms: Terms = FOR_EVER) -> StoredChange:
+    routing = Routing(sinks={"hub": terms})
+    return StoredChange(change, line(change), deliveries(change, line(change), routing, ME))
 
 
 class Writer:
     """A store that is told of one document after the other."""
 
-    def __init__(self, directory: Path) -> None:
-        self.store = Store(directory)
+    def __init__(self, directory: Path, terms: Terms = FOR_EVER, **limits: int) -> None:
+        self.store = Store(directory, **limits)
+        self.terms = terms
         self.memory = self.store.load()
         self.second = 0
 
@@ -46,7 +54,7 @@ class Writer:
         for change in step.changes:
             totals = totals.plus(change)
         self.memory = replace(self.memory, tracked=step.tracked, totals=totals)
-        self.store.commit(self.memory, [told(change) for change in step.changes])
+        self.store.commit(self.memory, [told(change, self.terms) for change in step.changes])
         return self
 
 
@@ -103,17 +111,190 @@ def test_the_outbox_holds_a_delivery_for_each_change_the_earliest_first(tmp_path
     assert len({one.delivery_id for one in found}) == 3
 
 
-def test_what_waited_in_a_damaged_file_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Writer(tmp_path).sees(item("a"), item("b")).store.close()
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
-        db.execute("UPDATE tracked SET body = 'nonsense'")
-        db.commit()
+def spoil(directory: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(directory / FILE_NAME)) as db, db:
+        assert db.execute(statement, values).rowcount > 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE tracked SET body = CAST(replace(body, '\"self\"', '\"host_group\"') AS BLOB) WHERE event_key = 'a'",
+        "UPDATE tracked SET body = 'nonsense' WHERE event_key = 'a'",
+        "UPDATE tracked SET body = 7 WHERE event_key = 'a'",
+        "UPDATE tracked SET version = 2 WHERE event_key = 'a'",
+    ],
+)
+def test_a_row_that_cannot_be_read_costs_that_row_and_is_kept_beside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, statement: str
+) -> None:
+    writer = Writer(tmp_path).sees(item("a"), item("b"))
+    writer.store.close()
+    spoil(tmp_path, statement)
     store = Store(tmp_path)
-    store.load()
+    assert list(store.load().tracked.events) == ["b"]
+    assert store.load().totals == writer.memory.totals
+    assert (store.unreadable_rows, store.damaged_files, store.degraded) == (1, 0, None)
     store.close()
-    assert store.damaged_files == 1
     assert len(waiting(tmp_path)) == 2
-    assert "2 deliveries were copied from the damaged file" in caplog.text
+    assert caplog.text.count("1 rows of the state cannot be read") == 1
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        ((source, key, error),) = db.execute("SELECT source, row_key, error FROM unreadable_rows").fetchall()
+    assert (source, key) == ("tracked", "a")
+    assert error
+    again = Store(tmp_path)
+    assert (again.unreadable_rows, list(again.load().tracked.events)) == (0, ["b"])
+    again.close()
+
+
+@pytest.mark.parametrize("key", ["totals", "vm", "seen", "confirmed_time"])
+def test_a_figure_that_cannot_be_read_costs_no_other(tmp_path: Path, key: str) -> None:
+    writer = Writer(tmp_path).sees(item("a"))
+    writer.memory = replace(writer.memory, vm=Vm(name=ME), seen=at(9), boot_id="boot")
+    writer.sees(item("a"), item("b"))
+    writer.store.close()
+    spoil(tmp_path, "UPDATE meta SET body = 'nonsense' WHERE key = ?", key)
+    store = Store(tmp_path)
+    expected = replace(writer.memory, **({key: getattr(StoredState(), key)} if key != "confirmed_time" else {}))
+    assert (store.load(), store.unreadable_rows) == (expected, 1)
+    store.close()
+
+
+def test_a_word_of_a_newer_version_among_the_figures_is_kept_beside(tmp_path: Path) -> None:
+    Writer(tmp_path).sees(item("a")).store.close()
+    spoil(tmp_path, "INSERT INTO meta VALUES ('leader', 1, 'x')")
+    store = Store(tmp_path)
+    assert (store.unreadable_rows, list(store.load().tracked.events)) == (1, ["a"])
+    store.close()
+
+
+def test_each_approval_is_a_row_and_only_what_differs_is_written(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).sees(item("a"))
+    (life,) = writer.memory.tracked.events.values()
+    approvals = {f"{number:04}": ApprovalAttempt(life, "rule") for number in range(1000)}
+    writer.memory = replace(writer.memory, approvals=approvals)
+    writer.store.commit(writer.memory, [])
+    db = writer.store._main.db
+    before = db.total_changes
+    approvals = {**approvals, "0500": ApprovalAttempt(life, "another")}
+    del approvals["0001"]
+    writer.memory = replace(writer.memory, approvals=approvals)
+    writer.store.commit(writer.memory, [])
+    assert db.total_changes - before < 20
+    writer.store.close()
+    store = Store(tmp_path)
+    assert list(store.load().approvals.items()) == list(approvals.items())
+    store.close()
+
+
+TWO_YEARS = 2 * 365 * 86_400.0
+
+
+def at_present(*names: str) -> list[dict[str, object]]:
+    """Events as Azure lists them, of which the changes are seen now: their deliveries expire a day from now."""
+    return [item(name) for name in names]
+
+
+def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    real = time.time
+    monkeypatch.setattr("time.time", lambda: real() + seconds)
+
+
+def test_a_clock_that_is_ahead_for_one_commit_deletes_no_history_and_expires_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path, Terms(expire_after=DAY_AND_AGE)).sees(item("a"))
+    with monkeypatch.context() as patch:
+        shift_clock(patch, TWO_YEARS)
+        writer.sees(item("a"), item("b"))
+        with closing(Outbox(tmp_path / FILE_NAME)) as outbox:  # the courier looks at the same clock
+            assert len(outbox.exchange(CourierTurn([], {"hub": 9}, time.time()))) == 2
+    assert rows(tmp_path) == 2
+    assert len(waiting(tmp_path)) == 2
+    writer.store.close()
+
+
+def test_a_time_that_is_confirmed_expires_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path, Terms(expire_after=DAY_AND_AGE)).sees(item("a"))
+    shift_clock(monkeypatch, TWO_YEARS)
+    writer.store.confirm_time(time.time())
+    writer.sees(item("a"), item("b"))
+    assert (writer.store.history(None, 10).records, waiting(tmp_path)) == ([], [])
+    writer.store.close()
+
+
+@pytest.mark.parametrize(("same_boot", "passed"), [(True, 100.0), (False, 0.0)])
+def test_time_goes_on_from_the_last_commit_and_after_a_reboot_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, same_boot: bool, passed: float
+) -> None:
+    writer = Writer(tmp_path).sees(item("a"))
+    before = writer.store._moment().surely
+    writer.store.close()
+    real = uptime()
+    monkeypatch.setattr("notbefore.store.state.uptime", lambda: real + 100)
+    shift_clock(monkeypatch, TWO_YEARS)
+    if not same_boot:
+        monkeypatch.setattr("notbefore.store.state.boot_id", lambda: "another")
+    store = Store(tmp_path)
+    assert store._moment().surely == pytest.approx(before + passed, abs=30)
+    monkeypatch.setattr("notbefore.store.state.uptime", lambda: real + 150)
+    assert store._moment().surely == pytest.approx(before + passed + 50, abs=30)
+    store.close()
+
+
+def test_the_history_is_bounded_by_bytes_and_the_file_gives_its_space_back(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for number in range(300):
+        writer.sees(item(f"id-{number}", Resources=[f"vm-{one}" for one in range(200)]))
+    writer.store.close()
+    path = tmp_path / FILE_NAME
+    large = path.stat().st_size
+    writer = Writer(tmp_path, history_bytes=64 * 1024).sees(item("last"))
+    kept = writer.store.history(None, 10_000).records
+    assert 10 < len(kept) < 100
+    assert sum(map(len, kept)) <= 64 * 1024
+    assert b'"last"' in b"".join(kept[-2:])
+    for _ in range(100):
+        writer.store.look_after()
+    writer.store.close()
+    assert path.stat().st_size < large / 2
+
+
+@pytest.mark.parametrize(
+    "how", ["deleted", "deleted with its log", "deleted with its directory", "replaced", "garbage"]
+)
+def test_a_file_that_is_deleted_or_replaced_is_written_anew_with_all_that_is_known(tmp_path: Path, how: str) -> None:
+    state = tmp_path / "state"
+    writer = Writer(state).sees(item("a")).sees(item("a"), item("b"))
+    path = state / FILE_NAME
+    if how == "deleted":
+        path.unlink()
+    elif how == "deleted with its log":
+        for part in state.glob(FILE_NAME + "*"):
+            part.unlink()
+    elif how == "deleted with its directory":
+        shutil.rmtree(state)
+    elif how == "garbage":
+        (state / "new").write_bytes(b"no database" * 1000)
+        (state / "new").replace(path)
+    else:
+        Writer(tmp_path / "other").sees(item("z")).store.close()
+        (tmp_path / "other" / FILE_NAME).replace(path)
+    writer.store.look_after()
+    assert writer.store.degraded is None
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT event_key FROM tracked").fetchall() == [("a",), ("b",)]
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert {"a", "b"} <= {one.event_key for one in waiting(state)}
+    writer.sees(item("a"), item("b"), item("c"))
+    writer.store.close()
+    assert rows(state) >= 3
+    store = Store(state)
+    assert list(store.load().tracked.events) == ["a", "b", "c"]
+    store.close()
+    damaged = {path.name for path in state.glob("*.damaged-*")}
+    assert bool(damaged) == (how == "garbage")
+    assert {path.name for path in state.iterdir()} - damaged == {FILE_NAME, "agent.lock"}
 
 
 def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
@@ -124,7 +305,7 @@ def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
     writer.store.close()
 
 
-@pytest.mark.parametrize("damage", ["garbage", "truncated", "pages", "wrong rows"])
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "pages"])
 def test_a_damaged_file_is_set_aside_and_begun_anew(tmp_path: Path, damage: str) -> None:
     writer = Writer(tmp_path)
     for number in range(200):
@@ -136,14 +317,12 @@ def test_a_damaged_file_is_set_aside_and_begun_anew(tmp_path: Path, damage: str)
         path.write_bytes(b"no database" * 1000)
     elif damage == "truncated":
         path.write_bytes(octets[: len(octets) // 2])
-    elif damage == "pages":
-        path.write_bytes(octets[:4096] + b"\xa5" * (len(octets) - 4096))
     else:
-        with closing(sqlite3.connect(path)) as db, db:
-            db.execute("UPDATE tracked SET body = ?", (b"{}",))
+        path.write_bytes(octets[:4096] + b"\xa5" * (len(octets) - 4096))
     store = Store(tmp_path)
     memory = store.load()
-    assert (memory.tracked.events, store.damaged_files, store.degraded) == ({}, 1, None)
+    assert (store.damaged_files, store.degraded) == (1, None)
+    assert memory.tracked.events.keys() <= {f"id-{number}" for number in range(200)}  # what could be read
     assert len(list(tmp_path.glob(f"{FILE_NAME}.damaged-*"))) >= 1
     store.close()
     Writer(tmp_path).sees(item()).store.close()
@@ -268,7 +447,8 @@ from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, diff
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.routing import Route
-from notbefore.store.state import Store, StoredChange
+from notbefore.store.state import Store
+from notbefore.store.state_file import StoredChange
 routing = Routing((Route(sinks=("hub",), announce_by="all"),), {"hub": Terms(1e10, False)})
 store = Store(Path(sys.argv[1]))
 memory = store.load()

@@ -18,7 +18,7 @@ from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.store import state as store_module
 from notbefore.store.outbox import CourierTurn, Outbox
-from notbefore.store.state import FILE_NAME
+from notbefore.store.state_file import FILE_NAME
 from support.azure import ID, ME, PEER, body, item
 from support.tracking import SteppedClock, Tracking
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +76,11 @@ class RunningAgent:
 
     python = sys.executable
 
+    @staticmethod
+    def before(_state: Path) -> Sequence[str]:
+        """A command that sets something up and then becomes the one that follows it; none."""
+        return ()
+
     def __init__(
         self,
         imds: str,
@@ -89,7 +94,18 @@ class RunningAgent:
         self.state = state
         self.records: list[dict[str, Any]] = []
         self.log = ""
-        command = [self.python, "-m", "notbefore", "run", *words, "--imds", imds, "--state-dir", str(state)]
+        command = [
+            *self.before(state),
+            self.python,
+            "-m",
+            "notbefore",
+            "run",
+            *words,
+            "--imds",
+            imds,
+            "--state-dir",
+            str(state),
+        ]
         self.process = subprocess.Popen(
             [*command, "--listen", f"{host}:{self.port}"],
             stdout=subprocess.PIPE,
@@ -126,11 +142,11 @@ class RunningAgent:
         self.stop()
 
     def ready(self) -> Self:
-        eventually(lambda: self.process.poll() is not None or self._answers("/readyz"))
+        eventually(lambda: self.process.poll() is not None or self.answers("/readyz"))
         assert self.process.poll() is None, self.log
         return self
 
-    def _answers(self, path: str) -> bool:
+    def answers(self, path: str) -> bool:
         with suppress(OSError, http.client.HTTPException):
             return get(self.port, path)[0] == 200
         return False

@@ -45,7 +45,7 @@ from notbefore.web.access import access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 
-RETRY_INTERVAL: Final = 10.0  # seconds between attempts to write a state that could not be written
+RETRY_INTERVAL: Final = 2.0  # seconds between attempts to write a state that could not be written
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
 log = logging.getLogger("notbefore.agent")
@@ -73,8 +73,8 @@ class Agent:
         for end in (self._reader, self._writer):
             end.settimeout(0)
 
-        self._store = Store(Path(config.state.dir))
-        self._outbox = OutboxReader(self._store.path)
+        self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
+        self._outbox = OutboxReader(self._store.path, self._store.spare_path)
         self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke)
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake)
@@ -131,6 +131,7 @@ class Agent:
     def _orders(self, config: Config) -> Orders:
         return Orders(
             state_file=str(self._store.path.absolute()),
+            spare_file=str(self._store.spare_path),
             sinks=config.sinks,
             links=config.links,
             hidden=config.hidden,
@@ -166,18 +167,16 @@ class Agent:
 
     def _supervise(self) -> None:
         """Until a signal stops the agent: write beats, look after the courier and the state, take signals."""
-        tried, damaged = self._clock.monotonic(), self._store.damaged_files
+        tried = self._clock.monotonic()
         while True:
             self._state.write_beat()
             self._heartbeats.send_due()
             self._outbox.refresh()
             self._couriers.tick()  # the first one sends what was left by the boot before
+            self._store.look_after()
             if self._store.degraded and self._clock.monotonic() - tried >= RETRY_INTERVAL:
                 tried = self._clock.monotonic()
                 self._store.retry()
-            if self._store.damaged_files != damaged:
-                damaged = self._store.damaged_files
-                self._couriers.restart()
             self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
             self._reload_configuration()
             if self._wait_for_stop(self._patience()):

@@ -12,7 +12,7 @@ from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change
 from notbefore.core.lifecycle import WATCHED, Tracked, TrackedEvent
 from notbefore.core.record import Vm
-from notbefore.store.state import StoredState
+from notbefore.store.state_file import StoredState
 
 KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
 

@@ -92,11 +92,6 @@ class CourierManager:
             self._reason = "reload"
             self._courier.send(LEAVE)
 
-    def restart(self) -> None:
-        """The state is another file now: the courier works on the old one, and leaves."""
-        if self._courier is not None:
-            self._courier.send(LEAVE)
-
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
         courier = self._courier

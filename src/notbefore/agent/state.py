@@ -17,7 +17,8 @@ from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
-from notbefore.store.state import Store, StoredChange, StoredState
+from notbefore.store.state import Store
+from notbefore.store.state_file import StoredChange, StoredState
 
 
 class PollStatus(Struct, frozen=True):

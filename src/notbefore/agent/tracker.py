@@ -20,7 +20,8 @@ from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
-from notbefore.store.state import Store, StoredState
+from notbefore.store.state import Store
+from notbefore.store.state_file import StoredState
 
 log = logging.getLogger("notbefore.agent.tracker")
 

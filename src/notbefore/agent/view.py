@@ -89,6 +89,7 @@ class AgentView:
             polling=poll,
             store_degraded=self._store.degraded is not None,
             store_damaged=self._store.damaged_files,
+            store_unreadable_rows=self._store.unreadable_rows,
             vm=_labels(known.vm),
         )
         return Snapshot(
@@ -111,10 +112,14 @@ class AgentView:
         return CheckResult(ok=True)
 
     def ready(self) -> CheckResult:
-        """The last good answer of IMDS is new. A state in memory alone is reported, and does not count against it."""
+        """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
         polling = self._in_use().polling
         known = self._state.snapshot
-        reasons = [f"the state is kept in memory alone: {self._store.degraded}"] if self._store.degraded else []
+        reasons = []
+        if self._store.degraded:
+            reasons.append(
+                f"the state cannot be written, what is new does not survive a reboot: {self._store.degraded}"
+            )
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
         if known.poll.answered is None:
@@ -124,7 +129,7 @@ class AgentView:
         if age > limit:
             late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s"
             return CheckResult(ok=False, reasons=(late, *reasons))
-        return CheckResult(ok=True, reasons=tuple(reasons))
+        return CheckResult(ok=self._store.degraded is None, reasons=tuple(reasons))
 
     def status_line(self) -> str:
         """How the agent is, in one line for ``systemctl status``."""

@@ -39,7 +39,8 @@ from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
 from notbefore.store.outbox import CourierTurn, Outbox
-from notbefore.store.state import FILE_NAME, Store, StoredChange, StoredState
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
 
 SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interruption
     "freeze": ("Freeze", 900, 9),

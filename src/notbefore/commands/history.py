@@ -16,7 +16,8 @@ from notbefore.commands.tables import print_json, table
 from notbefore.core.duration import span
 from notbefore.errors import ConfigError, StoreError
 from notbefore.store.history import read_history
-from notbefore.store.state import FILE_NAME
+from notbefore.store.spare import file_in_use
+from notbefore.store.state_file import FILE_NAME
 
 PREFIX: Final = "azure.scheduled_event."  # of the names in a record
 
@@ -51,10 +52,11 @@ def ask_changes(agent: AgentClient, since: str | None, limit: int) -> list[dict[
 
 def read_changes(state_dir: Path, since: str | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes in a state directory, oldest first; raises ``ConfigError`` or ``StoreError``."""
-    path = state_dir / FILE_NAME
+    path, in_use = state_dir / FILE_NAME, file_in_use(state_dir)
     try:
         start = _time(since).timestamp() if since else None
-        return [msgspec.json.decode(row) for row in read_history(path, start, limit).records]
+        new = read_history(in_use, start, limit).records if in_use != path else []
+        return [msgspec.json.decode(row) for row in read_history(path, start, limit, newer=new).records]
     except ValueError:
         raise ConfigError(f"--since: expected RFC 3339, got {since!r}") from None
     except sqlite3.Error as error:

@@ -20,7 +20,7 @@ from notbefore.core.record import json_line, rfc3339
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.lock import no_courier
 from notbefore.store.outbox import Outbox
-from notbefore.store.state import FILE_NAME
+from notbefore.store.spare import file_in_use
 
 ACTIONS: Final = {
     "list": "show which deliveries wait, and why",
@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out the action; returns the exit code. Raises ``NotBeforeError``."""
     config = load_state_configuration(options)
-    with closing(Outbox(Path(config.state.dir) / FILE_NAME)) as outbox:
+    state_dir = Path(config.state.dir)
+    with closing(Outbox(file_in_use(state_dir))) as outbox:
         sink = getattr(options, "sink", None)
         if sink is not None and sink not in config.sinks and not outbox.rows(sink=sink, limit=1):
             raise ConfigError(f"--sink: the outbox holds nothing for {sink!r}, and --config has no such sink")
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         if options.action == "show":
             _show(chosen, as_json=options.json)
             return 0
-        with no_courier(outbox.path.parent) as nobody:
+        with no_courier(state_dir) as nobody:
             if nobody:  # what is leased was left by a courier that was killed
                 outbox.release_leases(time.time())
         if options.action == "retry":

@@ -75,9 +75,14 @@ def default_state_dir() -> Path:
 
 
 class State(_Section, frozen=True):
-    """Where the state is kept."""
+    """Where the state is kept, and how much of it."""
 
     dir: str = field(default_factory=lambda: str(default_state_dir()))
+    history_max_bytes: int = 64 * 1024 * 1024  # of the records of past changes; the oldest are deleted. 64 KiB or more
+
+    def __post_init__(self) -> None:
+        if self.history_max_bytes < 64 * 1024:
+            raise ValueError("state.history_max_bytes: expected 65536 or more")
 
 
 class Log(_Section, frozen=True):

@@ -23,8 +23,8 @@ from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import make
 from notbefore.errors import StoreError
 from notbefore.logs import set_up
+from notbefore.store.courier_outbox import CourierOutbox
 from notbefore.store.lock import CourierLock
-from notbefore.store.outbox import Outbox
 
 PREDECESSOR_PATIENCE: Final = 15.0  # seconds until a courier that does not leave is killed
 
@@ -75,9 +75,10 @@ def main() -> int:
             redact.add(secret)
         return make(name, config, orders.links)
 
-    with CourierLock(path.parent) as lock:
+    spare = Path(orders.spare_file) if orders.spare_file is not None else None
+    with CourierLock(path.parent, spare.parent if spare is not None else None) as lock:
         lock.acquire(PREDECESSOR_PATIENCE, beat)
-        with closing(Outbox(path)) as outbox:
+        with closing(CourierOutbox(path, spare)) as outbox:
             courier = Courier(outbox, orders, sink, redact, AgentPipe(_control(), beat))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: courier.stop())

@@ -31,6 +31,7 @@ class Orders(Struct, frozen=True):
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's
+    spare_file: str | None = None  # it holds the outbox while the state file cannot be written
     linger: float = 60.0  # seconds with nothing to do after which it leaves
     deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt is given up as hanging
 

@@ -185,7 +185,14 @@ UNLISTED: Final = Metric(
     "notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}, which have no series."
 )
 DEGRADED: Final = Metric(
-    "notbefore_store_degraded", "gauge", "1 while the state cannot be written and is kept in memory alone."
+    "notbefore_store_degraded",
+    "gauge",
+    "1 while the state cannot be written: what is new does not survive a reboot.",
+)
+UNREADABLE_ROWS: Final = Metric(
+    "notbefore_store_unreadable_rows",
+    "counter",
+    "Rows of the state that could not be read: each was kept beside, and cost what it held.",
 )
 DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(
@@ -412,6 +419,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(FLAWS, _by_one(polling.flaws))
     yield Family(DEGRADED, _once(float(figures.store_degraded)))
     yield Family(DAMAGED, _once(float(figures.store_damaged)))
+    yield Family(UNREADABLE_ROWS, _once(float(figures.store_unreadable_rows)))
     yield Family(COURIER_RUNNING, _once(float(courier.running)))
     yield Family(COURIER_STARTS, _by_one(courier.starts))
     yield Family(OTLP_EXPORTS, {labels: float(count) for labels, count in figures.otlp_exports.items()})

@@ -76,6 +76,7 @@ class Figures(Struct, frozen=True):
     config: ConfigFigures = field(default_factory=ConfigFigures)
     store_degraded: bool = False
     store_damaged: int = 0  # files set aside
+    store_unreadable_rows: int = 0  # found since the start
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     auth_failures: int | None = None  # of the listener; None where no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known

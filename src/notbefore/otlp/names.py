@@ -42,6 +42,7 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
     "notbefore_polls": "{poll}",
     "notbefore_series_folded": "{label}",
     "notbefore_store_damaged_files": "{file}",
+    "notbefore_store_unreadable_rows": "{row}",
     "notbefore_template_errors": "{error}",
 }
 ADDITIVE: Final = (  # gauges of Prometheus that count what is there now: their sum over labels and VMs has a meaning

@@ -1,4 +1,4 @@
-"""The history in the state file: the records of past changes, newest last, bounded in rows and age."""
+"""The history in the state file: the records of past changes, newest last, bounded in rows, bytes and age."""
 
 import sqlite3
 import sys
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from notbefore.core.change import Change
 
 MAX_ROWS: Final = 10_000
+MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_AGE: Final = 400 * 86_400.0  # seconds
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the state file holds more
 
@@ -59,7 +60,18 @@ def add(db: sqlite3.Connection, changes: Iterable[tuple[Change, bytes]]) -> None
     )
 
 
-def prune(db: sqlite3.Connection, now: float) -> None:
-    """Delete what is too old and what is too much; ``now`` in Unix seconds."""
+def prune(db: sqlite3.Connection, surely: float, max_bytes: int = MAX_BYTES) -> None:
+    """Delete what is too old and what is too much, the oldest first.
+
+    ``surely``: Unix seconds; it is that late or later (``confirmed_time``). ``max_bytes``: of all records together.
+    """
     db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (MAX_ROWS,))
-    db.execute("DELETE FROM history WHERE time < ?", (now - MAX_AGE,))
+    db.execute("DELETE FROM history WHERE time < ?", (surely - MAX_AGE,))
+    excess = db.execute("SELECT bytes FROM history_size").fetchone()[0] - max_bytes
+    if excess > 0:
+        last = None
+        for seq, size in db.execute("SELECT seq, length(record) FROM history ORDER BY seq"):
+            last, excess = seq, excess - size
+            if excess <= 0:
+                break
+        db.execute("DELETE FROM history WHERE seq <= ?", (last,))

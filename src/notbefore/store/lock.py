@@ -34,6 +34,11 @@ class DirectoryLock:
             ) from error
         self._file = file
 
+    def renew(self) -> None:
+        """Take the lock again, on the file that is there now: the directory may have been deleted and made anew."""
+        self.release()
+        self.acquire()
+
     def release(self) -> None:
         """Let go; without a hold nothing happens."""
         if self._file is not None:
@@ -42,10 +47,13 @@ class DirectoryLock:
 
 
 class CourierLock:
-    """``acquire`` waits for the courier before to leave, and ends it where it does not: it has no agent any more."""
+    """``acquire`` waits until the previous courier has ended, and kills it where it does not: it has no agent any more.
 
-    def __init__(self, directory: Path) -> None:
-        self._file = (directory / "courier.lock").open("a+", encoding="ascii")
+    ``otherwise``: where the lock is while the state directory cannot be written and has none. Raises ``OSError``.
+    """
+
+    def __init__(self, directory: Path, otherwise: Path | None = None) -> None:
+        self._file = _lock_file(directory, otherwise)
 
     def acquire(self, patience: float, beat: Callable[[], None]) -> None:
         """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds."""
@@ -58,14 +66,15 @@ class CourierLock:
             if time.monotonic() > deadline:
                 self._end_holder()
             time.sleep(0.05)
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        with suppress(OSError):  # a full disk: only who has to kill this process misses its id
+            self._file.seek(0)
+            self._file.write(f"{os.getpid():<10}")  # in place: what the file has already needs no room
+            self._file.flush()
 
     def _end_holder(self) -> None:
         # the lock is held, so the process that wrote its id there is alive, and the id its own
         self._file.seek(0)
-        holder = self._file.read()
+        holder = self._file.read().strip()
         if holder.isdigit() and int(holder) != os.getpid():
             with suppress(ProcessLookupError):
                 os.kill(int(holder), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends it at either
@@ -77,6 +86,22 @@ class CourierLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _lock_file(directory: Path, otherwise: Path | None) -> IO[str]:
+    path = directory / "courier.lock"
+    try:
+        with suppress(FileExistsError):
+            path.touch(mode=0o600, exist_ok=False)
+        return path.open("r+", encoding="ascii")
+    except OSError:
+        if path.exists():  # on a disk that can only be read a file can be locked all the same
+            return path.open(encoding="ascii")
+        if otherwise is None:
+            raise
+    path = otherwise / "courier.lock"
+    path.touch(mode=0o600)
+    return path.open("r+", encoding="ascii")
 
 
 @contextmanager

@@ -7,16 +7,19 @@ its own with a connection of its own (``Outbox``), leases what is due and report
 import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import FALLBACK, Delivery, DeliveryResult, Terms
 from notbefore.metrics.totals import LATENCY_BOUNDS
+from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.outbox_intake import MAX_ROWS, count, expire
-from notbefore.store.schema import connect, transaction
+from notbefore.store.schema import COMMAND_BUSY_SECONDS, connect, inode_of, transaction
 
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * 86_400.0  # how long a delivery is repeated at most, when its event never ends
@@ -49,26 +52,47 @@ class CourierTurn(Struct, frozen=True):
     batched: Collection[str] = ()  # sinks that take all due deliveries of an event at once
 
 
+class OutboxMoved(sqlite3.OperationalError):
+    """The outbox is in another file by now; nothing was done."""
+
+
 class Outbox:
     """A connection to the outbox of a state file, for the courier and for commands; for one thread at a time.
 
-    Raises ``StoreError`` where there is no such file, or one with another schema; its methods raise ``sqlite3.Error``.
+    ``busy_seconds``: how long it waits for another's transaction. ``unless``: another file, which holds the outbox as
+    soon as it is there. Raises ``StoreError`` where there is no such file, or one with another schema. Its methods
+    raise ``sqlite3.Error``; those that write raise ``OutboxMoved``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, busy_seconds: float = COMMAND_BUSY_SECONDS, unless: Path | None = None) -> None:
         self.path = path
-        self._db = connect(path, "rw")
+        self._unless = unless
+        self._inode = inode_of(path)
+        self._db = connect(path, "rw", busy_seconds)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    @property
+    def moved(self) -> bool:
+        """The outbox is in another file by now."""
+        return inode_of(self.path) != self._inode or (self._unless is not None and self._unless.exists())
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """A transaction on the outbox that is in use; raises ``OutboxMoved`` where that is another one."""
+        with transaction(self._db) as db:
+            if self.moved:  # asked inside: who moves the outbox copies it in a transaction as well
+                raise OutboxMoved(f"{self.path} is not in use any more")
+            yield db
 
     def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
         """Make due again what a courier that has ended left on its way. Only one courier runs at a time.
 
         To the sinks ``run_once`` nothing is sent again: it is dead, and returned.
         """
-        with transaction(self._db) as db:
+        with self.transaction() as db:
             left = [_delivery(row) for row in db.execute(f"SELECT {_COLUMNS} FROM outbox WHERE leased")]  # noqa: S608 - ours
             interrupted = [one.delivery_id for one in left if one.sink in run_once]
             for delivery_id in interrupted:
@@ -85,10 +109,10 @@ class Outbox:
         wanted = {sink: count for sink, count in turn.room.items() if count > 0}
         if not turn.results and not self._anything_due(wanted, turn.now):
             return []
-        with transaction(self._db) as db:
+        with self.transaction() as db:
             for result in turn.results:
                 _record_result(db, result)
-            expire(db, turn.now)
+            expire(db, _surely(db, turn.now))
             leased: list[Delivery] = []
             for sink, count in wanted.items():
                 leased += _lease(db, _due(db, sink, count, turn.now, batched=sink in turn.batched))
@@ -135,7 +159,7 @@ class Outbox:
 
         ``expire_after``: the sink's, in seconds; ``None`` where it is not known: they are kept for a day at least.
         """
-        with transaction(self._db) as db:
+        with self.transaction() as db:
             return sum(
                 db.execute(
                     "UPDATE outbox SET due = ?1, attempts = 0,"
@@ -151,7 +175,7 @@ class Outbox:
     def drop(self, ids: Iterable[str]) -> int:
         """Delete deliveries and count them as dropped; returns how many. What is on its way is left alone."""
         dropped = 0
-        with transaction(self._db) as db:
+        with self.transaction() as db:
             for one in ids:
                 gone = db.execute(
                     "DELETE FROM outbox WHERE delivery_id = ? AND NOT leased RETURNING sink, state", (one,)
@@ -161,6 +185,15 @@ class Outbox:
                     if state != "repeating":
                         count(db, sink, "dropped")
         return dropped
+
+
+def _surely(db: sqlite3.Connection, now: float) -> float:
+    """Unix seconds: it is that late or later. Nothing expires by a clock that somebody may have set too far ahead."""
+    row = db.execute("SELECT body FROM meta WHERE key = 'confirmed_time'").fetchone()
+    if row is None:
+        return 0.0
+    confirmed = msgspec.msgpack.decode(row[0], type=ConfirmedTime)
+    return min(now, confirmed.later(uptime(), boot_id()).wall)
 
 
 def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, batched: bool) -> list[int]:

@@ -1,13 +1,11 @@
 """What the agent does with the outbox, inside the transaction that records a change: put in, withdraw, expire.
 
 Each row that leaves is counted in the same transaction: see ``core.delivery.RESULTS`` for the sum that is always right.
-Times are Unix seconds. All functions raise ``sqlite3.Error``, but for ``copy_readable``.
+Times are Unix seconds. The functions raise ``sqlite3.Error``.
 """
 
 import sqlite3
 from collections.abc import Iterable
-from contextlib import closing, suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -17,10 +15,11 @@ from notbefore.core.delivery import Delivery
 from notbefore.core.routing import SEVERITIES
 
 MAX_ROWS: Final = 10_000
+WITHDRAWN: Final = 0  # the time of expiry of what is not to be sent any more: it has passed by every clock
 THREAD_SECONDS: Final = 30 * 86_400.0  # how long the thread of an event's messages is remembered
 
 
-def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> None:
+def put(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
     """Add deliveries, and count them as accepted; one whose id is there already is left as it is."""
     for one in deliveries:
         # it replaces what is repeated of the event, and its reminder
@@ -29,7 +28,7 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
             (one.sink, one.event_key),
         )
         if one.kind not in ("reminder", *APPROVAL_KINDS):
-            _withdraw(db, "sink = ? AND event_key = ? AND kind = 'reminder'", (one.sink, one.event_key), now)
+            _withdraw(db, "sink = ? AND event_key = ? AND kind = 'reminder'", (one.sink, one.event_key))
         row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
         added = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
@@ -41,18 +40,18 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> N
             count(db, one.sink, "accepted")
 
 
-def event_started(db: sqlite3.Connection, event_key: str, now: float) -> None:
+def event_started(db: sqlite3.Connection, event_key: str) -> None:
     """Withdraw the reminders of an event: it has started."""
-    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
+    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,))
 
 
-def no_longer_affected(db: sqlite3.Connection, event_key: str, now: float) -> None:
+def no_longer_affected(db: sqlite3.Connection, event_key: str) -> None:
     """Withdraw the reminders of an event, and end its repetitions: it does not affect this VM any longer."""
-    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,), now)
+    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,))
     _end_repetitions(db, event_key)
 
 
-def not_before_changed(db: sqlite3.Connection, event_key: str, seconds: float, record: bytes, now: float) -> None:
+def not_before_changed(db: sqlite3.Connection, event_key: str, seconds: float, record: bytes) -> None:
     """Move the reminders of an event whose NotBefore has moved by so many seconds, and give them the new record.
 
     Also those to sinks whose route sends no message of the move.
@@ -60,13 +59,13 @@ def not_before_changed(db: sqlite3.Connection, event_key: str, seconds: float, r
     db.execute(
         "UPDATE outbox SET created = created + ?1, due = due + ?1, expires = expires + ?1, record = ?2"
         " WHERE event_key = ?3 AND kind = 'reminder' AND state = 'pending' AND expires > ?4",
-        (seconds, record, event_key, now),
+        (seconds, record, event_key, WITHDRAWN),
     )
 
 
-def event_ended(db: sqlite3.Connection, event_key: str, now: float) -> None:
+def event_ended(db: sqlite3.Connection, event_key: str) -> None:
     """Withdraw what is of no use after an event's end, and end its repetitions."""
-    _withdraw(db, "event_key = ? AND expires_with_event", (event_key,), now)
+    _withdraw(db, "event_key = ? AND expires_with_event", (event_key,))
     _end_repetitions(db, event_key)
 
 
@@ -74,27 +73,24 @@ def _end_repetitions(db: sqlite3.Connection, event_key: str) -> None:
     db.execute("DELETE FROM outbox WHERE event_key = ? AND state = 'repeating'", (event_key,))
 
 
-def _withdraw(db: sqlite3.Connection, where: str, values: tuple[object, ...], now: float) -> None:
+def _withdraw(db: sqlite3.Connection, where: str, values: tuple[object, ...]) -> None:
     # It may be on its way at this moment. So it only gets another time of expiry: `expire` deletes and counts it,
     # unless it is delivered before.
-    db.execute(
-        f"UPDATE outbox SET expires = min(expires, ?) WHERE state = 'pending' AND {where}",  # noqa: S608 - ours
-        (now, *values),
-    )
+    db.execute(f"UPDATE outbox SET expires = {WITHDRAWN} WHERE state = 'pending' AND {where}", values)  # noqa: S608 - ours
 
 
-def expire(db: sqlite3.Connection, now: float, max_rows: int = MAX_ROWS) -> None:
+def expire(db: sqlite3.Connection, surely: float, max_rows: int = MAX_ROWS) -> None:
     """Delete and count what has expired; then what is beyond ``max_rows``, the least severe and oldest first.
 
-    What is on its way stays.
+    ``surely``: it is that late or later (``confirmed_time``). What is on its way stays.
     """
     expired = db.execute(
-        "DELETE FROM outbox WHERE expires <= ? AND NOT leased AND state <> 'repeating' RETURNING sink", (now,)
+        "DELETE FROM outbox WHERE expires <= ? AND NOT leased AND state <> 'repeating' RETURNING sink", (surely,)
     ).fetchall()
     for (sink,) in expired:
         count(db, sink, "expired")
-    db.execute("DELETE FROM outbox WHERE expires <= ? AND state = 'repeating'", (now,))
-    db.execute("DELETE FROM threads WHERE time < ?", (now - THREAD_SECONDS,))
+    db.execute("DELETE FROM outbox WHERE expires <= ? AND state = 'repeating'", (surely,))
+    db.execute("DELETE FROM threads WHERE time < ?", (surely - THREAD_SECONDS,))
     excess = db.execute("SELECT count(*) FROM outbox").fetchone()[0] - max_rows
     if excess > 0:
         overflowed = db.execute(
@@ -112,17 +108,3 @@ def count(db: sqlite3.Connection, sink: str, result: str) -> None:
     db.execute(
         "INSERT INTO delivery_counts VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (sink, result)
     )
-
-
-def copy_readable(damaged: Path, db: sqlite3.Connection) -> int:
-    """Copy what can be read of the outbox of a damaged file; returns how many deliveries. Never raises."""
-    copied = 0
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=rw", uri=True)) as old:
-        for table in ("delivery_counts", "delivery_latency", "threads", "outbox"):
-            with suppress(sqlite3.Error):  # row by row, up to one that cannot be read
-                rows = old.execute(f"SELECT * FROM {table}")  # noqa: S608 - one of ours
-                marks = ", ".join("?" * len(rows.description))
-                for row in rows:
-                    added = db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)  # noqa: S608 - ours
-                    copied += added.rowcount if table == "outbox" else 0
-    return copied

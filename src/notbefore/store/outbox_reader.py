@@ -8,19 +8,21 @@ from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram
 from notbefore.store.outbox import next_due
-from notbefore.store.schema import connect
+from notbefore.store.schema import BUSY_SECONDS, Inode, connect, inode_of
 
 
 class OutboxReader:
     """What is in the outbox, kept as it was last read. ``refresh`` reads the file, and only if it has changed.
 
     ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
+    ``spare``: the file that holds the outbox while it is there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spare: Path | None = None) -> None:
         self._path = path
+        self._spare = spare
         self._db: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._file: Inode | None = None
         self._version: int | None = None
         self._read_at = 0.0  # Unix seconds
         self._kept: tuple[OutboxView, float | None] = (OutboxView(), None)
@@ -48,14 +50,13 @@ class OutboxReader:
             self.close()
 
     def _open(self) -> sqlite3.Connection:
-        found = self._path.stat()
-        if self._db is None or self._file != (
-            found.st_dev,
-            found.st_ino,
-        ):  # the file was set aside, and a new one begun
+        path, found = self._path, None
+        if self._spare is not None and (found := inode_of(self._spare)) is not None:
+            path = self._spare
+        found = found or inode_of(path)
+        if self._db is None or self._file != found:
             self.close()
-            self._db = connect(self._path, "ro")
-            self._file = (found.st_dev, found.st_ino)
+            self._db, self._file = connect(path, "ro", BUSY_SECONDS), found
         return self._db
 
     def close(self) -> None:

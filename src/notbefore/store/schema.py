@@ -9,13 +9,27 @@ from typing import Final
 
 from notbefore.errors import StoreError
 
-BUSY_SECONDS: Final = 5.0  # how long to wait for another's transaction
+BUSY_SECONDS: Final = 0.5  # how long the agent and its courier wait for another's transaction
+COMMAND_BUSY_SECONDS: Final = 5.0  # how long commands wait for it
+DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # the primary codes of a damaged file
 SCHEMA: Final = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 SCHEMA_VERSION: Final = 1
 MIGRATIONS: Final[dict[int, str]] = {}  # schema version -> the statements that lead to the next one
 
 
-def connect(path: Path, mode: str) -> sqlite3.Connection:
+Inode = tuple[int, int]  # device and number: what a path leads to
+
+
+def inode_of(path: Path) -> Inode | None:
+    """What a path leads to now; ``None`` where there is nothing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def connect(path: Path, mode: str, busy_seconds: float = COMMAND_BUSY_SECONDS) -> sqlite3.Connection:
     """Open a state file that the agent has made; ``mode`` is ``ro`` or ``rw``.
 
     Raises ``StoreError`` where there is no such file, where it may not be read, or where its schema is another.
@@ -25,7 +39,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
             f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,
             isolation_level=None,
-            timeout=BUSY_SECONDS,
+            timeout=busy_seconds,
             check_same_thread=False,
         )
         if mode == "rw":

@@ -1,28 +1,58 @@
 -- The state file. Times are Unix seconds. The version is `schema.SCHEMA_VERSION`, kept as SQLite's user_version.
 
+-- `version` is the one of the row's own form (state_file.ROW_VERSION): a row that this version of notbefore cannot read
+-- is moved to `unreadable_rows`, and costs nothing else.
+
 CREATE TABLE meta (
-    key   TEXT PRIMARY KEY,
-    value BLOB NOT NULL           -- incarnation, unreadable, seen, beat, boot_id, clean, vm, totals, approvals
+    key     TEXT PRIMARY KEY,     -- a field of state_file.StoredState, or a word of the store's own
+    version INTEGER NOT NULL,
+    body    BLOB NOT NULL         -- its value as MessagePack
 ) WITHOUT ROWID;
 
 CREATE TABLE tracked (
     event_key TEXT PRIMARY KEY,   -- EventId, folded
+    version   INTEGER NOT NULL,
     body      BLOB NOT NULL       -- core.lifecycle.TrackedEvent as JSON
 ) WITHOUT ROWID;
 
 CREATE TABLE departed (
     event_key TEXT PRIMARY KEY,
-    position  INTEGER NOT NULL,   -- oldest first
-    steps     BLOB NOT NULL       -- step -> how often, as JSON
+    version   INTEGER NOT NULL,
+    body      BLOB NOT NULL,      -- step -> how often, as JSON
+    position  INTEGER NOT NULL    -- oldest first
+) WITHOUT ROWID;
+
+CREATE TABLE approvals (
+    event_key TEXT PRIMARY KEY,
+    version   INTEGER NOT NULL,
+    body      BLOB NOT NULL,      -- core.approval.ApprovalAttempt as JSON
+    position  INTEGER NOT NULL    -- oldest first
+) WITHOUT ROWID;
+
+CREATE TABLE unreadable_rows (
+    source  TEXT NOT NULL,        -- the table in which it was
+    row_key TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    body    BLOB NOT NULL,
+    error   TEXT NOT NULL,        -- why it could not be read
+    time    REAL NOT NULL,        -- when it was moved here
+    PRIMARY KEY (source, row_key, time)
 ) WITHOUT ROWID;
 
 CREATE TABLE history (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     change_id TEXT NOT NULL,
-    time      REAL NOT NULL,      -- Unix seconds at which the change was seen
+    time      REAL NOT NULL,      -- at which the change was seen
     record    BLOB NOT NULL       -- core.record as JSON
 );
 CREATE INDEX history_time ON history (time);
+
+CREATE TABLE history_size (bytes INTEGER NOT NULL);  -- of all records; one row
+INSERT INTO history_size VALUES (0);
+CREATE TRIGGER history_added AFTER INSERT ON history
+    BEGIN UPDATE history_size SET bytes = bytes + length(new.record); END;
+CREATE TRIGGER history_removed AFTER DELETE ON history
+    BEGIN UPDATE history_size SET bytes = bytes - length(old.record); END;
 
 CREATE TABLE outbox (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -1,83 +1,61 @@
-"""``Store``: the agent's memory on disk. A change, what is tracked after it and its history go in one transaction.
+"""``Store``: the agent's memory on disk. A change, what is tracked after it and its deliveries go in one transaction.
 
-When the disk is full or read-only the store keeps everything in memory, says so (``degraded``), and writes it all when
-it can again. A damaged file is set aside under another name and a new one begun.
+While the state file cannot be written, a spare one in memory takes its place (``spare``), and deliveries go on. What it
+has taken in is written to the state file when that is possible again. A damaged file is kept under another name; what
+can be read of it, and what the agent knows, are written into a new one.
 """
 
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-from msgspec import Struct
-
-from notbefore.core.approval import ApprovalAttempt
-from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery
-from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
-from notbefore.core.record import Vm
 from notbefore.errors import StoreError
-from notbefore.metrics.totals import Totals
-from notbefore.store import history, outbox_intake
+from notbefore.store import history, spare
+from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
+from notbefore.store.copying import copy_readable
 from notbefore.store.history import ANSWER_BYTES, History, newest, read_history
 from notbefore.store.lock import DirectoryLock
-from notbefore.store.schema import BUSY_SECONDS, bring_up_to_date, transaction
-
-FILE_NAME: Final = "notbefore.db"
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+from notbefore.store.schema import DAMAGED, transaction
+from notbefore.store.state_file import FILE_NAME, Loaded, Moment, StateFile, StoredChange, StoredState
 
 log = logging.getLogger("notbefore.store")
 
-
-class StoredState(Struct, frozen=True):
-    """What the agent remembers across restarts."""
-
-    tracked: Tracked = Tracked()
-    totals: Totals = Totals()
-    vm: Vm | None = None
-    seen: datetime | None = None  # the last good answer of IMDS before this was staged
-    beat: datetime | None = None  # when the machine was last known to be running
-    boot_id: str = ""
-    clean: bool = False  # the agent stopped in order, at ``beat``
-    approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
-
-
-class StoredChange(Struct, frozen=True):
-    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
-
-    change: Change
-    record: bytes
-    deliveries: tuple[Delivery, ...] = ()
+Action = Callable[[StateFile], object]
+_TROUBLE: Final = (sqlite3.Error, OSError)
 
 
 class Store:
     """One writer's hold on the state directory. Safe to call from several threads.
 
-    Raises ``StoreError`` when another agent holds the directory, or a newer version made the file; any other trouble is
-    survived in memory.
+    ``history_bytes``: of all records that are kept. Raises ``StoreError`` when another agent holds the directory, or a
+    newer version made the file; any other trouble is survived in memory, and none of its methods raises.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, history_bytes: int = history.MAX_BYTES) -> None:
         self.path = directory / FILE_NAME
-        self.degraded: str | None = None  # why nothing is written, in words
+        self.spare_path = spare.spare_path(directory)
+        self.degraded: str | None = None  # why the state file cannot be written, in words
         self.damaged_files = 0
+        self.unreadable_rows = 0  # found since the start
         self._memory = threading.Lock()  # of the next three; never held over the disk
         self._state = StoredState()  # the newest
         self._unwritten: tuple[StoredChange, ...] = ()  # in order
         self._revision = 0  # how often something was staged
-        self._disk = threading.RLock()  # of the rest: the connection serves one thread at a time
-        self._db: sqlite3.Connection | None = None
-        self._written_revision = 0  # the one on disk
-        self._written: Tracked | None = None  # as it stands on disk; None: unknown, write all of it
+        self._disk = threading.RLock()  # of the rest: a connection serves one thread at a time
+        self._main = StateFile(self.path, history_bytes)
+        self._spare: StateFile | None = None  # while it is used
+        self._written_revision = 0  # the one in the file that is used
+        self._spare_failed = False  # and that was logged
+        self._confirmed: ConfirmedTime | None = None
         self._lock = DirectoryLock(directory)
         try:
-            self._guarded(self._open)
+            self._begin()
         except StoreError:
             self.close()
             raise
@@ -85,10 +63,8 @@ class Store:
     # ---- what the agent calls
 
     def load(self) -> StoredState:
-        """What the last agent wrote; empty on a new or damaged file."""
-        with self._disk:
-            self._guarded(self._load)
-            return self._state
+        """What the last agent wrote; empty on a new file."""
+        return self._state
 
     def stage(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> None:
         """Take in what is to be written next: the state and the changes that led to it. Never waits for the disk.
@@ -103,14 +79,12 @@ class Store:
     def write(self) -> bool:
         """Write what is staged, changes with their deliveries, in one transaction; returns whether it is on disk.
 
-        While the state cannot be written it returns at once. Never raises.
+        While the state file cannot be written, it is written to the spare one.
         """
         revision = self._revision
-        if self.degraded is not None:
-            return False
         with self._disk:
-            if self.degraded is None and self._written_revision < revision:
-                self._guarded(self._write)
+            if self._written_revision < revision:
+                self._attempt(self._write_staged)
             return self.degraded is None
 
     def commit(self, state: StoredState, changes: Sequence[StoredChange]) -> bool:
@@ -119,241 +93,307 @@ class Store:
         return self.write()
 
     def beat(self, state: StoredState) -> None:
-        """Stage a state of which only the times are new, and write these: one small commit. Never raises."""
+        """Stage a state of which only the times are new, and write these: one small commit."""
         self.stage(state)
-        if self.degraded is None:
-            with self._disk:
-                self._guarded(lambda: self._write_times(state))
+        with self._disk:
+            self._attempt(lambda file: file.write_times(state, self._moment()))
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Take in deliveries that no change causes; lost while nothing can be written. Never raises."""
-        if self.degraded is None:
-            with self._disk:
-                self._guarded(lambda: self._write_deliveries(deliveries))
+        """Add deliveries that no change causes; they are lost while neither file can be written."""
+        with self._disk:
+            self._attempt(lambda file: file.put(deliveries, self._moment()))
 
     def leave(self, event_keys: Sequence[str]) -> None:
-        """Remove reminders and repetitions of these events: they are other VMs'. Never raises."""
-        if event_keys and self.degraded is None:
+        """Withdraw the reminders of these events, and end their repetitions: they are other VMs'."""
+        if event_keys:
             with self._disk:
-                self._guarded(lambda: self._write_left(event_keys))
+                self._attempt(lambda file: file.no_longer_affected(event_keys))
 
     def retry(self) -> None:
-        """While degraded: try to open the file and to write all that it lacks. Never raises."""
+        """While degraded: try to write to the state file all that it lacks."""
         with self._disk:
-            if self.degraded is None:
-                return
-            self._disconnect()
-            self._written = None
-            if self._guarded(self._open) and self._guarded(self._write):
-                log.info("the state is written again: %s", self.path)
+            if self.degraded is not None:
+                self._recover()
+
+    def look_after(self) -> None:
+        """To be called each second: follow a file that was deleted or replaced, and give unused space back."""
+        if not self._disk.acquire(blocking=False):  # somebody writes: that looks after it as well
+            return
+        try:
+            if self.degraded is None and self._main.replaced:
+                self._attempt(self._write_staged)
+            elif self.degraded is None:
+                with suppress(sqlite3.Error):  # if it is more than another's transaction, the next write fails too
+                    self._main.give_space_back()
+        finally:
+            self._disk.release()
+
+    def confirm_time(self, wall: float) -> None:
+        """Somebody who knows says that it is that late, in Unix seconds."""
+        self._confirmed = ConfirmedTime(wall, uptime(), boot_id())
 
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
-        """The newest records since a Unix time: at most ``limit``, and so many bytes. Never raises."""
-        unwritten = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
-        with suppress(sqlite3.Error):  # unreadable: what is in memory is all there is
-            return read_history(self.path, since, limit, max_bytes, unwritten)
-        return newest(reversed(unwritten), limit, max_bytes)
+        """The newest records since a Unix time: at most ``limit``, and so many bytes."""
+        records = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
+        for path in (self.spare_path, self.path) if self.degraded is not None else (self.path,):
+            with suppress(sqlite3.Error):  # unreadable: the others are all there is
+                found = read_history(path, since, limit, max_bytes, records)
+                if found.cut:
+                    return found
+                records = found.records
+        return newest(reversed(records), limit, max_bytes)
 
     def close(self) -> None:
-        """Let go of the file and the directory."""
+        """Close the files, and leave the directory to others."""
         with self._disk:
-            self._disconnect()
+            self._main.close()
+            if self._spare is not None:
+                self._spare.close()
             self._lock.release()
 
-    # ---- opening
+    # ---- the state file, and the spare one
 
-    def _open(self) -> None:
+    def _begin(self) -> None:
+        """Open the state file and load what was written last, to it or to a spare file that was left behind."""
+        loaded = Loaded()
+        try:
+            self._open_main()
+            loaded = self._load()
+        except _TROUBLE as error:
+            if not (_is_damage(error) and self._set_aside(error)):
+                self._say_degraded(error)
+            with suppress(*_TROUBLE):
+                loaded = self._load()
+        self._state, self._confirmed = loaded.state, loaded.confirmed
+        self.unreadable_rows = loaded.unreadable
+        if loaded.unreadable:
+            log.error("%d rows of the state cannot be read: they are in its table unreadable_rows", loaded.unreadable)
+        if self.degraded is not None:
+            self._use_spare()
+        elif self._spare is not None:
+            self._recover()
+
+    def _open_main(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock.acquire()
-        # autocommit: transactions are begun and ended in `transaction` alone
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
-        result = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if result != "ok":
-            error = sqlite3.DatabaseError(result)
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
-        bring_up_to_date(self._db, self.path)
-        self.degraded = None
+        self._main.open()
 
-    # ---- reading and writing, inside _guarded
+    def _load(self) -> Loaded:
+        if self._spare_left_behind():
+            self._spare = StateFile(self.spare_path)
+            try:
+                self._spare.open()
+                return self._spare.load()
+            except (*_TROUBLE, StoreError) as error:
+                self._discard_spare(error)
+        if self._main.is_open:
+            return self._main.load()
+        with closing(StateFile(self.path)) as main, suppress(StoreError):
+            main.open_for_reading()
+            return main.load()
+        return Loaded()
 
-    def _load(self) -> None:
-        db = self._connection()
-        meta: dict[str, Any] = dict(db.execute("SELECT key, value FROM meta"))
-        lives = db.execute("SELECT event_key, body FROM tracked").fetchall()
-        steps = db.execute("SELECT event_key, steps FROM departed ORDER BY position").fetchall()
-        tracked = Tracked(
-            events={key: msgspec.json.decode(body, type=TrackedEvent) for key, body in lives},
-            departed={key: msgspec.json.decode(body, type=dict[str, int]) for key, body in steps},
-            incarnation=int(meta["incarnation"]) if "incarnation" in meta else None,
-            unreadable=meta.get("unreadable") == "yes",
-        )
-        self._state = StoredState(
-            tracked=tracked,
-            totals=msgspec.msgpack.decode(meta["totals"], type=Totals) if "totals" in meta else Totals(),
-            vm=msgspec.json.decode(meta["vm"], type=Vm) if "vm" in meta else None,
-            seen=datetime.fromisoformat(meta["seen"]) if "seen" in meta else None,
-            beat=datetime.fromisoformat(meta["beat"]) if "beat" in meta else None,
-            boot_id=meta.get("boot_id", ""),
-            clean=meta.get("clean") == "yes",
-            approvals=msgspec.json.decode(meta["approvals"], type=dict[str, ApprovalAttempt])
-            if "approvals" in meta
-            else {},
-        )
-        self._written = tracked
+    def _spare_left_behind(self) -> bool:
+        """An agent ended while it used a spare file; not while it removed one that it had taken over."""
+        if not self.spare_path.exists():
+            return False
+        if self._main.is_open and spare.is_merged(self.spare_path, self._main):
+            spare.remove(self.spare_path)
+            return False
+        return True
 
-    def _write(self) -> None:
+    def _attempt(self, action: Action) -> None:
+        """Do it with the state file; where that fails, with the spare one; else it is kept in memory."""
+        if self.degraded is None:
+            try:
+                self._with_main(action)
+            except (*_TROUBLE, StoreError) as error:
+                self._say_degraded(error)
+            else:
+                return
+        if self._spare is None or self._spare.replaced:
+            self._use_spare()
+        if self._spare is not None:
+            try:
+                action(self._spare)
+            except _TROUBLE as error:
+                self._say_spare_failed(error)
+
+    def _with_main(self, action: Action) -> None:
+        try:
+            if self._main.replaced:
+                self._follow()
+            action(self._main)
+        except _TROUBLE as error:
+            if not (_is_damage(error) and self._set_aside(error)):
+                raise
+            self._write_staged(self._main)
+            action(self._main)
+
+    def _write_staged(self, file: StateFile) -> None:
+        state, changes, revision = self._staged()
+        if revision != self._written_revision:
+            file.write(state, changes, self._moment())
+            self._mark_written(changes, revision)
+
+    def _staged(self) -> tuple[StoredState, tuple[StoredChange, ...], int]:
         with self._memory:
-            state, changes, revision = self._state, self._unwritten, self._revision
-        now = time.time()
-        with transaction(self._connection()) as db:
-            if self._written is None:
-                db.execute("DELETE FROM tracked")
-                db.execute("DELETE FROM departed")
-            self._write_tracked(db, state.tracked, self._written or Tracked())
-            self._write_meta(db, state)
-            history.add(db, ((one.change, one.record) for one in changes))
-            self._write_outbox(db, changes, now)
-            history.prune(db, now)
-        self._written, self._written_revision = state.tracked, revision
+            return self._state, self._unwritten, self._revision
+
+    def _mark_written(self, changes: Sequence[StoredChange], revision: int) -> None:
+        self._written_revision = revision
+        written = set(map(id, changes))
         with self._memory:  # what was staged meanwhile stays
-            written = set(map(id, changes))
             self._unwritten = tuple(one for one in self._unwritten if id(one) not in written)
 
-    @staticmethod
-    def _write_outbox(db: sqlite3.Connection, changes: Sequence[StoredChange], now: float) -> None:
-        for one in changes:
-            change, key = one.change, one.change.event.key
-            if change.kind in OUTCOMES:
-                outbox_intake.event_ended(db, key, now)
-            elif change.kind == "started":
-                outbox_intake.event_started(db, key, now)
-            elif change.not_before_shift:
-                outbox_intake.not_before_changed(db, key, change.not_before_shift, one.record, now)
-            if change.no_longer_affected:
-                outbox_intake.no_longer_affected(db, key, now)
-            outbox_intake.put(db, one.deliveries, now)
-        if changes:
-            outbox_intake.expire(db, now)
-
-    def _write_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+    def _moment(self) -> Moment:
         now = time.time()
-        with transaction(self._connection()) as db:
-            outbox_intake.put(db, deliveries, now)
-            outbox_intake.expire(db, now)
-
-    def _write_left(self, event_keys: Sequence[str]) -> None:
-        with transaction(self._connection()) as db:
-            for key in event_keys:
-                outbox_intake.no_longer_affected(db, key, time.time())
-
-    @staticmethod
-    def _write_tracked(db: sqlite3.Connection, new: Tracked, old: Tracked) -> None:
-        db.executemany(
-            "DELETE FROM tracked WHERE event_key = ?", [(key,) for key in old.events if key not in new.events]
-        )
-        db.executemany(
-            "INSERT OR REPLACE INTO tracked VALUES (?, ?)",
-            [(key, msgspec.json.encode(life)) for key, life in new.events.items() if old.events.get(key) is not life],
-        )
-        db.executemany(
-            "DELETE FROM departed WHERE event_key = ?", [(key,) for key in old.departed if key not in new.departed]
-        )
-        db.executemany(
-            "INSERT OR REPLACE INTO departed SELECT ?, coalesce(max(position), 0) + 1, ? FROM departed",
-            [(key, msgspec.json.encode(steps)) for key, steps in new.departed.items() if key not in old.departed],
-        )
-
-    @staticmethod
-    def _write_meta(db: sqlite3.Connection, state: StoredState) -> None:
-        values: dict[str, object] = {
-            "boot_id": state.boot_id,
-            "clean": "yes" if state.clean else "no",
-            "unreadable": "yes" if state.tracked.unreadable else "no",
-            "totals": msgspec.msgpack.encode(state.totals),
-            "approvals": msgspec.json.encode(state.approvals),
-        }
-        if state.tracked.incarnation is not None:
-            values["incarnation"] = str(state.tracked.incarnation)
-        if state.vm is not None:
-            values["vm"] = msgspec.json.encode(state.vm)
-        else:
-            db.execute("DELETE FROM meta WHERE key = 'vm'")  # it is not this VM's any longer
-        values |= _times(state)
-        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-
-    def _write_times(self, state: StoredState) -> None:
-        values = {"boot_id": state.boot_id, **_times(state)}
-        with transaction(self._connection()) as db:
-            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-
-    def _connection(self) -> sqlite3.Connection:
-        if self._db is None:
-            raise sqlite3.OperationalError(self.degraded or "the state is closed")
-        return self._db
+        confirmed = self._confirmed or ConfirmedTime(now, uptime(), boot_id())
+        self._confirmed = confirmed.later(uptime(), boot_id())
+        return Moment(now, self._confirmed)
 
     # ---- trouble
 
-    def _guarded(self, action: Any) -> bool:
-        """Run ``action``; a damaged file is replaced and the action tried once more, other trouble degrades."""
-        for attempt in ("first", "anew"):
+    def _say_degraded(self, error: Exception) -> None:
+        if self.degraded is None:
+            log.error("the state file %s cannot be written (%s): trying again", self.path, error)
+        self.degraded = str(error) or type(error).__name__
+
+    def _use_spare(self) -> None:
+        state, changes, revision = self._staged()
+        try:
+            if self.spare_path.exists():
+                file = StateFile(self.spare_path)
+                file.open()
+                file.write(state, changes, self._moment())
+            else:
+                moment = self._moment()
+                file = spare.make(self.spare_path, self.path, lambda new: new.write(state, changes, moment))
+        except (*_TROUBLE, StoreError) as error:
+            self._say_spare_failed(error)
+            return
+        self._spare, self._spare_failed = file, False
+        self._mark_written(changes, revision)
+        log.error("until then deliveries go on from %s, which is lost when this machine stops", self.spare_path)
+
+    def _say_spare_failed(self, error: Exception) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+        if not self._spare_failed:
+            log.error("nor can the spare state file %s be written (%s): deliveries wait", self.spare_path, error)
+        self._spare_failed = True
+
+    def _discard_spare(self, error: Exception) -> None:
+        log.error("the spare state file %s cannot be used, it is removed: %s", self.spare_path, error)
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+        spare.remove(self.spare_path)
+
+    def _recover(self) -> None:
+        """Write to the state file again, and take over the spare one; nothing changes where that is not possible."""
+        try:
+            if self._main.replaced:
+                self._follow()
+            elif not self._main.is_open:
+                self._open_main()
+            state, changes, revision = self._staged()
+            if self._spare is None and self.spare_path.exists():  # one that could not be written
+                self._reopen_spare()
+            if self._spare is not None:
+                spare.merge(self._spare, self._main, state, changes, self._moment())
+                self._spare = None
+            else:
+                self._main.write(state, changes, self._moment())
+        except (*_TROUBLE, StoreError) as error:
+            if isinstance(error, sqlite3.Error) and not _is_passing(error):
+                self._main.close()
+            self._say_degraded(error)
+            return
+        self._mark_written(changes, revision)
+        self.degraded, self._spare_failed = None, False
+        log.info("the state is written again: %s", self.path)
+
+    def _reopen_spare(self) -> None:
+        self._spare = StateFile(self.spare_path)
+        try:
+            self._spare.open()
+        except (*_TROUBLE, StoreError) as error:
+            self._discard_spare(error)
+
+    def _follow(self) -> None:
+        """The state file was deleted or replaced: write into the one that is there now all that is known.
+
+        The open connection still reads the old file, so its outbox and history are not lost either.
+        """
+        log.error("the state file %s was deleted or replaced: all that is known is written to it anew", self.path)
+        self._main.remove_log()
+        state, changes, revision = self._staged()
+        with closing(self._successor()) as new:
+            with transaction(self._main.db) as old, transaction(new.db) as db:
+                copy_readable(old, db)
+            new.write(state, changes, self._moment())
+        self._main.close()
+        if new.path != self.path:
+            new.path.replace(self.path)
+        self._lock.renew()
+        self._main.open()
+        self._mark_written(changes, revision)
+
+    def _successor(self) -> StateFile:
+        """Open the file that is in the place of one that is gone; where there is none, one to be put there."""
+        if self.path.exists():
+            found = StateFile(self.path, self._main.history_bytes)
             try:
-                action()
-            except (sqlite3.Error, msgspec.MsgspecError, ValueError, OSError) as error:
-                if attempt == "first" and _is_damage(error) and self._set_aside(error):
-                    continue
-                self._degrade(error)
-                return False
-            return True
-        return False
+                found.open()
+            except sqlite3.Error as error:
+                found.close()
+                if not _is_damage(error):
+                    raise
+                self._rename_damaged(error)
+            else:
+                return found
+        made = StateFile(self.path.with_name(FILE_NAME + ".new"), self._main.history_bytes)
+        made.path.unlink(missing_ok=True)
+        made.open()
+        return made
+
+    def _rename_damaged(self, error: Exception) -> Path:
+        name = f"{FILE_NAME}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        aside = self.path.with_name(name)
+        for suffix in ("", "-wal", "-shm"):
+            part = self.path.with_name(FILE_NAME + suffix)
+            if part.exists():
+                part.replace(self.path.with_name(name + suffix))
+        self.damaged_files += 1
+        log.error("the state file was damaged (%s): it is kept as %s, and a new one is used", error, aside)
+        return aside
 
     def _set_aside(self, error: Exception) -> bool:
-        """Rename the damaged file and open a new one; False if even that fails."""
-        self._disconnect()
-        self._written = None
-        name = f"{FILE_NAME}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        """Rename a damaged file and open a new one with what can be read of it; returns whether that was possible."""
+        self._main.close()
         try:
-            for suffix in ("", "-wal", "-shm"):
-                part = self.path.with_name(FILE_NAME + suffix)
-                if part.exists():
-                    part.replace(self.path.with_name(name + suffix))
-            self._open()
-        except (sqlite3.Error, OSError):
+            aside = self._rename_damaged(error)
+            self._main.open()
+            with closing(sqlite3.connect(aside)) as old, transaction(self._main.db) as db:
+                saved = copy_readable(old, db)
+        except _TROUBLE:
             return False
-        self.damaged_files += 1
-        log.error(
-            "the state file was damaged (%s): it is kept as %s, and a new one is used", error, self.path.with_name(name)
-        )
-        saved = outbox_intake.copy_readable(self.path.with_name(name), self._connection())
+        self._written_revision = -1  # nothing of what is known is in the new file
         log.error("%d deliveries were copied from the damaged file; others that it held are only there", saved)
         return True
 
-    def _degrade(self, error: Exception) -> None:
-        if self.degraded is None:
-            log.error(
-                "the state cannot be written (%s: %s): it is kept in memory, and writing is tried again",
-                self.path,
-                error,
-            )
-        self.degraded = str(error) or type(error).__name__
-
-    def _disconnect(self) -> None:
-        if self._db is not None:
-            with suppress(sqlite3.Error):
-                self._db.close()
-            self._db = None
-
-
-def _times(state: StoredState) -> dict[str, str]:
-    times = {"seen": state.seen, "beat": state.beat}
-    return {name: time.isoformat() for name, time in times.items() if time is not None}
-
 
 def _is_damage(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):
-        # the low byte is the primary code; errors of the sqlite3 module itself carry none
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
-    return isinstance(error, (msgspec.MsgspecError, ValueError))  # a row that cannot be what we wrote
+    return _primary_code(error) in DAMAGED
+
+
+def _is_passing(error: Exception) -> bool:
+    """The connection can be used again: somebody else writes, or there is no room."""
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
+
+
+def _primary_code(error: Exception) -> int:
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself carry none
+    return code & 0xFF

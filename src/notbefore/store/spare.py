@@ -1,0 +1,180 @@
+"""The spare state file: in memory (`/dev/shm`), used while the state file cannot be written.
+
+It is an ordinary state file, so the agent and the courier work on it as on the other. It begins with the outbox of the
+state file, as far as that can be read, and its rows are taken over into the state file when that can be written again.
+It survives the end of the agent, but not the end of the machine.
+
+One of the two files is in use at any time: the spare one, if it is there. The courier looks for it inside each of its
+transactions (``CourierOutbox``), so no delivery is sent from both.
+"""
+
+import hashlib
+import os
+import secrets
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from notbefore.errors import StoreError
+from notbefore.store.copying import copy_table
+from notbefore.store.schema import BUSY_SECONDS, connect, transaction
+from notbefore.store.state_file import FILE_NAME, Moment, StateFile, StoredChange, StoredState
+
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a private directory is made there
+UNIT_DIRECTORY: Final = Path("/run/notbefore")  # RuntimeDirectory= of the unit, for commands that run outside of it
+# `passed`: all deliveries that were ever in this file; `copied`: they came from the state file
+_TABLES: Final = """
+CREATE TABLE spare (name TEXT NOT NULL, complete INTEGER NOT NULL, caught_up INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE passed (delivery_id TEXT PRIMARY KEY, copied INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TRIGGER outbox_passed AFTER INSERT ON outbox
+    BEGIN INSERT OR IGNORE INTO passed (delivery_id) VALUES (new.delivery_id); END;
+"""
+
+
+def spare_path(state_dir: Path) -> Path:
+    """Where the agent of a state directory keeps its spare file, if it needs one."""
+    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    if given:
+        return _path_in(Path(given), state_dir)
+    return _path_in(SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()), state_dir)
+
+
+def file_in_use(state_dir: Path) -> Path:
+    """The state file of a directory, or the spare one where that is in use: for commands beside the agent."""
+    for path in (spare_path(state_dir), _path_in(UNIT_DIRECTORY, state_dir)):
+        with suppress(OSError):
+            if path.stat().st_uid in (os.geteuid(), state_dir.stat().st_uid):
+                return path
+    return state_dir / FILE_NAME
+
+
+def make(path: Path, state_file: Path, write: Callable[[StateFile], None]) -> StateFile:
+    """A new spare file, in use from the moment at which it is whole; ``write`` adds what the state file lacks.
+
+    Raises ``OSError`` where no private directory can be made, and ``sqlite3.Error``.
+    """
+    _make_private(path.parent)
+    unfinished = StateFile(path.with_name("unfinished.db"))
+    remove(unfinished.path)
+    with closing(unfinished):
+        unfinished.open()
+        unfinished.db.executescript(_TABLES)
+        with transaction(unfinished.db) as db:
+            complete = _copy_outbox(state_file, db)
+            db.execute("UPDATE passed SET copied = 1")
+            db.execute("INSERT INTO spare (name, complete) VALUES (?, ?)", (secrets.token_hex(8), complete))
+        write(unfinished)
+    unfinished.path.replace(path)
+    spare = StateFile(path)
+    spare.open()
+    return spare
+
+
+def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
+    """In the courier's first transaction on a spare file: take in what it did with the copied rows in the meantime.
+
+    Nobody else leases or removes them, and once there is a spare file the courier does so nowhere else.
+    """
+    if db.execute("SELECT caught_up FROM spare").fetchone()[0]:
+        return
+    with suppress(sqlite3.Error, StoreError), closing(connect(state_file, "ro", BUSY_SECONDS)) as main:
+        query = "SELECT delivery_id, leased, state, due, attempts, error FROM outbox"
+        left = {delivery_id: values for delivery_id, *values in main.execute(query)}
+        for (delivery_id,) in db.execute("SELECT delivery_id FROM passed WHERE copied").fetchall():
+            if delivery_id not in left:
+                db.execute("DELETE FROM outbox WHERE delivery_id = ?", (delivery_id,))
+            else:
+                db.execute(
+                    "UPDATE outbox SET leased = ?, state = ?, due = ?, attempts = ?, error = ? WHERE delivery_id = ?",
+                    (*left[delivery_id], delivery_id),
+                )
+    db.execute("UPDATE spare SET caught_up = 1")
+
+
+def is_merged(path: Path, main: StateFile) -> bool:
+    """Whether the state file has taken over this spare file: who did it ended before it was removed."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        return bool(db.execute("SELECT name FROM spare").fetchone()[0] == main.merged_spare())
+    return False
+
+
+def merge(
+    spare: StateFile, main: StateFile, state: StoredState, changes: Sequence[StoredChange], moment: Moment
+) -> None:
+    """Take over a spare file into the state file, write what both lack, close the spare file and remove it.
+
+    All of it is one transaction, during which the courier waits. It may end at any point and be done again. Raises
+    ``sqlite3.Error``, ``OSError`` or ``StoreError``: then nothing has changed.
+    """
+    with transaction(spare.db) as source:
+        name, complete = source.execute("SELECT name, complete FROM spare").fetchone()
+        with transaction(main.db) as db:
+            if main.merged_spare() != name:
+                _take_over(source, db, complete=complete)
+            main.write_within(db, state, changes, moment)
+            main.mark_merged(db, name)
+        main.written(state)
+        remove(spare.path)  # before the courier gets in: it finds that the file is gone, and uses the other one
+    spare.close()
+
+
+def remove(path: Path) -> None:
+    """Remove a spare file, and its directory with the last one."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def _take_over(spare: sqlite3.Connection, main: sqlite3.Connection, *, complete: bool) -> None:
+    passed = spare.execute("SELECT delivery_id FROM passed").fetchall()
+    main.executemany("DELETE FROM outbox WHERE delivery_id = ?", passed)
+    copy_table(spare, main, "outbox")
+    copy_table(spare, main, "threads", "REPLACE")
+    copy_table(spare, main, "history")
+    copy_table(spare, main, "unreadable_rows", "REPLACE")
+    # where the outbox could be copied, its figures were too, and went on from there; else they began at 0
+    keep = 0 if complete else 1
+    for sink, result, count in spare.execute("SELECT sink, result, count FROM delivery_counts"):
+        main.execute(
+            "INSERT INTO delivery_counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = excluded.count + ? * count",
+            (sink, result, count, keep),
+        )
+    for sink, bucket, count, total in spare.execute("SELECT sink, bucket, count, sum FROM delivery_latency"):
+        main.execute(
+            "INSERT INTO delivery_latency VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET count = excluded.count + ?5 * count, sum = excluded.sum + ?5 * sum",
+            (sink, bucket, count, total, keep),
+        )
+
+
+def _copy_outbox(state_file: Path, db: sqlite3.Connection) -> bool:
+    """Copy the outbox and its figures; returns whether they could be read."""
+    try:
+        with closing(connect(state_file, "ro", BUSY_SECONDS)) as main:
+            for table in ("outbox", "threads", "delivery_counts", "delivery_latency"):
+                copy_table(main, db, table)
+    except (sqlite3.Error, StoreError):
+        for table in ("outbox", "threads", "delivery_counts", "delivery_latency", "passed"):
+            db.execute(f"DELETE FROM {table}")  # noqa: S608 - one of ours
+        return False
+    return True
+
+
+def _path_in(directory: Path, state_dir: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:16]
+    return directory / f"notbefore-{name}" / FILE_NAME
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory that is ours alone; raises ``OSError``, also where somebody else made one of that name."""
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    foreign = os.name == "posix" and (found.st_uid != os.geteuid() or found.st_mode & 0o077)
+    if foreign or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{directory} is somebody else's")

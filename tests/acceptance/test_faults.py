@@ -1,0 +1,172 @@
+"""What the disk, the state file and its lock do to the installed agent: everybody is notified all the same, once."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from notbefore.store.history import read_history
+from notbefore.store.state_file import FILE_NAME
+from support.agent import RunningAgent, eventually, get, notbefore
+from support.azure import ME, body, item
+from support.peers import HttpPeer
+
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
+MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+class AgentOnSmallDisk(RunningAgent):
+    """Its state directory is a disk of 1 MiB, which nobody else sees."""
+
+    @staticmethod
+    def before(state: Path) -> Sequence[str]:
+        return ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"', str(state))
+
+    @property
+    def disk(self) -> Path:
+        return Path(f"/proc/{self.process.pid}/root{self.state}")
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room on a disk; returns the file that takes it."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def listed(*names: str) -> bytes:
+    return body(*[item(name, NotBefore=FUTURE) for name in names], incarnation=len(names))
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME,)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def config(tmp_path: Path, peer: HttpPeer) -> str:
+    path = tmp_path / "notbefore.yaml"
+    sinks = {"hook": {"webhook": {"url": peer.url, "allow_private": True}}}
+    path.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
+    return str(path)
+
+
+def events(peer: HttpPeer) -> list[str]:
+    return [json.loads(request.body)["azure.scheduled_event.id"] for request in peer.requests]
+
+
+def not_ready(agent: RunningAgent) -> bytes:
+    status, said = get(agent.port, "/readyz")
+    assert status == 503, said
+    return said
+
+
+def delivered(agent: RunningAgent) -> float:
+    return agent.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') or 0.0
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="a small disk needs the right to mount")
+def test_a_full_disk_keeps_nobody_from_being_notified(
+    imds: Simulator, peer: HttpPeer, config: str, state: Path
+) -> None:
+    with AgentOnSmallDisk(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: events(peer) == ["a"])
+        filler = fill(agent.disk)
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: events(peer) == ["a", "b"])
+        assert b"the state cannot be written, what is new does not survive a reboot" in not_ready(agent)
+        assert agent.metric("notbefore_store_degraded") == 1
+        eventually(lambda: delivered(agent) == 2)
+        os.kill(agent.courier(), signal.SIGKILL)  # the next one finds the same file
+        imds.set_document(listed("a", "b", "c"))
+        eventually(lambda: events(peer) == ["a", "b", "c"])
+        filler.unlink()
+        agent.ready()
+        assert agent.metric("notbefore_store_degraded") == 0
+        imds.set_document(listed("a", "b", "c", "d"))
+        eventually(lambda: delivered(agent) == 4)
+        assert len(agent.json("/api/v1/history")["changes"]) == 4
+    assert events(peer) == ["a", "b", "c", "d"]
+    assert agent.log.count("cannot be written") == 1
+
+
+def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(
+    imds: Simulator, peer: HttpPeer, config: str, state: Path
+) -> None:
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: events(peer) == ["a"])
+        with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as holder:
+            holder.execute("BEGIN EXCLUSIVE")
+            imds.set_document(listed("a", "b"))
+            eventually(lambda: events(peer) == ["a", "b"])
+            assert b"database is locked" in not_ready(agent)
+            agent.process.kill()
+            agent.stop()
+            with RunningAgent(imds.endpoint, state, config) as second:
+                imds.set_document(listed("a", "b", "c"))
+                eventually(lambda: events(peer) == ["a", "b", "c"])
+                assert b"database is locked" in not_ready(second)
+                shown = notbefore("outbox", "list", "--state-dir", str(state))
+                assert shown.stdout == "The outbox is empty.\n", shown.stderr
+                holder.execute("ROLLBACK")
+                second.ready()
+                imds.set_document(listed("a", "b", "c", "d"))
+                eventually(lambda: delivered(second) == 4)
+    assert events(peer) == ["a", "b", "c", "d"]
+    assert len(read_history(state / FILE_NAME, None, 10).records) == 4
+    assert list(Path(os.environ["RUNTIME_DIRECTORY"]).iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["the file", "the directory"])
+def test_a_state_file_that_is_deleted_is_written_anew_and_the_courier_goes_on(
+    imds: Simulator, peer: HttpPeer, config: str, state: Path, what: str
+) -> None:
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: delivered(agent) == 1)
+        for path in [state / FILE_NAME] if what == "the file" else list(state.iterdir()):
+            path.unlink()
+        if what == "the directory":
+            state.rmdir()
+        eventually((state / FILE_NAME).exists)
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: delivered(agent) == 2)
+        assert agent.metric('notbefore_courier_starts_total{reason="crashed"}') == 0
+        agent.ready()
+        assert "was deleted or replaced" in agent.log
+    assert events(peer) == ["a", "b"]
+    assert len(read_history(state / FILE_NAME, None, 10).records) == 2
+    with RunningAgent(imds.endpoint, state, config) as agent:  # it knows all of it, and announces nothing again
+        agent.ready()
+        assert agent.records == []

@@ -1,0 +1,434 @@
+"""The spare state file: what is delivered while the state file cannot be written, and what becomes of it after that."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from notbefore.core.change import Change
+from notbefore.core.delivery import Delivery, DeliveryResult, Routing, Terms, deliveries
+from notbefore.core.lifecycle import diff
+from notbefore.core.record import Record
+from notbefore.store import spare as module
+from notbefore.store.courier_outbox import CourierOutbox
+from notbefore.store.outbox import CourierTurn, Outbox
+from notbefore.store.outbox_reader import OutboxReader
+from notbefore.store.schema import transaction
+from notbefore.store.spare import file_in_use, spare_path
+from notbefore.store.state import Store
+from notbefore.store.state_file import FILE_NAME, StoredChange
+from support.azure import ME, document, item, now
+
+FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
+ROOM = {"hub": 100}
+
+
+def stored(change: Change) -> StoredChange:
+    line = Record.of(change, None).line()
+    return StoredChange(change, line, deliveries(change, line, FOR_EVER, ME))
+
+
+class Agent:
+    """A store that is given one document after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / FILE_NAME
+        self.store = Store(directory)
+        self.state = self.store.load()
+
+    def sees(self, *names: str) -> None:
+        second = (self.state.tracked.incarnation or 0) + 1
+        result = diff(self.state.tracked, document(*map(item, names), incarnation=second), now(second))
+        totals = self.state.totals
+        for change in result.changes:
+            totals = totals.plus(change)
+        self.state = replace(self.state, tracked=result.tracked, totals=totals)
+        self.store.commit(self.state, [stored(change) for change in result.changes])
+
+    def restarts(self) -> None:
+        """It is killed: nothing is closed in order, and the locks are gone with the process."""
+        self.store._lock.release()
+        self.store = Store(self.directory)
+        self.state = self.store.load()
+
+    def history(self) -> int:
+        return len(self.store.history(None, 1000).records)
+
+
+class Receiver:
+    """A courier with a receiver that accepts everything; it notes what it has accepted, in order."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.outbox = CourierOutbox(agent.path, agent.store.spare_path)
+        self.outbox.release_leases(time.time())
+        self.accepted: list[str] = []
+        self._under_way: list[Delivery] = []
+        self._results: list[DeliveryResult] = []
+
+    def leases(self) -> None:
+        """One turn: report what was accepted before, take what is due."""
+        self._under_way += self.outbox.exchange(CourierTurn(self._results, ROOM, time.time()))
+        self._results = []
+
+    def accepts(self) -> None:
+        """The receiver accepts what is under way; it is reported at the next turn."""
+        self.accepted += [one.event_key for one in self._under_way]
+        self._results += [DeliveryResult(one.delivery_id, "delivered", time.time()) for one in self._under_way]
+        self._under_way = []
+
+    def works(self) -> None:
+        for _ in range(3):
+            self.leases()
+            self.accepts()
+        self.leases()
+
+
+@pytest.fixture(autouse=True)
+def runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    made = Agent(tmp_path / "state")
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def receiver(agent: Agent) -> Iterator[Receiver]:
+    made = Receiver(agent)
+    yield made
+    made.outbox.close()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process writes, for longer than anybody waits for it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+
+
+def counts(agent: Agent) -> dict[str, int]:
+    with closing(OutboxReader(agent.path, agent.store.spare_path)) as reader:
+        reader.refresh()
+        return {result: count for (_, result), count in reader.view.counts.items()}
+
+
+def rows(path: Path) -> list[Delivery]:
+    with closing(Outbox(path)) as outbox:
+        return outbox.rows()
+
+
+def test_a_change_is_delivered_while_the_state_file_cannot_be_written(agent: Agent, receiver: Receiver) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        assert agent.store.degraded == "database is locked"
+        receiver.works()
+        assert receiver.accepted == ["a"]
+        agent.sees("a", "b")
+        receiver.works()
+        assert receiver.accepted == ["a", "b"]
+        agent.store.retry()
+        assert agent.store.degraded
+        assert agent.history() == 2
+    agent.store.retry()
+    assert agent.store.degraded is None
+    receiver.works()
+    agent.sees("a", "b", "c")
+    receiver.works()
+    assert receiver.accepted == ["a", "b", "c"]
+    assert (rows(agent.path), agent.history()) == ([], 3)
+    assert counts(agent) == {"accepted": 3, "delivered": 3}
+    assert list(agent.store.spare_path.parent.parent.iterdir()) == []
+
+
+def test_the_ids_are_those_that_the_deliveries_have_always(agent: Agent, tmp_path: Path) -> None:
+    other = Agent(tmp_path / "other")
+    other.sees("a")
+    with locked(agent.path):
+        agent.sees("a")
+        assert [one.delivery_id for one in rows(agent.store.spare_path)] == [
+            one.delivery_id for one in rows(other.path)
+        ]
+    other.store.close()
+
+
+def test_what_waited_before_goes_on_as_well_and_in_order(agent: Agent, receiver: Receiver) -> None:
+    agent.sees("a")
+    agent.sees("a", "b")
+    with locked(agent.path):
+        agent.sees("b")  # `a` is canceled
+        receiver.works()
+        assert sorted(receiver.accepted) == ["a", "a", "b"]
+        assert counts(agent) == {"accepted": 3, "delivered": 3}
+    agent.store.retry()
+    receiver.works()
+    assert len(receiver.accepted) == 3
+    assert (rows(agent.path), counts(agent)) == ([], {"accepted": 3, "delivered": 3})
+
+
+def test_what_is_on_its_way_when_the_file_changes_is_sent_once(agent: Agent, receiver: Receiver) -> None:
+    agent.sees("a")
+    receiver.leases()
+    with locked(agent.path):
+        agent.sees("a", "b")
+        receiver.leases()
+        receiver.accepts()
+        receiver.leases()
+        assert sorted(receiver.accepted) == ["a", "b"]
+        agent.sees("a", "b", "c")
+        receiver.leases()
+    agent.store.retry()  # `c` is on its way
+    receiver.works()
+    assert sorted(receiver.accepted) == ["a", "b", "c"]
+    assert (rows(agent.path), counts(agent)) == ([], {"accepted": 3, "delivered": 3})
+
+
+def test_what_the_courier_did_just_before_it_looked_is_not_done_again(agent: Agent, receiver: Receiver) -> None:
+    agent.sees("a")
+    agent.sees("a", "b")
+    receiver.leases()
+    receiver.accepts()
+    made = module.make(agent.store.spare_path.with_name("later.db"), agent.path, lambda _: None)  # the agent copies
+    made.close()
+    receiver.leases()  # and the courier, which has not seen it yet, reports `a` and `b`
+    made.path.replace(agent.store.spare_path)
+    receiver.works()
+    assert receiver.accepted == ["a", "b"]
+    assert rows(agent.store.spare_path) == []
+
+
+def test_a_killed_agent_goes_on_from_the_spare_file(agent: Agent, receiver: Receiver) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        receiver.works()
+        agent.restarts()
+        assert list(agent.state.tracked.events) == ["a"]
+        agent.sees("a", "b")
+        receiver.works()
+        assert receiver.accepted == ["a", "b"]
+    agent.restarts()
+    assert agent.store.degraded is None
+    assert not agent.store.spare_path.exists()
+    assert list(agent.state.tracked.events) == ["a", "b"]
+    receiver.works()
+    assert (receiver.accepted, agent.history()) == (["a", "b"], 2)
+    assert (rows(agent.path), counts(agent)) == ([], {"accepted": 2, "delivered": 2})
+
+
+def test_an_agent_that_is_killed_before_it_removed_a_spare_file_takes_it_over_once(
+    agent: Agent, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        receiver.works()
+        agent.sees("a", "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "remove", lambda _: None)
+        agent.store.retry()
+    assert agent.store.spare_path.exists()
+    agent.restarts()
+    assert not agent.store.spare_path.exists()
+    receiver.works()
+    assert (receiver.accepted, agent.history(), counts(agent)) == (["a", "b"], 2, {"accepted": 2, "delivered": 2})
+
+
+def test_a_start_on_a_disk_that_is_full_reads_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Agent(tmp_path / "state")
+    first.sees("a")
+    first.store.close()
+
+    def full(_: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("notbefore.store.state_file.StateFile.open", only_for("run", full))
+        second = Agent(tmp_path / "state")
+        assert second.store.degraded
+        assert list(second.state.tracked.events) == ["a"]
+        with closing(CourierOutbox(second.path, second.store.spare_path)) as outbox:
+            assert [one.event_key for one in outbox.exchange(CourierTurn([], ROOM, time.time()))] == ["a"]
+    second.store.retry()
+    assert second.store.degraded is None
+    second.store.close()
+
+
+def only_for(part: str, fails: Any) -> Any:
+    """``StateFile.open`` that fails but for files with ``part`` in their path."""
+    from notbefore.store.state_file import StateFile  # noqa: PLC0415 - before it is replaced
+
+    real = StateFile.open
+    return lambda self: real(self) if part in self.path.parts else fails(self)
+
+
+def test_the_spare_file_is_ours_alone(agent: Agent) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        spare = agent.store.spare_path
+        assert stat.S_IMODE(spare.parent.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in spare.parent.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("trap", ["a directory of others", "a link", "a file"])
+def test_nothing_is_written_where_somebody_else_prepared_it(
+    agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture, trap: str
+) -> None:
+    directory = agent.store.spare_path.parent
+    if trap == "a directory of others":
+        directory.mkdir(mode=0o777)
+        directory.chmod(0o777)
+    elif trap == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        directory.symlink_to(tmp_path / "elsewhere")
+    else:
+        directory.write_text("")
+    with locked(agent.path):
+        for names in (["a"], ["a", "b"], ["a", "b", "c"]):
+            agent.sees(*names)
+        assert caplog.text.count("nor can the spare state file") == 1
+        assert agent.history() == 3
+    agent.store.retry()
+    assert agent.store.degraded is None
+    assert len(rows(agent.path)) == 3
+    assert trap != "a link" or list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_spare_file_that_is_no_database_is_removed(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    agent.sees("a")
+    agent.store.spare_path.parent.mkdir(mode=0o700)
+    agent.store.spare_path.write_bytes(b"no database" * 1000)
+    agent.restarts()
+    assert "cannot be used" in caplog.text
+    assert not agent.store.spare_path.exists()
+    assert list(agent.state.tracked.events) == ["a"]
+
+
+def test_commands_find_the_outbox_where_it_is(agent: Agent) -> None:
+    agent.sees("a")
+    assert file_in_use(agent.directory) == agent.path
+    with locked(agent.path):
+        agent.sees("a", "b")
+        assert file_in_use(agent.directory) == agent.store.spare_path == spare_path(agent.directory)
+        with closing(Outbox(file_in_use(agent.directory))) as outbox:
+            assert outbox.drop([one.delivery_id for one in outbox.rows() if one.event_key == "a"]) == 1
+    agent.store.retry()
+    assert file_in_use(agent.directory) == agent.path
+    assert [one.event_key for one in rows(agent.path)] == ["b"]
+
+
+def test_the_courier_follows_a_state_file_that_is_deleted(agent: Agent, receiver: Receiver) -> None:
+    agent.sees("a")
+    agent.sees("a", "b")
+    receiver.leases()
+    agent.path.unlink()
+    with pytest.raises(sqlite3.OperationalError):  # it is tried again in the next turn
+        receiver.outbox.exchange(CourierTurn([], ROOM, time.time()))
+    agent.store.look_after()
+    receiver.accepts()
+    receiver.works()
+    agent.sees("a", "b", "c")
+    receiver.works()
+    assert receiver.accepted == ["a", "b", "c"]
+    assert (rows(agent.path), counts(agent)) == ([], {"accepted": 3, "delivered": 3})
+
+
+def test_a_repetition_and_a_thread_outlive_both_changes_of_the_file(agent: Agent) -> None:
+    agent.sees("a")
+    with closing(CourierOutbox(agent.path, agent.store.spare_path)) as outbox:
+        (one,) = outbox.exchange(CourierTurn([], ROOM, time.time()))
+        delivered = DeliveryResult(one.delivery_id, "delivered", time.time() - 5, thread="t", repeat=1.0)
+        outbox.exchange(CourierTurn([delivered], {}, time.time()))
+        with locked(agent.path):
+            agent.sees("a", "b")
+            taken = outbox.exchange(CourierTurn([], ROOM, time.time()))
+            found = sorted((row.event_key, row.state, row.thread) for row in taken)
+            assert found == [("a", "repeating", "t"), ("b", "pending", None)]
+        agent.store.retry()
+        results = [DeliveryResult(row.delivery_id, "delivered", time.time(), repeat=9e9) for row in taken]
+        outbox.exchange(CourierTurn(results, {}, time.time()))
+    assert sorted((row.event_key, row.state) for row in rows(agent.path)) == [("a", "repeating"), ("b", "repeating")]
+    agent.sees("b")
+    assert [(row.event_key, row.kind) for row in rows(agent.path)] == [("b", "announced"), ("a", "canceled")]
+
+
+def test_what_was_counted_before_the_state_file_could_be_read_is_added_to(agent: Agent, receiver: Receiver) -> None:
+    agent.sees("a")
+    receiver.works()
+    agent.store.close()
+    hidden = agent.path.with_name("hidden")
+    agent.path.replace(hidden)
+    agent.path.mkdir()  # nothing can be opened there
+    agent.store = Store(agent.directory)
+    agent.state = agent.store.load()
+    assert agent.store.degraded
+    agent.sees("b")
+    receiver.works()
+    assert counts(agent) == {"accepted": 1, "delivered": 1}
+    agent.path.rmdir()
+    hidden.replace(agent.path)
+    agent.store.retry()
+    assert agent.store.degraded is None
+    assert counts(agent) == {"accepted": 2, "delivered": 2}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from notbefore.store import spare
+from notbefore.store.state import Store
+step = sys.argv[2]
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+if step == "before":
+    spare._take_over = die
+else:
+    spare.remove = die
+Store(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_kill_9_while_a_spare_file_is_taken_over_loses_and_doubles_nothing(
+    agent: Agent, receiver: Receiver, step: str
+) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        agent.sees("a", "b")
+        receiver.leases()
+    agent.store.close()
+    run = subprocess.run([sys.executable, "-c", KILLED, str(agent.directory), step], env=os.environ, check=False)
+    assert run.returncode < 0
+    receiver.accepts()
+    agent.store = Store(agent.directory)
+    agent.state = agent.store.load()
+    receiver.works()
+    assert receiver.accepted == ["a", "b"]
+    assert (agent.history(), rows(agent.path), counts(agent)) == (2, [], {"accepted": 2, "delivered": 2})
+
+
+def test_a_transaction_that_waited_for_the_merge_is_done_in_the_state_file(agent: Agent) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        outbox = Outbox(agent.store.spare_path)
+    agent.store.retry()
+    with pytest.raises(sqlite3.OperationalError, match="not in use"), outbox.transaction():
+        pass
+    outbox.close()
+    with closing(sqlite3.connect(agent.path, isolation_level=None)) as db, transaction(db):
+        assert db.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
