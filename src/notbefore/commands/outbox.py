@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
             _show(chosen, as_json=options.json)
             return 0
         with no_courier(state_dir) as nobody:
-            if nobody:  # what is leased was left by a courier that was killed
-                outbox.release_leases(time.time())
+            if nobody:
+                outbox.free(one.delivery_id for one in chosen)
         if options.action == "retry":
             _retry(outbox, chosen, config)
         else:

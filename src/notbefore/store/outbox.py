@@ -154,6 +154,11 @@ class Outbox:
         """The keys of the events that are listed now."""
         return {key for (key,) in self._db.execute("SELECT event_key FROM tracked")}
 
+    def free(self, ids: Iterable[str]) -> None:
+        """Take back what a courier that was killed left on its way; for the time in which no courier runs."""
+        with self.transaction() as db:
+            db.executemany("UPDATE outbox SET leased = 0 WHERE delivery_id = ?", [(one,) for one in ids])
+
     def retry(self, ids: Iterable[str], now: float, expire_after: float | None) -> int:
         """Make deliveries due now, as if never tried; returns how many. What is on its way is left alone.
 
