@@ -53,6 +53,15 @@ def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.Monk
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "it is stale: make reference"
 
 
+def test_the_table_of_the_house_has_every_room_and_names_only_what_is_there() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "notbefore"
+    named = set(re.findall(r"`([a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.[a-z]+)?)`", text))
+    assert [name for name in named if not any((place / name).exists() for place in (source, ROOT))] == []
+    rooms = {f"{path.name}/" for path in source.iterdir() if (path / "__init__.py").exists()}
+    assert rooms <= named
+
+
 # ---- configurations
 
 
