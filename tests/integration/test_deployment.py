@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import bcrypt
 import kubernetes_validate
 import pytest
+import trustme
 import yaml
 
 from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
 from notbefore.delivery.orders import STOP_SECONDS
+from notbefore.simulator.server import Simulator
+from support.agent import eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -114,13 +118,174 @@ def manifest(kind: str) -> Any:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_kubernetes_takes_it(path: Path) -> None:
     for values in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-        if values["kind"] in ("Kustomization", "PodMonitor"):  # not Kubernetes' own: nobody has their schemas
-            assert values["apiVersion"].partition("/")[0] in ("kustomize.config.k8s.io", "monitoring.coreos.com")
+        check_schema(values)
+
+
+FOREIGN = {  # not Kubernetes' own: nobody has their schemas
+    "Kustomization": "kustomize.config.k8s.io/v1beta1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "Certificate": "cert-manager.io/v1",
+    "Issuer": "cert-manager.io/v1",
+}
+
+
+def check_schema(values: Any) -> None:
+    if values["kind"] in FOREIGN:
+        assert values["apiVersion"] == FOREIGN[values["kind"]]
+    else:
+        kubernetes_validate.validate(values, kubernetes_validate.latest_version(), strict=True)
+
+
+def built(directory: str) -> dict[tuple[str, str], Any]:
+    """What an overlay amounts to, by kind and name: as much of kustomize as ours need."""
+    place = (CONFIG / "kubernetes" / directory).resolve()
+    values = yaml.safe_load((place / "kustomization.yaml").read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], Any] = {}
+    for name in values["resources"]:
+        if (place / name).is_dir():
+            found |= built(str(place / name))
         else:
-            kubernetes_validate.validate(values, kubernetes_validate.latest_version(), strict=True)
+            documents = yaml.safe_load_all((place / name).read_text(encoding="utf-8"))
+            found |= {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    for entry in values.get("configMapGenerator", ()):
+        data = {name: (place / name).read_text(encoding="utf-8") for name in entry["files"]}
+        found["ConfigMap", entry["name"]] = {"apiVersion": "v1", "kind": "ConfigMap", "data": data}
+    for entry in values.get("patches", ()):
+        patch = yaml.safe_load(entry["patch"])
+        if isinstance(patch, list):
+            item = found[entry["target"]["kind"], entry["target"]["name"]]
+            for step in patch:
+                apply(item, step["path"].strip("/").split("/"), step)
+        else:
+            key = (patch["kind"], patch["metadata"]["name"])
+            found[key] = merged(found[key], patch)
+    return found
 
 
-@pytest.mark.parametrize("directory", ["base", "monitoring"])
+def apply(item: Any, path: list[str], step: Any) -> None:
+    assert step["op"] == "add"
+    for part in path[:-1]:
+        item = item[int(part) if isinstance(item, list) else part]
+    assert path[-1] not in item
+    item[path[-1]] = step["value"]
+
+
+def merged(old: Any, new: Any) -> Any:
+    """A strategic merge: of lists each item by its name."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old | {key: merged(old.get(key), value) for key, value in new.items()}
+    if isinstance(old, list) and isinstance(new, list):
+        names = [item["name"] for item in old]
+        changed = {item["name"]: item for item in new}
+        kept = [merged(item, changed[item["name"]]) if item["name"] in changed else item for item in old]
+        return kept + [item for item in new if item["name"] not in names]
+    return new
+
+
+OVERLAYS = ("base", "open", "tls")
+
+
+@pytest.mark.parametrize("directory", OVERLAYS)
+def test_an_overlay_amounts_to_what_kubernetes_takes_and_each_volume_is_mounted(directory: str) -> None:
+    found = built(directory)
+    for values in found.values():
+        check_schema(values)
+    pod = found["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
+    assert {volume["name"] for volume in pod["volumes"]} == {
+        mount["name"] for mount in pod["containers"][0]["volumeMounts"]
+    }
+
+
+if shutil.which("kubectl"):  # few have it, and Debian's is too old
+
+    @pytest.mark.parametrize("directory", OVERLAYS)
+    def test_kustomize_builds_what_the_tests_build(directory: str) -> None:
+        told = run("kubectl", "kustomize", CONFIG / "kubernetes" / directory)
+        assert told.returncode == 0, told.stderr
+        text = re.sub(r"name: notbefore-[bcdfghkmt2456789]{10}$", "name: notbefore", told.stdout, flags=re.MULTILINE)
+        text = text.replace("image: notbefore:0.1.0", "image: notbefore")
+        theirs = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
+        ours = built(directory)
+        assert set(ours) == set(theirs)
+        for key, values in ours.items():
+            assert by_name(values.get("spec")) == by_name(theirs[key].get("spec"))
+            assert values.get("data") == theirs[key].get("data")
+
+
+def by_name(values: Any) -> Any:
+    """Lists of things with names in the order of these."""
+    if isinstance(values, dict):
+        return {key: by_name(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return sorted(map(by_name, values), key=lambda item: str(item.get("name")) if isinstance(item, dict) else "")
+    return values
+
+
+@pytest.mark.parametrize("directory", OVERLAYS)
+def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(directory: str, tmp_path: Path) -> None:
+    """The overlay's own configuration and probes, with another port, and the pod's paths below a directory of ours."""
+    port, web, overlay = free_port(), tmp_path / "run" / "notbefore-web", built(directory)
+    text = overlay["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
+    text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
+    config = tmp_path / "notbefore.yml"
+    config.write_text(
+        text if "listen" in text else text + f"server: {{listen: '127.0.0.1:{port}'}}\n", encoding="utf-8"
+    )
+    web.mkdir(parents=True)
+    secrets = yaml.safe_load_all((CONFIG / "kubernetes/tls/secret.example.yaml").read_text(encoding="utf-8"))
+    example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")["stringData"]["web.yml"]
+    hashed = bcrypt.hashpw(b"hunter2", bcrypt.gensalt(4)).decode()
+    (web / "web.yml").write_text(re.sub(r"\$2b\$\S+", hashed, example), encoding="utf-8")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    certificate = authority.issue_cert("notbefore.notbefore.svc")
+    certificate.private_key_pem.write_to_path(web / "tls.key")
+    certificate.cert_chain_pems[0].write_to_path(web / "tls.crt")
+
+    pod = overlay["DaemonSet", "notbefore"]["spec"]["template"]["spec"]["containers"][0]
+    probes = [pod[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")]
+
+    def asked(command: list[str]) -> int:
+        words: list[str | Path] = [BIN / command[0], *command[1:-1], config]
+        assert command[-1] == "/etc/notbefore/notbefore.yml"
+        return run(*words).returncode
+
+    with Simulator() as imds:
+        order = ["run", str(config), "--imds", imds.endpoint, "--state-dir", str(tmp_path / "state")]
+        agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            eventually(lambda: [asked(probe) for probe in probes] == [0, 0, 0])
+            if directory == "tls":
+                (endpoint,) = overlay["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
+                name = endpoint["tlsConfig"]["serverName"]
+                url = f"{endpoint['scheme']}://{name}:{port}{endpoint['path']}"
+                curl = (
+                    "curl",
+                    "--silent",
+                    "--cacert",
+                    tmp_path / "ca.crt",
+                    "--resolve",
+                    f"{name}:{port}:127.0.0.1",
+                    url,
+                )
+                assert "notbefore_build_info" in run(*curl, "--user", "prometheus:hunter2").stdout
+                assert "notbefore_build_info" not in run(*curl).stdout
+        finally:
+            agent.terminate()
+            agent.wait(30)
+    assert 0 not in [asked(probe) for probe in probes]
+
+
+def test_only_an_overlay_that_says_so_listens_beyond_the_node() -> None:
+    configurations = {name: built(name)["ConfigMap", "notbefore"]["data"]["notbefore.yml"] for name in OVERLAYS}
+    servers = {name: yaml.safe_load(text).get("server", {}) for name, text in configurations.items()}
+    assert "listen" not in servers["base"]
+    assert {name: server.get("insecure", False) for name, server in servers.items()} == {
+        "base": False, "open": True, "tls": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("directory", ["base", "monitoring", "open", "tls"])
 def test_a_kustomization_names_all_that_lies_beside_it(directory: str) -> None:
     place = CONFIG / "kubernetes" / directory
     values = yaml.safe_load((place / "kustomization.yaml").read_text(encoding="utf-8"))
