@@ -17,8 +17,9 @@ from notbefore.store.history import read_history
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import ME, body, item
-from support.peers import HttpPeer
+from support.peers import HttpPeer, Say
 
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
@@ -145,6 +146,33 @@ def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(
     assert events(peer) == ["a", "b", "c", "d"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 4
     assert list(Path(os.environ["RUNTIME_DIRECTORY"]).iterdir()) == []
+
+
+@pytest.mark.skipif(not FAKETIME.exists(), reason="a clock that jumps needs Debian's package faketime")
+def test_a_clock_that_is_two_years_ahead_for_a_moment_loses_nothing(
+    imds: Simulator, peer: HttpPeer, config: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = state.parent / "clock"
+    clock.write_text("+0", encoding="ascii")
+    monkeypatch.setenv("LD_PRELOAD", str(FAKETIME))
+    for name, value in {"TIMESTAMP_FILE": str(clock), "NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1"}.items():
+        monkeypatch.setenv(f"FAKETIME_{name}", value)
+    peer.answers.append(Say(503))
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: events(peer) == ["a"])  # it is refused, and tried again later
+        clock.write_text("+63072000", encoding="ascii")
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: "b" in events(peer))
+        clock.write_text("+0", encoding="ascii")
+        imds.set_document(listed("a", "b", "c"))
+        eventually(lambda: delivered(agent) == 3)
+        assert agent.metric('notbefore_deliveries_total{result="expired",sink="hook"}') == 0
+        times = [change["time"] for change in agent.json("/api/v1/history")["changes"]]
+    assert len(times) == 3
+    assert times[1] > times[2]  # it did jump
+    assert sorted(events(peer)) == ["a", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("what", ["the file", "the directory"])

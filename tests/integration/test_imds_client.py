@@ -77,6 +77,20 @@ def test_an_etag_that_could_inject_a_header_is_not_taken() -> None:
         assert connect(endpoint).get(PATH).etag is None
 
 
+@pytest.mark.parametrize(
+    ("header", "time"),
+    [
+        ("Date: Mon, 11 Apr 2022 22:26:58 GMT", 1_649_716_018.0),
+        ("Date: soon", None),
+        ("Date: Mon, 11 Apr 99999 22:26:58 GMT", None),
+        ("X: y", None),
+    ],
+)
+def test_an_answer_says_when_it_was_given(header: str, time: float | None) -> None:
+    with serving(answer("200 OK", b"{}", header)) as (endpoint, _):
+        assert connect(endpoint).get(PATH).time == time
+
+
 def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> None:
     closing = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
     with serving(closing, answer()) as (endpoint, seen):

@@ -187,6 +187,16 @@ def test_nor_does_what_was_on_its_way_or_had_failed_before_the_clock_was_set_bac
     assert ids(box.lease(1_000)) == [killed.delivery_id, failed.delivery_id]
 
 
+def test_nor_does_what_failed_while_the_clock_was_ahead(box: Box) -> None:
+    one = delivery(created=1_000.0, due=1_000.0)
+    box.put(one)
+    box.lease(1_000)
+    box.lease(50_000, DeliveryResult(one.delivery_id, "retry", 50_000, due=50_060))
+    assert ids(box.lease(1_002)) == [one.delivery_id]
+    box.lease(1_003, DeliveryResult(one.delivery_id, "retry", 1_003, due=1_003 + 3_600))
+    assert box.lease(1_004) == []  # a pause is a pause
+
+
 def test_whose_turn_comes_later_is_not_early_because_of_some_milliseconds(box: Box) -> None:
     box.put(delivery(created=1_000.4, due=1_020.4))
     assert box.lease(1_000) == []

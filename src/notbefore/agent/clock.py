@@ -1,11 +1,11 @@
 """``Clock``: the clocks of this machine. Nothing else in this room reads one, so that a test can step each of them."""
 
 import time
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 from msgspec import Struct
+
+from notbefore.store.confirmed_time import boot_id, uptime
 
 
 class Instant(Struct, frozen=True):
@@ -28,7 +28,7 @@ class Clock:
     """The clocks as they are; ``boot_id`` tells this boot of the machine from another."""
 
     def __init__(self) -> None:
-        self.boot_id = _read_boot_id()
+        self.boot_id = boot_id()
 
     def now(self) -> datetime:
         """The wall clock, in UTC."""
@@ -44,18 +44,8 @@ class Clock:
 
     def boot_time(self) -> float:
         """Seconds since the boot, those in which the machine was suspended included where the system counts them."""
-        return time.clock_gettime(_BOOT_TIME) if _BOOT_TIME is not None else time.monotonic()
+        return uptime()
 
     def read(self) -> Instant:
         """This moment on each clock."""
         return Instant(self.now(), self.monotonic(), self.boot_time())
-
-
-_BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def _read_boot_id() -> str:
-    """What the kernel says; on systems without it, the time of the boot to ten seconds."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"booted-{round((time.time() - time.monotonic()) / 10)}"

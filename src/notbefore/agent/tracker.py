@@ -48,6 +48,8 @@ class Tracker:
             return
         if poll.body is not None:
             self._read(poll.body)
+        if poll.time is not None:
+            self._store.confirm_time(poll.time)
         if self._rejected is not None:
             self._failed(poll, "rejected", str(self._rejected), self._rejected.reason)
         else:

@@ -43,6 +43,17 @@ class ImdsAnswer(Struct, frozen=True):
 
     body: bytes | None
     etag: str | None = None
+    headers: http.client.HTTPMessage | None = None
+
+    @property
+    def time(self) -> float | None:
+        """When IMDS gave it, by its header ``Date``, in Unix seconds; ``None`` where it does not say."""
+        from email.utils import parsedate_to_datetime  # noqa: PLC0415 - for a new body alone
+
+        try:
+            return parsedate_to_datetime(self.headers["Date"]).timestamp() if self.headers is not None else None
+        except (TypeError, ValueError, OverflowError):  # TypeError: there is none
+            return None
 
 
 class DeadlineSocket(socket.socket):
@@ -179,7 +190,7 @@ class ImdsClient:
                 return ImdsAnswer(None, etag)
             if response.status != http.client.OK:
                 raise _refusal(response, content)
-            return ImdsAnswer(content, _etag(response))
+            return ImdsAnswer(content, _etag(response), response.headers)
 
     def _connected(self, deadline: float) -> DeadlineSocket:
         if self._aborted.is_set():

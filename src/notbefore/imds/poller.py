@@ -21,6 +21,7 @@ class Poll(Struct, frozen=True):
     duration: float  # seconds until the answer or the error
     body: bytes | None = None
     error: ImdsError | None = None
+    time: float | None = None  # of a new body: when IMDS gave it, by its own clock, in Unix seconds
 
 
 class Poller:
@@ -60,7 +61,7 @@ class Poller:
         if answer.body is None or answer.body == self._last:
             return Poll(lag, duration)
         self._last, self._etag = answer.body, answer.etag
-        return Poll(lag, duration, body=answer.body)
+        return Poll(lag, duration, body=answer.body, time=answer.time)
 
     def forget(self) -> None:
         """Report the next body as new, whatever it is."""

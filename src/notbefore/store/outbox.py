@@ -37,10 +37,10 @@ _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
     SELECT 1 FROM outbox AS earlier
     WHERE earlier.sink = outbox.sink AND earlier.event_key = outbox.event_key AND earlier.seq < outbox.seq
       AND earlier.state = 'pending' AND earlier.kind <> 'reminder')"""
-# The clock was set back after the change was seen: the delivery does not wait until it is that time again. A reminder
-# does, for its time comes from NotBefore. So does what has failed, for its pause; no pause is longer than an hour.
-_FUTURE: Final = """(created > :now + 1 AND (attempts = 0 OR due > :now + 3600) AND state = 'pending'
-    AND kind <> 'reminder')"""
+# The clock was set back after the change was seen, or after an attempt failed: the delivery does not wait until it is
+# that time again. A reminder does, for its time comes from NotBefore. A pause counts; none is longer than an hour.
+_FUTURE: Final = """((created > :now + 1 AND attempts = 0 OR due > :now + 3600 AND attempts > 0)
+    AND state = 'pending' AND kind <> 'reminder')"""
 
 
 class CourierTurn(Struct, frozen=True):

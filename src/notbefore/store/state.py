@@ -129,7 +129,7 @@ class Store:
             self._disk.release()
 
     def confirm_time(self, wall: float) -> None:
-        """Somebody who knows says that it is that late, in Unix seconds."""
+        """Go on from the time that IMDS says, in Unix seconds, instead of what passed since the last commit."""
         self._confirmed = ConfirmedTime(wall, uptime(), boot_id())
 
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
