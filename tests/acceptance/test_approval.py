@@ -422,11 +422,37 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tm
         assert "--yes" in nobody_to_ask.stderr
         assert imds.start_requests == []
         assert "no event nonsense is listed" in notbefore("approve", "nonsense", "--yes", *state).stderr
-        done = notbefore("approve", event_id.lower(), "--yes", *state)
+        assert notbefore("approve", event_id, "--yes", "--reason", "x" * 501, *state).returncode == 2
+        done = notbefore("approve", event_id.lower(), "--yes", "--reason", "CHG-1: ready\n", *state, SUDO_USER="eve")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "approved (accepted)")
         assert imds.start_requests == [event_id]
         record = last(agent, "approved")
-        assert (record["rule"], record["by"]) == ("operator", "root")
+        assert (record["rule"], record["by"]) == ("operator", "eve (sudo)")
+        assert agent.records[-1]["azure.scheduled_event.approval.reason"] == "CHG-1: ready\n"
+        assert agent.json("/api/v1/history")["changes"][-1]["azure.scheduled_event.approval.reason"] == "CHG-1: ready\n"
+
+
+def test_while_vm_name_contradicts_imds_nothing_is_approved(imds: Simulator, tmp_path: Path) -> None:
+    config = Path(configuration(tmp_path, USERS))
+    values = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(values | {"vm": {"name": PEER}}), encoding="utf-8")
+    with RunningAgent(imds.endpoint, tmp_path / "state", str(config), "--allow-approval") as agent:
+        agent.ready()
+        eventually(lambda: f"vm.name is {PEER}, and IMDS says that this VM is {ME}" in agent.log)
+        imds.set_document(listed(Resources=[PEER]))
+        agent.told("announced")
+        waited(imds)
+        (event,) = agent.json("/api/v1/events")["events"]
+        assert event["approval"]["mode"] == "off"
+        assert f"IMDS says that this VM is {ME}" in event["approval"]["off"]
+        by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
+        assert (by_hand.returncode, "nothing is sent: vm.name is" in by_hand.stdout) == (1, True)
+        assert imds.start_requests == []
+        config.write_text(json.dumps(values | {"vm": {"name": ME.upper()}}), encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+        imds.set_document(listed(3, Resources=[ME]))
+        eventually(lambda: imds.start_requests)
 
 
 def test_by_hand_as_well_it_is_sent_once_for_an_event_and_its_content(imds: Simulator, tmp_path: Path) -> None:

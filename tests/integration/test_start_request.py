@@ -129,7 +129,11 @@ def test_the_agent_is_stopped(world: World) -> None:
     assert world.send() == ""
     assert world.imds.start_requests == []
     (attempt,) = world.approvals.listed().attempts.values()
-    assert (attempt.state, attempt.approved) == ("sending", "")  # the next agent goes on from there
+    assert (attempt.state, attempt.approved, attempt.requests) == (
+        "checking",
+        "",
+        0,
+    )  # the next agent goes on from there
 
 
 def test_approval_is_switched_off(world: World) -> None:
@@ -151,6 +155,40 @@ def test_the_event_becomes_another(world: World, document: bytes, reason: str) -
     world.approvals.after_write = lambda: world.sees(document)
     assert world.send() == reason
     assert world.imds.start_requests == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        listed(EventType="Terminate", Resources=[ME, PEER]),
+        listed(DurationInSeconds=6),
+        listed(EventStatus="Started", NotBefore=""),
+        listed(Description=5),
+        body(),
+        b"<html>",
+    ],
+)
+def test_imds_is_asked_once_more_right_before_the_request(world: World, document: bytes) -> None:
+    """The tracker has not seen yet what IMDS says now: its poll hangs, say."""
+    world.imds.set_document(document)
+    asked = world.imds.requests
+
+    def end_soon() -> None:
+        eventually(lambda: world.imds.requests >= asked + 2)  # asked again, and sent nothing
+        world.stop.set()
+
+    ending = threading.Thread(target=end_soon)
+    ending.start()
+    assert world.send() == ""
+    ending.join()
+    assert world.imds.start_requests == []
+
+
+def test_what_imds_confirms_is_sent_once_it_answers(world: World) -> None:
+    world.imds.fault("error", times=1)
+    assert world.send() == "accepted"
+    assert world.imds.start_requests == [ID]
+    assert world.ends[-1]["azure.scheduled_event.approval.requests"] == 1
 
 
 def test_the_list_flaps(world: World) -> None:

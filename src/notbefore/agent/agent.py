@@ -99,7 +99,13 @@ class Agent:
 
     def _approval_settings(self) -> ApprovalSettings:
         config = self._config
-        return ApprovalSettings(config.approval, self._polling.endpoint, config.imds.api_version, self._allow_approval)
+        return ApprovalSettings(
+            config.approval,
+            self._polling.endpoint,
+            config.imds.api_version,
+            self._allow_approval,
+            self._state.snapshot.name_conflict(config.vm.name),
+        )
 
     def _figures(self) -> Figures:
         return Figures(

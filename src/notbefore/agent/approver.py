@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
+from msgspec.structs import replace
+
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
@@ -50,7 +52,7 @@ class Approver:
         elif settings.mode == "dry_run":
             log.warning("approval: dry run, nothing is sent (approval.dry_run)")
         elif settings.allowed or settings.policy.enabled:
-            log.warning("approval is off, nothing is sent: %s", settings.missing)
+            log.warning("approval is off, nothing is sent: %s", settings.off)
         left_over = any(attempt.state != "done" for attempt in self._approvals.listed().attempts.values())
         if self._thread.ident is None and (left_over or not settings.missing):
             self._thread.start()
@@ -93,7 +95,7 @@ class Approver:
         if listed.answered:
             for attempt in left_over:
                 self._resume(attempt, listed)
-        if not self._settings().missing:
+        if not self._settings().off:
             self._contents = {key: known for key, known in self._contents.items() if key in listed.events}
             waits += [self._consider(life, listed) for life in listed.events.values()]
         return min(waits)
@@ -239,7 +241,7 @@ class Approver:
             reason=decision.why,
             at=decision.at,
             mode=settings.mode,
-            off=settings.missing,
+            off=settings.off,
             state="" if attempt is None else attempt.outcome or attempt.state,
         )
 
@@ -250,22 +252,23 @@ class Approver:
         if life is None:
             return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
         if request.content:
-            return self._approve_by_hand(life, request.content, user)
+            return self._approve_by_hand(life, request, user)
         words = _approved(listed.attempts.get(key), life)
         event = PendingEvent.of(life, listed.context.now, self.preview(life, listed))
         return ControlReply(done=True, words=words, event=event, content=content_of(life))
 
-    def _approve_by_hand(self, life: TrackedEvent, content: str, user: str) -> ControlReply:
+    def _approve_by_hand(self, life: TrackedEvent, asked: ControlRequest, user: str) -> ControlReply:
         """Approve a listed event because ``user`` says so; returns when IMDS has answered."""
         settings = self._settings()
         if settings.mode != "on":
-            return ControlReply(done=False, words=f"nothing is sent: {settings.missing or 'approval.dry_run is true'}")
-        if content_of(life) != content:
+            return ControlReply(done=False, words=f"nothing is sent: {settings.off or 'approval.dry_run is true'}")
+        if content_of(life) != asked.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
         before = self._approvals.listed().attempts.get(life.event.key)
         if words := _approved(before, life):
             return ControlReply(done=True, words=words)
-        request = self._begin(_next(before, life, OPERATOR, by=user), before, None, OPERATOR_PATIENCE)
+        attempt = replace(_next(before, life, OPERATOR, by=user), reason=asked.reason)
+        request = self._begin(attempt, before, None, OPERATOR_PATIENCE)
         if request is None:
             return ControlReply(
                 done=False, words="an approval of it is under way, or too many are: see `notbefore events`"

@@ -12,16 +12,18 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from notbefore.core.listing import PendingEvent
 from notbefore.errors import NotBeforeError
 
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
+MAX_REASON: Final = 500  # characters
+MAX_USER: Final = 64  # characters
 READ_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
 
@@ -29,10 +31,12 @@ log = logging.getLogger("notbefore.agent.control_socket")
 
 
 class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """To be shown an event; with the ``content`` that was shown, to have it approved."""
+    """Asks for an event to be shown; with the ``content`` that was shown, to be approved."""
 
     event_id: str
     content: str = ""
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""  # why, for the record
+    sudo_user: Annotated[str, Meta(max_length=MAX_USER)] = ""  # who became root to ask; used only if root asks
 
 
 class ControlReply(Struct, frozen=True):
@@ -110,7 +114,7 @@ class ControlSocket:
         if _gone(connection):
             return ControlReply(done=False, words="nobody waits for the answer any more: nothing is done")
         try:
-            return self._carry_out(order, user_name(uid))
+            return self._carry_out(order, user_name(uid, order.sudo_user))
         except Exception as error:
             log.exception("approval by hand failed")
             return ControlReply(done=False, words=f"it failed ({type(error).__name__}): the agent's log says why")
@@ -171,10 +175,12 @@ def peer_uid(connection: socket.socket) -> int | None:
     return int(uid)
 
 
-def user_name(uid: int | None) -> str:
-    """The name of a user, for the record."""
+def user_name(uid: int | None, sudo_user: str = "") -> str:
+    """Return the name of a user, for the record; of root, who used sudo. ``uid``: None where it is not known."""
     if uid is None:
         return "an operator"
+    if uid == 0 and sudo_user:
+        return f"{sudo_user} (sudo)"
     import pwd  # noqa: PLC0415 - not on Windows
 
     try:

@@ -7,7 +7,8 @@ and rules still say so.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -16,13 +17,14 @@ from msgspec import Struct
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, content_of, judge, unreadable
 from notbefore.core.change import ApprovalKind, Reason
-from notbefore.core.document import SCHEDULED
+from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.record import Record, json_line
-from notbefore.errors import ImdsError, SendError
+from notbefore.errors import DocumentError, ImdsError, SendError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 
 PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds after each unusable answer; then the last one
+CONFIRM_TIMEOUT: Final = 5.0  # seconds for the answer right before a request
 CHECK_INTERVAL: Final = 0.5  # seconds between checks whether IMDS answers again
 LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
 PREVIEW_VERSION: Final = "2017-03-01"  # needs the DocumentIncarnation as well
@@ -37,6 +39,12 @@ class ApprovalSettings(Struct, frozen=True):
     endpoint: str
     api_version: str
     allowed: bool  # --allow-approval
+    conflict: str = ""  # why it is not certain which VM this is, in words
+
+    @property
+    def off(self) -> str:
+        """Why nothing may be approved, in words; empty if it may."""
+        return self.missing or self.conflict
 
     @property
     def missing(self) -> str:
@@ -48,7 +56,7 @@ class ApprovalSettings(Struct, frozen=True):
     @property
     def mode(self) -> str:
         """One of on, dry_run, off."""
-        if self.missing:
+        if self.off:
             return "off"
         return "dry_run" if self.policy.dry_run else "on"
 
@@ -150,6 +158,11 @@ class StartRequest:
                 self.attempt = before
                 self._approvals.write(before)
                 continue
+            if not self._is_still_listed(life):  # the last answer may be 15 s old
+                self.attempt = before
+                self._approvals.write(before)
+                self._stop.wait(CHECK_INTERVAL)
+                continue
             try:
                 self._post(life)
             except ImdsError as refusal:
@@ -193,7 +206,7 @@ class StartRequest:
         if life.not_before is not None and listed.context.now >= life.not_before:
             return Objection("too_late", "NotBefore came first")
         if settings.mode != "on":
-            return Objection("switched_off", settings.missing or "approval.dry_run is true")
+            return Objection("switched_off", settings.off or "approval.dry_run is true")
         words = self._changed(life, settings.policy, listed)
         return Objection("changed", words) if words else None
 
@@ -220,12 +233,30 @@ class StartRequest:
             left.append((life.not_before - context.now).total_seconds())
         if self._deadline is not None:
             left.append(self._deadline - self._clock.monotonic())
+        with self._connected(settings) as client:
+            client.post(_path(settings), msgspec.json.encode(body), timeout=max(1.0, min(left)))
+
+    def _is_still_listed(self, life: TrackedEvent) -> bool:
+        """Ask IMDS once more, right before the request: is the event listed exactly as it was decided on?"""
+        settings, event = self._settings(), life.event
+        try:
+            with self._connected(settings) as client:
+                answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)
+            document = parse(answer.body or b"", settings.api_version)
+        except (ImdsError, DocumentError) as error:
+            log.warning("approval of %s: not sent, IMDS cannot be asked once more: %s", self.event_id, error)
+            return False
+        flawed = any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws)
+        return not flawed and any(one.key == event.key and one.digest() == event.digest() for one in document.events)
+
+    @contextmanager
+    def _connected(self, settings: ApprovalSettings) -> Iterator[ImdsClient]:
+        """A connection to IMDS that ``abort`` can cut off."""
         client = self._client = ImdsClient(settings.endpoint)
         try:
             if self._stop.is_set():  # it is set before `abort` looks for the client
-                raise ImdsError("reset", "the agent stops")
-            path = f"/metadata/scheduledevents?api-version={settings.api_version}"
-            client.post(path, msgspec.json.encode(body), timeout=max(1.0, min(left)))
+                raise ImdsError("reset", "the agent is stopping")
+            yield client
         finally:
             self._client = None
             client.close()
@@ -268,6 +299,10 @@ class StartRequest:
         self.attempt = self.attempt.ended(outcome)
         self._approvals.write(self.attempt, change)
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, self.attempt.rule, outcome)
+
+
+def _path(settings: ApprovalSettings) -> str:
+    return f"/metadata/scheduledevents?api-version={settings.api_version}"
 
 
 _UNDECIDED: Final[frozenset[str]] = frozenset(

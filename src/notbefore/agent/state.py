@@ -38,6 +38,13 @@ class AgentSnapshot(Struct, frozen=True):
     poll: PollStatus = PollStatus()
     vm: Vm | None = None  # who this VM is, as far as it is known, with the configured name
 
+    def name_conflict(self, configured: str | None) -> str:
+        """Return how the configured ``vm.name`` contradicts IMDS, in words; empty if it does not."""
+        known = name_of(self.state.vm)
+        if configured is None or known is None or configured.casefold() == known.casefold():
+            return ""
+        return f"vm.name is {configured}, and IMDS says that this VM is {known}: remove or correct vm.name"
+
     @property
     def vm_name(self) -> str | None:
         """The name that this VM has in ``Resources``; ``None`` while it is not known."""

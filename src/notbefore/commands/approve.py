@@ -1,29 +1,33 @@
 """``notbefore approve EVENT_ID``: let Azure start an event now. Shows what that means and for whom, and asks."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Final
 
-from notbefore.agent.control_socket import ControlRequest, ask
+from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlRequest, ask
 from notbefore.commands.options import add_state, load_state_configuration
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.core.text import escaped
 from notbefore.delivery.render import MEANINGS, one_line
-from notbefore.errors import NotBeforeError
+from notbefore.errors import ConfigError, NotBeforeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The event, and where the agent's socket is."""
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
     parser.add_argument("--yes", action="store_true", help="approve without asking for confirmation")
+    parser.add_argument("--reason", default="", help="why, for the record")
     add_state(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the event, ask, and approve it; returns the exit code. Raises ``NotBeforeError``."""
     directory = Path(load_state_configuration(options).state.dir)
+    if len(options.reason) > MAX_REASON:
+        raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
     shown = ask(directory, ControlRequest(options.event_id))
     if shown.event is None:
         raise NotBeforeError(shown.words)
@@ -34,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
         return 1
-    reply = ask(directory, ControlRequest(options.event_id, shown.content))
+    sudo_user = os.environ.get("SUDO_USER", "")[:MAX_USER]  # the agent uses it only if root asks
+    reply = ask(directory, ControlRequest(options.event_id, shown.content, options.reason, sudo_user))
     sys.stdout.write(escaped(reply.words) + "\n")
     return 0 if reply.done else 1
 

@@ -228,6 +228,7 @@ class ApprovalAttempt(Struct, frozen=True):
     step: str = ""  # of the decision; empty where somebody decided by hand
     state: Literal["checking", "sending", "done"] = "checking"
     by: str = BY_RULE
+    reason: str = ""  # why, in the words of the user who approved it by hand
     requests: int = 0  # start requests, counted before they are sent
     outcome: str = ""  # how it ended, in words
     settled: tuple[str, ...] = ()  # the steps that are over
@@ -287,7 +288,7 @@ class ApprovalAttempt(Struct, frozen=True):
             first_seen=life.first_seen,
             not_before=life.not_before,
             notice_seconds=life.notice,
-            approval=Approval(self.rule, self.by, detail, self.requests),
+            approval=Approval(self.rule, self.by, detail, self.requests, self.reason),
         )
 
 

@@ -129,6 +129,7 @@ class Approval(Struct, frozen=True):
     by: str  # the name of the VM's user where somebody did it by hand, ``rule`` otherwise
     detail: str = ""  # what the command or IMDS said, or why not; in words
     requests: int = 0  # start requests sent for it
+    reason: str = ""  # why, in the words of the user who did it by hand
 
 
 def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:

@@ -106,6 +106,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     approval_by: str | None = field(default=None, name=_attribute("approval.by"))
     approval_detail: str | None = field(default=None, name=_attribute("approval.detail"))
     approval_requests: int | None = field(default=None, name=_attribute("approval.requests"))
+    approval_reason: str | None = field(default=None, name=_attribute("approval.reason"))
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")  # what was cut away to fit
 
     @classmethod
@@ -146,6 +147,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             approval_by=approval.by if approval else None,
             approval_detail=(approval.detail or None) if approval else None,
             approval_requests=approval.requests if approval else None,
+            approval_reason=(approval.reason or None) if approval else None,
         )
 
     @property
