@@ -76,13 +76,20 @@ class ListenError(NotBeforeError):
 
 
 class SendError(NotBeforeError):
-    """A sink did not accept a message. ``permanent``: trying again is of no use. ``retry_after``: seconds, or None."""
+    """The receiver did not accept a message.
 
-    content = False  # True: the receiver refuses this message, and may accept others
+    ``permanent``: nor will it tomorrow. ``may_pass``: but somebody may put it right soon (a channel, a permission), so
+    that what is critical is tried again for a while. ``retry_after``: seconds, as it asked.
+    """
 
-    def __init__(self, text: str, *, permanent: bool = False, retry_after: float | None = None) -> None:
+    content = False  # what was sent is refused, and not who sends it
+
+    def __init__(
+        self, text: str, *, permanent: bool = False, may_pass: bool = False, retry_after: float | None = None
+    ) -> None:
         super().__init__(text)
         self.permanent = permanent
+        self.may_pass = may_pass
         self.retry_after = retry_after
 
 

@@ -1,11 +1,13 @@
 """The canary: in fifty ways to fail, at log level DEBUG, no secret is told by anything."""
 
+import http.server
 import itertools
 import json
 import os
 import socket
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -33,6 +35,19 @@ HTTP_FAILURES = {
     "hang": Say(how="hang"),
     "drip": Say(body=b"x" * 2_000, how="drip"),
 }
+
+
+ENCODED = b64encode(f"oper:{CANARY}".encode())[:12]  # how the Basic authentication of Alertmanager begins
+
+
+class Echo(HttpPeer):
+    """It refuses each request, and says what it was: all of it, or cut somewhere within the headers."""
+
+    most = 3_000  # bytes
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - whatever it was to say
+        said = f"{handler.path} {handler.headers} {self.requests[-1].body!r}".encode()
+        super().answer(handler, Say(400, body=said[: self.most]))
 
 
 class Zoo:
@@ -74,7 +89,7 @@ class Zoo:
         self.add(f"bot-{way}", "slack", bot)
         address = f"json://me:{self.secret()}@{host}/{self.secret()}/?+X-Key={self.secret()}"
         self.add(f"apprise-{way}", "apprise", self.found("url", address))
-        user = {"username": "me", **self.found("password", self.secret())}
+        user = {"username": "oper", **self.found("password", self.secret())}
         self.add(f"am-{way}", "alertmanager", {"urls": [url], **user})
         self.add(f"otlp-{way}", "otlp_logs", {"endpoint": url, "headers": self.headers()})
 
@@ -120,6 +135,10 @@ def zoo_of(directory: Path, stack: ExitStack, silent: int) -> Zoo:
         peer = stack.enter_context(HttpPeer())
         peer.default = say
         zoo.http(way, peer.url)
+    for most in (3_000, 220, 200, 180):
+        echo = stack.enter_context(Echo())
+        echo.most = most
+        zoo.http(f"echo-{most}", echo.url)
     zoo.http("refused", "http://127.0.0.1:9")
     zoo.http("nonsense", f"http://127.0.0.1:{silent}")
     untrusted = stack.enter_context(HttpPeer(authority))
@@ -199,4 +218,6 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
         told[file.name] = file.read_bytes()
     assert "urllib3" in told["log"]  # the libraries were as talkative as they can be
     for where, text in told.items():
-        assert CANARY.encode() not in (text if isinstance(text, bytes) else str(text).encode()), where
+        found = text if isinstance(text, bytes) else str(text).encode()
+        assert CANARY.encode() not in found, where
+        assert ENCODED not in found, where

@@ -299,7 +299,7 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outb
         with courier(outbox, told, lambda name: make(name, told.sinks[name], told.links)) as found:
             found.run()
         assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
-        assert [request.headers["idempotency-key"] for request in peer.requests] == ["a", "b", "b", "c"]
+        assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "b", "c"]
     (row,) = outbox.rows()
     assert (row.delivery_id, row.state) == ("c", "dead")  # the new one is refused as well: that is an answer
 
@@ -449,3 +449,32 @@ def test_a_courier_that_does_not_leave_is_ended_by_its_successor(tmp_path: Path)
             lock.acquire(0.3, lambda: beats.append(1))
         assert holder.wait(20) == -signal.SIGKILL
     assert beats
+
+
+@pytest.mark.parametrize(
+    ("severity", "not_before", "age", "state"),
+    [
+        ("critical", 600.0, 400.0, "pending"),  # NotBefore is ahead
+        ("critical", -600.0, 10.0, "pending"),  # within five minutes of the change
+        ("critical", -600.0, 400.0, "dead"),
+        ("warning", 600.0, 10.0, "dead"),
+    ],
+)
+def test_a_refusal_that_may_pass_is_final_for_what_is_critical_only_when_the_time_is_over(
+    outbox: Outbox, severity: Any, not_before: float, age: float, state: str
+) -> None:
+    now = time.time()
+    row = Delivery(
+        "a", "e", "chat", "announced", severity, now - age, now - age, now + 1e6,
+        expires_with_event=True, record=RECORD, not_before=now + not_before,
+    )  # fmt: skip
+    with transaction(outbox._db) as db:
+        outbox_intake.put(db, [row])
+    with HttpPeer() as peer:
+        peer.default = Say(403, body=b"no such channel")
+        settings = Webhook(url=Secret(peer.url), allow_private=True)
+        told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
+        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.links)) as found:
+            found.run()
+    (left,) = outbox.rows()
+    assert (left.state, left.error) == (state, "403: no such channel")

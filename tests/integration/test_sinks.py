@@ -61,9 +61,21 @@ def test_a_webhook_gets_the_record_and_the_delivery_id() -> None:
     values = json.loads(request.body)
     assert values.items() >= one.record.flat().items()
     assert values["notbefore.delivery.kind"] == "announced"
-    assert request.headers["idempotency-key"] == values["notbefore.delivery.id"] == one.delivery_id
+    assert request.headers["x-notbefore-delivery-id"] == values["notbefore.delivery.id"] == one.delivery_id
     assert request.headers["x-api-key"] == "k"
     assert request.path == "/hook"
+
+
+def test_an_idempotency_key_names_one_body() -> None:
+    other = msgspec.structs.replace(VM, vm_id="another", name=PEER)
+    both = {"Resources": [ME, PEER]}
+    with HttpPeer() as peer:
+        sent(webhook(peer), message(both), message(both), message(both, vm=other))
+        first, again, elsewhere = peer.requests
+    keys = [request.headers["idempotency-key"] for request in peer.requests]
+    assert first.body == again.body != elsewhere.body
+    assert keys[0] == keys[1] != keys[2]
+    assert len({request.headers["x-notbefore-delivery-id"] for request in peer.requests}) == 1
 
 
 def test_a_webhook_is_signed() -> None:
@@ -402,8 +414,8 @@ def test_a_member_that_fails_is_told_once_and_once_more_when_it_is_back(caplog: 
         two.answers.extend([Say(500), Say(500), Say(200), Say(200), Say(500)])
         sent(alertmanager(one.url, two.url), *[message()] * 5)
     fails, back = (
-        f"sink it: {two.url} takes no alerts (500: ok); another member does",
-        f"sink it: {two.url} takes alerts again",
+        f"sink it: {two.url} does not accept alerts (500: ok); another member does",
+        f"sink it: {two.url} accepts alerts again",
     )
     assert caplog.messages == [fails, back, fails]
 
@@ -551,6 +563,59 @@ def test_a_command_takes_an_event_of_any_size() -> None:
 
 def test_a_command_that_does_not_read_is_no_trouble() -> None:
     sent(python("import sys; sys.stdin.close()"), message({"Description": "x" * 100_000}))
+
+
+@pytest.mark.parametrize("said", [b"<html>log in first</html>", b"no_service", b""])
+def test_slack_s_webhook_says_ok_and_nothing_else(said: bytes) -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(body=said)
+        with pytest.raises(SendError, match="this is not an answer of Slack") as raised:
+            sent(SinkConfig(slack=Slack(url=Secret(peer.url))))
+    assert not raised.value.permanent
+
+
+@pytest.mark.parametrize("error", ["restricted_action_thread_locked", "message_not_found"])
+def test_where_a_thread_takes_nothing_the_message_goes_to_the_channel(error: str) -> None:
+    with HttpPeer() as peer:
+        peer.answers.append(Say(body=b'{"ok":false,"error":"%s"}' % error.encode()))
+        peer.default = Say(body=b'{"ok":true,"ts":"99.9"}')
+        (receipt,) = sent(bot(peer), message({}, STARTED, thread="C1 17.1"))
+        in_thread, in_channel = (json.loads(request.body) for request in peer.requests)
+    assert (in_thread["thread_ts"], "thread_ts" in in_channel) == ("17.1", False)
+    assert receipt.thread == "C1 99.9"
+
+
+def test_blocks_that_slack_refuses_are_sent_as_text() -> None:
+    with HttpPeer() as peer:
+        peer.answers.append(Say(400, body=b"invalid_blocks"))
+        sent(SinkConfig(slack=Slack(url=Secret(peer.url))))
+        peer.answers.extend(
+            (Say(body=b'{"ok":false,"error":"invalid_attachments"}'), Say(body=b'{"ok":true,"ts":"1.1"}'))
+        )
+        (receipt,) = sent(bot(peer))
+        payloads = [json.loads(request.body) for request in peer.requests]
+    assert ["attachments" in payload for payload in payloads] == [True, False, True, False]
+    assert "Expected interruption: 5 s" in payloads[1]["text"]
+    assert receipt.thread == "C1 1.1"
+
+
+def test_what_stands_before_an_alertmanager_has_not_accepted_the_alert() -> None:
+    with HttpPeer() as portal, HttpPeer() as peer:
+        portal.default = Say(body=b"<html>log in first</html>")
+        with pytest.raises(SendError, match="this is not an answer of Alertmanager") as raised:
+            sent(alertmanager(portal.url))
+        assert not raised.value.permanent
+        sent(alertmanager(portal.url, peer.url))
+        assert len(peer.requests) == 1
+
+
+def test_apprise_sends_as_fast_as_the_receiver_takes_it() -> None:
+    begun = time.monotonic()
+    with HttpPeer() as peer:
+        settings = Apprise(url=Secret(peer.url.replace("http://", "json://")))
+        sent(SinkConfig(apprise=settings), *[message()] * 5)
+        assert len(peer.requests) == 5
+    assert time.monotonic() - begun < 20  # its own pauses would be 5.5 s each
 
 
 @pytest.mark.parametrize("value", ["Bearer hunter2-token", "Basic " + b64encode(b"me:hunter2-pass").decode()])

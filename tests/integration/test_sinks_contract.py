@@ -340,7 +340,7 @@ def test_nonsense_is_no_pause(http: HttpFar) -> None:
 def test_an_endless_answer_is_not_read_to_its_end(http: HttpFar) -> None:
     http.peer.default = Say(body=b"x" * 3_000_000)
     sink = sink_of(http.config)
-    if http.config.kind == "otlp_logs":  # what was rejected may stand in the rest
+    if http.config.kind in ("otlp_logs", "slack", "alertmanager"):  # what they answer is known, and this is not it
         assert not failure(sink).permanent
     else:
         sink.send(message())

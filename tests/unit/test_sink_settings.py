@@ -9,10 +9,11 @@ import yaml
 from notbefore.config.load import dump, load, plain_secrets, warnings
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
+from notbefore.config.sinks import Alertmanager, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
 from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
-from notbefore.delivery.redact import Redactor
+from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import try_out
 from notbefore.errors import ConfigError
 
@@ -314,6 +315,39 @@ def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
 def test_a_credential_is_no_path(name: str) -> None:
     with pytest.raises(ValueError, match="not a path"):
         Secret.read({"credential": name})
+
+
+ALERTMANAGER = SinkConfig(
+    alertmanager=Alertmanager(urls=("http://am",), username="ops", password=Secret("topsecret&word"))
+)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "topsecret&word",
+        "topsecret%26word",
+        "topsecret&amp;word",
+        "b3BzOnRvcHNlY3JldCZ3b3Jk",
+        "AG9wcwB0b3BzZWNyZXQmd29yZA==",
+    ],
+)
+def test_every_form_in_which_a_password_is_sent_is_hidden(form: str) -> None:
+    redact = Redactor(known_secrets({"am": ALERTMANAGER}))
+    assert redact(f"got Authorization: Basic {form}!") == "got Authorization: Basic ***!"
+
+
+@pytest.mark.parametrize("cut", [slice(0, 20), slice(5, 30), slice(-9, None)])
+def test_a_piece_of_a_secret_is_hidden_where_somebody_cut_a_text_within_it(cut: slice) -> None:
+    secret = "xoxb-4839204-kJ83hdK29dmZpQ71sLwB"
+    assert Redactor([secret])(f"400: the token {secret[cut]} ...") == "400: the token *** ..."
+    url = "https://hooks.example.org/services/T000/B000/kJ83hdK29dmZpQ71sLwB"
+    assert Redactor([url])(f"hooks.example.org: at {url[-20:][cut]}") == "hooks.example.org: at ***"
+
+
+def test_tokens_that_are_made_of_a_secret_are_hidden() -> None:
+    said = "SharedAccessSignature sr=sb%3a&sig=kJ83%3d&se=17 and eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln end"
+    assert Redactor()(said) == "SharedAccessSignature *** and *** end"
 
 
 def test_a_secret_never_prints() -> None:

@@ -17,10 +17,9 @@ from notbefore.commands.tables import table
 from notbefore.config.load import dump, files, plain_secrets, warnings
 from notbefore.config.model import Config
 from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig, Webhook
-from notbefore.delivery.courier import known_secrets
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import ConnectableSink, Sink
-from notbefore.delivery.redact import Redactor
+from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import check_templates, make, try_out
 from notbefore.errors import ConfigError, SendError
 from notbefore.imds.client import ImdsClient

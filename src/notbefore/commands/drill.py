@@ -28,10 +28,10 @@ from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
-from notbefore.delivery.courier import Courier, known_secrets
+from notbefore.delivery.courier import Courier
 from notbefore.delivery.message import Message, Sink
 from notbefore.delivery.orders import Orders
-from notbefore.delivery.redact import Redactor
+from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks import make
 from notbefore.errors import ConfigError, ImdsError

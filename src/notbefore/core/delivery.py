@@ -45,6 +45,14 @@ class Delivery(Struct, frozen=True):
     thread: str | None = None  # what the sink said of the first message of this event
 
 
+PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
+
+
+def patient_until(delivery: Delivery) -> float:
+    """Until when a refusal that may pass is tried again, in Unix seconds; 0 where it is final at once."""
+    return max(delivery.not_before, delivery.created + PATIENCE) if delivery.severity == "critical" else 0.0
+
+
 class DeliveryResult(Struct, frozen=True):
     """What came of one attempt at a delivery."""
 

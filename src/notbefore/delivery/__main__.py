@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from notbefore.delivery.courier import AgentPipe, Courier, known_secrets
+from notbefore.delivery.courier import AgentPipe, Courier
 from notbefore.delivery.message import Sink
 from notbefore.delivery.orders import LOST_STATE, unseal
-from notbefore.delivery.redact import Redactor
+from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import make
 from notbefore.errors import StoreError
 from notbefore.logs import set_up

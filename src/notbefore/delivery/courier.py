@@ -19,14 +19,14 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.delivery.failure_log import Failure, FailureLog
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
+from notbefore.delivery.redact import known_secrets
 from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
 from notbefore.delivery.worker import SendAttempt, Worker
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import SendError
 from notbefore.store.outbox import CourierTurn
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
@@ -313,13 +313,3 @@ def _without_sink(delivery: Delivery) -> SendAttempt:
 def shortened(text: str, most: int) -> str:
     """The beginning of a text, with a mark where it is cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def known_secrets(sinks: dict[str, SinkConfig]) -> list[str]:
-    """The secrets of the sinks; one that cannot be read now cannot leak either."""
-    found: list[str] = []
-    for sink in sinks.values():
-        for secret in sink.secrets.values():
-            with suppress(ConfigError):
-                found.append(secret.reveal())
-    return found

@@ -29,7 +29,7 @@ MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
 CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
 SHORTEST_CONNECT: Final = 0.25  # seconds that an address has at least, where the timeout is as long
 LONGEST_HEAD: Final = 300.0  # seconds for the head of an answer, where no timeout says less
-MAX_CAUSE: Final = 200  # characters of an answer that are given as the cause of a failure
+MAX_CAUSE: Final = 2_000  # characters of an answer in an error
 WIRE_SERVER: Final = ipaddress.ip_address("168.63.129.16")  # the host's agent channel in Azure: as private as IMDS
 
 
@@ -42,7 +42,7 @@ class HttpResponse(Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """Status and the beginning of the body, for an error's text."""
+        """Status and body, for an error's text. Who keeps it removes secrets first, and shortens it then."""
         text = " ".join(self.body.decode(errors="replace").split())[:MAX_CAUSE]
         return f"{self.status}: {text}" if text else str(self.status)
 
@@ -50,7 +50,9 @@ class HttpResponse(Struct, frozen=True):
         """Raise ``SendError`` unless the status is 2xx."""
         outcome = outcome_of_status(self.status, self.retry_after)
         if not outcome.accepted:
-            raise SendError(self.cause, permanent=outcome.permanent, retry_after=outcome.retry_after)
+            raise SendError(
+                self.cause, permanent=outcome.permanent, may_pass=outcome.may_pass, retry_after=outcome.retry_after
+            )
 
 
 class PrivateAddressError(Exception):

@@ -1,24 +1,32 @@
-"""``Redactor``: the last gate before a log, an error or a terminal: what is secret leaves as ``***``.
+"""``Redactor``: the last gate before a log, an error or a terminal: what is secret becomes ``***``.
 
-A library may log an address, or a part of one, in its own words and its own quoting; so all parts of a secret that
-could be told on their own are looked for, in the forms in which they are usually written.
+A library may log an address, or a part of one, in its own words and its own quoting, and a receiver may repeat the
+request that it refuses. So all parts of a secret are looked for, in every form in which they are written or sent; and
+also pieces of them, where somebody has cut a text within a secret.
 """
 
 import base64
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from html import escape
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from notbefore.config.secret import HIDDEN
+from notbefore.config.sinks import SinkConfig
+from notbefore.errors import ConfigError
 
 SHORTEST_WHOLE: Final = 3  # characters; a shorter "secret" would blacken the log and protect nothing
 SHORTEST_PART: Final = 6  # characters of a part of an address that is taken for secret by itself
+PIECE: Final = 8  # characters of a secret that are recognised without the rest
 _PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are no secret; in others they may be
 
 
+# tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
+_TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
 
 
@@ -28,21 +36,57 @@ class Redactor:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
         self._forms: set[str] = set()
-        self._pattern: re.Pattern[str] | None = None
+        self._pieces: frozenset[str] = frozenset()
+        self._pattern = _TOKEN
         for secret in secrets:
             self.add(secret)
 
     def add(self, secret: str) -> None:
-        """From now on this is not told, nor its parts."""
-        forms = {form for part in (secret, *_parts(secret)) for form in _forms(part)}
+        """Hide this from now on, and its parts."""
+        parts = list(_parts(secret))
+        forms = {form for part in (secret, *parts) for form in _forms(part)}
+        # an address is known by its parts: its host, or the word https, is no secret
+        cut = {form for part in (parts or [secret]) for form in _forms(part)}
+        pieces = {form[at : at + PIECE] for form in cut for at in range(len(form) - PIECE + 1)}
         with self._lock:
             self._forms |= {form for form in forms if len(form) >= SHORTEST_WHOLE}
+            self._pieces |= pieces
             longest_first = sorted(self._forms, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+            self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)))
 
     def __call__(self, text: str) -> str:
-        """The text as it may be told."""
-        return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
+        """The text without secrets."""
+        return self._without_pieces(self._pattern.sub(HIDDEN, text))
+
+    def _without_pieces(self, text: str) -> str:
+        found = [at for at in range(len(text) - PIECE + 1) if text[at : at + PIECE] in self._pieces]
+        if not found:
+            return text
+        left, end = list[str](), 0
+        for at in found:
+            if at >= end:  # not the next one within the same piece
+                left += (text[end:at], HIDDEN)
+            end = at + PIECE
+        return "".join((*left, text[end:]))
+
+
+def known_secrets(sinks: Mapping[str, SinkConfig]) -> list[str]:
+    """The secrets of the sinks, and what is made of them to be sent; one that cannot be read now cannot leak either."""
+    found: list[str] = []
+    for sink in sinks.values():
+        user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
+        for name, secret in sink.secrets.items():
+            with suppress(ConfigError):
+                found.append(secret.reveal())
+                if name == "password":
+                    found += _authorizations(user, found[-1])
+    return found
+
+
+def _authorizations(user: str, password: str) -> Iterator[str]:
+    """User and password as HTTP (Basic) and SMTP (AUTH PLAIN, AUTH LOGIN) send them."""
+    for pair in (f"{user}:{password}", f"\0{user}\0{password}", password):
+        yield base64.b64encode(pair.encode()).decode()
 
 
 def _parts(secret: str) -> Iterator[str]:
@@ -90,17 +134,18 @@ def _parts_of_url(secret: str) -> Iterator[str]:
         if len(unquote(segment)) >= SHORTEST_PART:
             yield segment
     if password:
-        for pair in (f"{unquote(user)}:{unquote(password)}", f"\0{unquote(user)}\0{unquote(password)}"):
-            yield base64.b64encode(pair.encode()).decode()  # as HTTP and SMTP write it
+        yield from _authorizations(unquote(user), unquote(password))
 
 
 def _forms(part: str) -> Iterator[str]:
-    """A text as it stands, quoted and unquoted for an address, and as Python and JSON would write it."""
+    """A text as it stands, on one line, quoted for an address, and as Python, JSON and HTML would write it."""
     if not part:
         return
-    for text in {part, unquote(part)}:
+    for text in {part, unquote(part), " ".join(part.split())}:
         yield text
         yield quote(text)
         yield quote(text, safe="")
         yield repr(text)[1:-1]
         yield json.dumps(text)[1:-1]
+        yield json.dumps(text, ensure_ascii=False)[1:-1]
+        yield escape(text)

@@ -1,6 +1,6 @@
-"""When a delivery is tried again: ``plan(outcome, attempt, now) -> next``. Pure; the jitter's dice are an argument.
+"""When a delivery is tried again: ``plan(outcome, attempt, now, dice)``. Pure: clock and dice are arguments.
 
-Exponential with full jitter, so that a fleet that was cut off together does not come back together. What the far side
+Exponential with full jitter, so that a fleet that was cut off together does not come back together. What the receiver
 asks for (Retry-After) is obeyed. A refusal that would be the same tomorrow is not tried again, but kept as dead.
 """
 
@@ -14,13 +14,15 @@ LONGEST: Final = 300.0  # seconds: the ceiling of all later ones
 LONGEST_ASKED: Final = 3600.0  # seconds: what a Retry-After may ask for at most
 
 RETRYABLE: Final = frozenset({408, 425, 429})  # of the 4xx: try again; every other 4xx is a refusal for good
+MAY_PASS: Final = frozenset({403, 404, 409, 421, 423})  # ... which somebody may put right while there is still time
 
 
 class SendOutcome(Struct, frozen=True):
-    """What came of one attempt. ``retry_after`` is in seconds, as the far side said."""
+    """What came of one attempt. ``retry_after`` is in seconds, as the receiver said."""
 
     accepted: bool
     permanent: bool = False
+    may_pass: bool = False  # a permanent refusal that somebody may put right soon
     retry_after: float | None = None
 
 
@@ -37,7 +39,9 @@ def outcome_of_status(status: int, retry_after: float | None = None) -> SendOutc
         return SendOutcome(accepted=True)
     if 500 <= status < 600 or status in RETRYABLE:  # noqa: PLR2004 - as above
         return SendOutcome(accepted=False, retry_after=retry_after)
-    return SendOutcome(accepted=False, permanent=True)  # 1xx and 3xx too: no redirect is followed
+    return SendOutcome(
+        accepted=False, permanent=True, may_pass=status in MAY_PASS
+    )  # 1xx and 3xx too: no redirect is followed
 
 
 def plan(outcome: SendOutcome, attempt: int, now: datetime, dice: float) -> RetryPlan:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, patient_until
 from notbefore.delivery.message import BatchSink, Message, Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
 
@@ -22,6 +22,14 @@ class SendAttempt(Struct, frozen=True):
     delivery: Delivery
     receipt: Receipt | None
     error: SendError | None = None
+
+
+def _patient(attempt: SendAttempt, now: float) -> SendAttempt:
+    """The attempt, as one to be made again where the refusal may pass, and the delivery is worth it."""
+    error = attempt.error
+    if error is None or not (error.permanent and error.may_pass) or now >= patient_until(attempt.delivery):
+        return attempt
+    return SendAttempt(attempt.delivery, None, SendError(str(error), retry_after=error.retry_after))
 
 
 class Worker:
@@ -98,6 +106,7 @@ class Worker:
             except Exception as error:  # a sink's library may raise anything; the others must go on
                 log.exception("sink %s: this should not have happened", self.name)
                 attempts = [SendAttempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
+            attempts = [_patient(attempt, time.time()) for attempt in attempts]
             self.quick = time.monotonic() - self._since < 0.25  # noqa: PLR2004 - a quarter of a second
             self._since, self._current = None, []
             for attempt in [*attempts, *self._held_back(attempts)]:

@@ -45,13 +45,13 @@ def check_templates(config: SinkConfig) -> None:
 
 def try_out(name: str, config: SinkConfig, links: Links) -> None:
     """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
-    from notbefore.delivery.redact import Redactor  # noqa: PLC0415 - as above
+    from notbefore.delivery.redact import Redactor, known_secrets  # noqa: PLC0415 - as above
 
     check_templates(config)
     try:
         make(name, config, links).close()
     except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say
-        redact = Redactor(secret.reveal() for secret in config.secrets.values())
+        redact = Redactor(known_secrets({name: config}))
         raise ConfigError(redact(str(error))) from None
 
 

@@ -1,13 +1,15 @@
 """Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
 
 Labels say which event it is and nothing that differs between VMs, so that the cluster makes one alert of them all.
-While the event lasts the alert is sent again before Alertmanager would take it for resolved.
+While the event lasts the alert is sent again before Alertmanager would resolve it.
 """
 
 import base64
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from notbefore.config.sinks import Alertmanager, Links
 from notbefore.core.record import json_line, rfc3339
@@ -35,26 +37,30 @@ class Sink:
         seconds = settings.timeout.seconds / len(settings.urls)
         self._http = Http(seconds, ca_file=settings.ca_file)
         self._headers = {"Content-Type": "application/json"} | _authorization(settings)
-        self._failing: set[str] = set()  # members that did not take the last alert
+        self._failing: set[str] = set()  # members that did not accept the last alert
 
     def send(self, message: Message) -> Receipt:
-        """POST it to every member; one that accepts is enough, the cluster tells the others."""
+        """POST it to every member; one that accepts is enough, the cluster hands it on."""
         text = self._render(message)
         body = json_line([alert(message, text, self._settings, self._links)])
         failures: dict[str, SendError] = {}
         for url in self._settings.urls:
             try:
-                self._http.post(f"{url.rstrip('/')}/api/v2/alerts", body, self._headers).check()
+                answer = self._http.post(f"{url.rstrip('/')}/api/v2/alerts", body, self._headers)
+                answer.check()
+                if not _is_json_or_empty(answer.body):  # such as a captive portal
+                    raise SendError(f"this is not an answer of Alertmanager: {answer.cause}")  # noqa: TRY301 - as below
             except SendError as error:
                 failures[url] = error
         if len(failures) == len(set(self._settings.urls)):
             raise SendError(
                 "; ".join(map(str, failures.values())),
                 permanent=all(error.permanent for error in failures.values()),
+                may_pass=any(error.may_pass for error in failures.values()),
                 retry_after=max(error.retry_after or 0.0 for error in failures.values()) or None,
             )
-        self._tell(failures)
-        # of an event that left this VM, those speak whom it still hits
+        self._log_failures(failures)
+        # of an event that no longer affects this VM, those repeat it which it still affects
         repeat = (
             None
             if message.over or message.record.no_longer_affected
@@ -62,18 +68,28 @@ class Sink:
         )
         return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
 
-    def _tell(self, failures: Mapping[str, SendError]) -> None:
-        """Say once that a member fails, and once that it is back: nobody else does while another accepts."""
+    def _log_failures(self, failures: Mapping[str, SendError]) -> None:
+        """Log once that a member fails, and once that it is back: while another accepts, no delivery fails."""
         for url in self._settings.urls:
             if url in failures and url not in self._failing:
-                log.warning("sink %s: %s takes no alerts (%s); another member does", self._name, url, failures[url])
+                log.warning(
+                    "sink %s: %s does not accept alerts (%s); another member does", self._name, url, failures[url]
+                )
             elif url in self._failing and url not in failures:
-                log.info("sink %s: %s takes alerts again", self._name, url)
+                log.info("sink %s: %s accepts alerts again", self._name, url)
         self._failing = set(failures)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._http.close()
+
+
+def _is_json_or_empty(body: bytes) -> bool:
+    """What Alertmanager answers is empty; what stands before it may say something in JSON."""
+    try:
+        return not body.strip() or msgspec.json.decode(body) is not None
+    except msgspec.DecodeError:
+        return False
 
 
 def _authorization(settings: Alertmanager) -> dict[str, str]:

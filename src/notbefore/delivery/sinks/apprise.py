@@ -11,41 +11,41 @@ from contextlib import contextmanager
 from typing import Final
 
 from notbefore.config.sinks import Apprise, Links
-from notbefore.delivery.http import MAX_CAUSE
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
+MAX_CAUSE: Final = 8_000  # characters
 _TYPES: Final = {"critical": "failure", "warning": "warning", "info": "info"}
 
 
-class _Ear(logging.Handler):
-    """What apprise logs in one thread while a message is sent: of several sinks each hears its own."""
+class _ThreadLog(logging.Handler):
+    """What apprise logs in one thread: several sinks may use it at once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.heard: list[str] = []
+        self.lines: list[str] = []
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread == self._thread:
-            self.heard.append(record.getMessage())
+            self.lines.append(record.getMessage())
 
 
 @contextmanager
-def _listening() -> Iterator[list[str]]:
-    """What apprise says meanwhile in this thread."""
-    ear, logger = _Ear(), logging.getLogger("apprise")
-    logger.addHandler(ear)
-    # what is not to be logged is to be heard all the same; the handlers' own levels see to the log
+def _logged() -> Iterator[list[str]]:
+    """What apprise logs in this thread inside the block."""
+    handler, logger = _ThreadLog(), logging.getLogger("apprise")
+    logger.addHandler(handler)
+    # it is read here even where it is not shown: that depends on the levels of the other handlers
     if logger.getEffectiveLevel() > logging.WARNING:
         logger.setLevel(logging.WARNING)
     try:
-        yield ear.heard
+        yield handler.lines
     finally:
-        logger.removeHandler(ear)
+        logger.removeHandler(handler)
 
 
 class Sink:
@@ -64,12 +64,13 @@ class Sink:
             http_redirects=False,
             secure_logging=True,
         )
-        with _listening() as heard:
+        with _logged() as lines:
             # the service itself, not an `Apprise` around it: that one sends in threads of its own
             service = apprise.Apprise.instantiate(settings.url.reveal(), asset=asset)
         if not isinstance(service, apprise.NotifyBase):
-            raise ConfigError(f"apprise does not know this address: {' '.join(heard) or 'no reason given'}")
+            raise ConfigError(f"apprise does not know this address: {' '.join(lines) or 'no reason given'}")
         self._service = service
+        service.request_rate_per_sec = 0  # seconds between two messages: the receiver says itself when it is too much
         service.socket_connect_timeout = service.socket_read_timeout = settings.timeout.seconds
 
     def send(self, message: Message) -> Receipt:
@@ -78,20 +79,20 @@ class Sink:
         links = [link for link in (self._links.dashboard, self._links.runbook) if link]
         body = "\n".join([text.plain, *links])
         kind = "success" if message.over else _TYPES[message.severity]
-        with _listening() as heard:
+        with _logged() as lines:
             accepted = self._service.notify(body=body, title=text.title, notify_type=self._kind(kind))
         if not accepted:
-            raise _reason(heard)
+            raise _reason(lines)
         return Receipt(fallback=text.fallback)
 
     def close(self) -> None:
         """Nothing is kept open."""
 
 
-def _reason(heard: list[str]) -> SendError:
-    cause = " ".join(heard)[:MAX_CAUSE] or "apprise gives no reason"
-    statuses = [int(first or second) for line in heard for first, second in _STATUS.findall(line)]
-    if not statuses:  # it may be the network: come again
+def _reason(lines: list[str]) -> SendError:
+    cause = " ".join(lines)[:MAX_CAUSE] or "apprise gives no reason"
+    statuses = [int(first or second) for line in lines for first, second in _STATUS.findall(line)]
+    if not statuses:  # it may be the network
         return SendError(cause)
     outcome = outcome_of_status(statuses[-1])
-    return SendError(cause, permanent=outcome.permanent)
+    return SendError(cause, permanent=outcome.permanent, may_pass=outcome.may_pass)

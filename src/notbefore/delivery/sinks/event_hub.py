@@ -31,7 +31,7 @@ from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0
 BUSY_SECONDS: Final = 4.0  # what Azure asks for when it says server-busy and gives no time
-MAX_CAUSE: Final = 300  # characters
+MAX_CAUSE: Final = 8_000  # characters
 STRUCTURED: Final = "application/cloudevents+json"
 
 # conditions of AMQP that a rejection names: https://learn.microsoft.com/azure/service-bus-messaging/service-bus-amqp-troubleshoot

@@ -3,7 +3,9 @@
 Block Kit; times in the reader's own zone by Slack's date markup. What comes from Azure cannot mention anybody.
 """
 
+import logging
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -19,10 +21,31 @@ from notbefore.errors import SendError
 MAX_HEADER: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000
 MAX_FIELD: Final = 2_000
+MAX_TEXT: Final = 4_000
 COLORS: Final = {"critical": "#c4314b", "warning": "#e8a33d", "info": "#3a7bd5"}
 OVER: Final = "#2e9e5b"
 
-# https://docs.slack.dev/reference/methods/chat.postMessage: errors that pass by themselves
+log = logging.getLogger("notbefore.slack")
+
+# https://docs.slack.dev/reference/methods/chat.postMessage: nothing can be added to the thread, but to its channel
+REFUSED_THREAD: Final = (
+    "restricted_action_thread_locked",
+    "restricted_action_non_threadable_channel",
+    "cannot_reply_to_message",
+    "message_not_found",
+    "thread_not_found",
+    "invalid_thread_ts",
+)
+# ... and of incoming webhooks: the layout is refused, and a text is not
+REFUSED_BLOCKS: Final = (
+    "invalid_blocks",
+    "invalid_attachments",
+    "too_many_attachments",
+    "msg_blocks_too_long",
+    "attachment_payload_limit_exceeded",
+    "invalid_payload",
+)
+# errors that pass by themselves
 PASSING: Final = frozenset(
     {
         "ratelimited",
@@ -52,13 +75,28 @@ class Sink:
         self._http = Http(settings.timeout.seconds)
 
     def send(self, message: Message) -> Receipt:
-        """Post it; accepted is what Slack calls ok."""
+        """Post it, as text alone where Slack refuses the blocks; accepted is what Slack calls ok."""
         text = self._render(message)
         payload = content(message, text, self._links, datetime.now(UTC))
-        if self._token is None:
-            self._http.post(self._url, json_line(payload), {"Content-Type": "application/json"}).check()
-            return Receipt(fallback=text.fallback)
-        payload |= {
+        post = self._post_webhook if self._token is None else partial(self._post_message, message)
+        try:
+            thread = post(payload)
+        except SendError as error:
+            if not any(name in str(error) for name in REFUSED_BLOCKS):
+                raise
+            log.warning("sink %s: Slack refused the blocks of a message (%s): sent as text", self._name, error)
+            thread = post({"text": inert(f"{text.title}\n{text.plain}")[:MAX_TEXT], "unfurl_links": False})
+        return Receipt(thread=thread, fallback=text.fallback)
+
+    def _post_webhook(self, payload: dict[str, Any]) -> None:
+        answer = self._http.post(self._url, json_line(payload), {"Content-Type": "application/json"})
+        answer.check()
+        if answer.body.strip() != b"ok":  # such as a captive portal
+            raise SendError(f"this is not an answer of Slack: {answer.cause}")
+
+    def _post_message(self, message: Message, payload: dict[str, Any]) -> str | None:
+        """Post to the thread of the event, or to the channel; returns the name of the thread."""
+        payload = payload | {
             "channel": self._channel,
             "metadata": {
                 "event_type": "notbefore_change",
@@ -68,10 +106,18 @@ class Sink:
         # a thread is its channel's: after the channel was changed there is none yet
         channel, _, first = (message.thread or "").rpartition(" ")
         if channel == self._channel:
-            payload |= {"thread_ts": first, "reply_broadcast": message.kind == "started"}
-        said = self._call("chat.postMessage", payload)
-        began = first if channel == self._channel else said.get("ts")
-        return Receipt(thread=f"{self._channel} {began}" if began else None, fallback=text.fallback)
+            try:
+                self._call(
+                    "chat.postMessage", {**payload, "thread_ts": first, "reply_broadcast": message.kind == "started"}
+                )
+            except SendError as error:
+                if not any(name in str(error) for name in REFUSED_THREAD):
+                    raise
+                log.warning("sink %s: nothing can be added to the thread of an event (%s)", self._name, error)
+            else:
+                return message.thread
+        began = self._call("chat.postMessage", payload).get("ts")
+        return f"{self._channel} {began}" if began else None
 
     def _call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         headers = {"Content-Type": "application/json; charset=utf-8", "Authorization": f"Bearer {self._token}"}
@@ -88,10 +134,12 @@ def _checked(answer: HttpResponse) -> dict[str, Any]:
     try:
         said: dict[str, Any] = msgspec.json.decode(answer.body, type=dict[str, Any])
     except msgspec.MsgspecError:
-        raise SendError(f"this is no answer of Slack: {answer.cause}") from None
+        raise SendError(f"this is not an answer of Slack: {answer.cause}") from None
     if said.get("ok") is not True:
         error = str(said.get("error", "no reason given"))
-        raise SendError(f"Slack says {error}", permanent=error not in PASSING, retry_after=answer.retry_after)
+        raise SendError(
+            f"Slack says {error}", permanent=error not in PASSING, may_pass=True, retry_after=answer.retry_after
+        )
     return said
 
 

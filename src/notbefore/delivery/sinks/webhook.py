@@ -1,5 +1,6 @@
 """POST of the record as JSON or as a CloudEvent, signed where a secret is given.
 
+``Idempotency-Key`` names this body, ``X-Notbefore-Delivery-Id`` the delivery, whichever VM sends it.
 ``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over ``<t>.`` and the body.
 """
 
@@ -14,7 +15,7 @@ from notbefore.delivery.message import Message, Receipt
 
 
 class Sink:
-    """An address that takes the record."""
+    """An address that is sent the record."""
 
     def __init__(self, _name: str, settings: Webhook, _links: Links) -> None:
         self._url = settings.url.reveal()
@@ -39,15 +40,25 @@ class Sink:
             body = json_line(cloud_event(message.content, message.delivery_id, values))
         else:
             body = json_line(values)
-        headers = self._headers | {"Content-Type": content_type, "Idempotency-Key": message.delivery_id}
+        headers = self._headers | {
+            "Content-Type": content_type,
+            "Idempotency-Key": _body_key(message),
+            "X-Notbefore-Delivery-Id": message.delivery_id,
+        }
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
         self._http.post(self._url, body, headers).check()
         return Receipt()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
+
+
+def _body_key(message: Message) -> str:
+    """Names one body: several VMs may report the same change, each in its own words and under one delivery id."""
+    vm = message.content.vm_id or message.content.vm_name or ""
+    return hashlib.sha256(f"{message.delivery_id}\n{vm}".encode()).hexdigest()[:32]
 
 
 def sign(secret: bytes, body: bytes, seconds: int) -> str:
