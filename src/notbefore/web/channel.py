@@ -38,6 +38,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     progress: float = 0.0  # when bytes of an answer last went out, or began to wait
     served: bool = False
     login_failed: bool = False  # its last password was wrong
+    login_waits: bool = False  # its password has not been checked yet
     socket: Any  # a plain one, over TLS an ``SSLSocket`` from the first byte on
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -81,8 +82,8 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
 
     @property
     def busy(self) -> bool:
-        """One of its requests is being answered."""
-        return bool(self.requests)
+        """One of its requests is being answered, or soon will be."""
+        return bool(self.requests) and not self.login_waits
 
     def overdue(self, now: float) -> bool:
         """It has used up its time: to send a request, to read the answer, or to send the next request."""
@@ -163,7 +164,6 @@ class TlsChannel(Channel):
                 return
             self.socket.do_handshake()
             self._established = True
-            self.server.half_open.pop(self, None)
         except (ssl.SSLWantReadError, BlockingIOError):
             pass
         except ssl.SSLWantWriteError:
@@ -177,7 +177,6 @@ class TlsChannel(Channel):
         first = self.socket.recv(1, socket.MSG_PEEK)
         context = self._context()
         if first and first[0] == HANDSHAKE and context is not None:
-            self.server.begin_handshake(self)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
             return True
         if first:
@@ -188,7 +187,6 @@ class TlsChannel(Channel):
 
     def handle_close(self) -> None:
         """Close, with TLS's own message, so that the client knows that nothing was cut off."""
-        self.server.half_open.pop(self, None)
         if self._established and self.socket is not None and not self.total_outbufs_len:
             with suppress(OSError, ValueError), self._tls_lock:
                 self.socket.unwrap()  # which does not wait for the client's own

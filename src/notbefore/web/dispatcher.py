@@ -7,6 +7,7 @@ further thread before a worker takes the request.
 import logging
 import threading
 import time
+from collections import deque
 from typing import Any, Final
 
 from waitress.task import ThreadedTaskDispatcher
@@ -18,6 +19,8 @@ from notbefore.web.fair_queue import FairQueue, WaitingLogin, network_of
 
 WORKERS: Final = {"metrics": 1, "page": 1, "other": 2}
 LANES: Final = {"/metrics": "metrics", "/": "page"}  # the rest: other
+REFUSAL_PAUSE: Final = 2.0  # seconds until a refused login is told: who comes again at once is not answered at once
+STOP_PATIENCE: Final = 3.0  # seconds; the dearest hash takes one, with its decoys two
 LOG_INTERVAL: Final = 60.0  # seconds between two lines about failed logins
 LOGGED_ADDRESSES: Final = 5  # in one line, those with the most failures
 
@@ -82,6 +85,7 @@ class LoginThread:
         self._passwords = passwords
         self._hand_over = hand_over  # takes a channel whose login is decided
         self._queue = FairQueue()
+        self._refused: deque[tuple[float, Channel]] = deque()  # and when they are told, in monotonic seconds
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -89,40 +93,51 @@ class LoginThread:
     def put(self, channel: Channel) -> None:
         """Have the password of a channel's request checked, and the channel handed over then."""
         login = WaitingLogin(network_of(channel.addr[0]), time.monotonic(), channel, channel.login_failed)
+        channel.login_waits = True
         with self._changed:
             refused = self._queue.put(login)
+            if refused is not None:
+                self._refused.append((time.monotonic() + REFUSAL_PAUSE, refused.request))
             self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="http-logins", daemon=True)
                 self._thread.start()
-        if refused is not None:
-            self._decide(refused.request, Login.REFUSED)
 
     def stop(self) -> None:
         """Check no more passwords."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        if self._thread is not None:
+            # a hash cannot be interrupted, and a thread that is in one when the interpreter ends aborts the process
+            self._thread.join(STOP_PATIENCE)
         self.failures.write(float("inf"))
 
     def _run(self) -> None:
         while not self._stopping:
             with self._changed:
                 now = time.monotonic()
-                expired, login = self._queue.expired(now), self._queue.take(now)
-                if not expired and login is None:
-                    self._changed.wait(min(self._queue.wait(now), self.failures.wait(now), threading.TIMEOUT_MAX))
-            for one in expired:
-                self._decide(one.request, Login.REFUSED)
+                refused, login = self._take_refused(now), self._queue.take(now)
+                if not refused and login is None:
+                    next_refusal = self._refused[0][0] - now if self._refused else threading.TIMEOUT_MAX
+                    self._changed.wait(min(self._queue.wait(now), self.failures.wait(now), next_refusal))
+            for channel in refused:
+                self._decide(channel, Login.REFUSED)
             if login is not None:
                 self._check(login)
             self.failures.write(time.monotonic())
+
+    def _take_refused(self, now: float) -> list[Channel]:
+        found: list[Channel] = [one.request for one in self._queue.expired(now)]
+        while self._refused and self._refused[0][0] <= now:
+            found.append(self._refused.popleft()[1])
+        return found
 
     def _check(self, login: WaitingLogin) -> None:
         channel: Channel = login.request
         requests, config = channel.requests, self._access.config()
         if not requests or not channel.connected or config is None:  # nobody waits for the answer any more
-            self._hand_over(channel)
+            self._decide(channel, Login.REFUSED)
             return
         found = self._passwords.check(config, requests[0].headers.get("AUTHORIZATION", ""))
         channel.login_failed = found is Login.WRONG
@@ -133,6 +148,7 @@ class LoginThread:
         self._decide(channel, found)
 
     def _decide(self, channel: Channel, login: Login) -> None:
+        channel.login_waits = False
         for request in channel.requests[:1]:
             request.login = login
         self._hand_over(channel)

@@ -36,7 +36,6 @@ MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' s
 MIN_CONNECTIONS: Final = 4  # however few files may be open
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
 MAX_BODY: Final = 1024  # bytes; no request here has a body
-MAX_HALF_OPEN: Final = 128  # handshakes that have begun and not ended; each holds 70 KiB
 CLEANUP: Final = 2.0  # seconds between two checks of the connections, while there are any
 OTHER_FILES: Final = 256  # files that are open beside the connections
 ACCEPTS: Final = 128  # connections accepted at a time
@@ -139,7 +138,6 @@ class HttpServer:
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def __init__(self, *args: Any, access: Access, max_connections: int, **kwargs: Any) -> None:
         self.handshakes: list[TlsChannel] = []  # those that can go on
-        self.half_open: dict[TlsChannel, None] = {}  # whose handshake has begun and not ended, the oldest first
         self._access = access
         self._max_connections = max_connections  # by the limit of open files
         self._full_logged = False
@@ -161,12 +159,6 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             self.handshakes.pop().handshake()
         self.handshakes.clear()
 
-    def begin_handshake(self, channel: TlsChannel) -> None:
-        """Make room for one more: at the limit the oldest one is closed."""
-        if len(self.half_open) >= MAX_HALF_OPEN:
-            next(iter(self.half_open)).handle_close()
-        self.half_open[channel] = None
-
     def drop_slow_readers(self) -> None:
         """Where too many bytes wait to be read, close those that have not read for longest."""
         waiting = [channel for channel in self.active_channels.values() if channel.total_outbufs_len]
@@ -178,7 +170,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             channel.handle_close()
 
     def give_memory_back(self) -> None:
-        """After many connections at a time are gone."""
+        """After many connections at a time are gone: a handshake that is not finished holds 45 to 70 KiB."""
         open_now = len(self.active_channels)
         self._most_connections = max(self._most_connections, open_now)
         if self._most_connections >= FLOOD and open_now <= self._most_connections // 10:
