@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Record
@@ -56,7 +57,13 @@ def core(events: int) -> None:
     tracked, totals = Tracked(), Totals()
     seen, before, begun = 0, 0.0, time.perf_counter()
     for number in range(events):
-        step = diff(tracked, document(number), Observation(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
+        step = diff(
+            tracked,
+            document(number),
+            Observation(
+                Instant(BEGIN + timedelta(seconds=number), date=BEGIN + timedelta(seconds=number)), "WestNO_0", 1.0
+            ),
+        )
         tracked = step.tracked
         for change in step.changes:
             totals = totals.plus(change)
@@ -75,7 +82,13 @@ def stored(changes: int) -> None:
         store, totals, tracked = Store(Path(directory)), Totals(), Tracked()
         before, begun, seen = 0.0, time.perf_counter(), 0
         for number in range(changes):
-            step = diff(tracked, document(number), Observation(BEGIN + timedelta(seconds=number), "WestNO_0", 1.0))
+            step = diff(
+                tracked,
+                document(number),
+                Observation(
+                    Instant(BEGIN + timedelta(seconds=number), date=BEGIN + timedelta(seconds=number)), "WestNO_0", 1.0
+                ),
+            )
             tracked = step.tracked
             for change in step.changes:
                 totals = totals.plus(change)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from notbefore.commands.client import AgentClient
 from notbefore.config.sinks import Connection
+from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation as Look
@@ -117,7 +118,7 @@ def made() -> ExportRequest:
     )
     document = parse(f'{{"DocumentIncarnation":1,"Events":[{items}]}}'.encode(), "2020-07-01")
     now = datetime.now(UTC)
-    step = diff(Tracked(), document, Look(now, "a", 1.0, rebooted=False))
+    step = diff(Tracked(), document, Look(Instant(now, date=now), "a", 1.0, rebooted=False))
     families = samples(Snapshot(step.tracked, Totals(since=now), Figures(since=now), now))
     return ExportRequest(metrics_data(families, {"service.name": "notbefore"}, "1", now))
 

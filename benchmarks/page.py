@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, ViewportSize
 
 from notbefore.commands.client import AgentClient
 from notbefore.core.change import Gap
+from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Record, Vm
@@ -90,7 +91,7 @@ def remember(state: Path, count: int) -> None:
             steps[1:] = [(begin + timedelta(seconds=scenario.notice * 0.6), ())]  # canceled
         for moment, listed in steps:
             felt = Gap(chance.choice((0.3, 4.2, 7.1, 9.0, 35.0)), 0.0)
-            step = diff(tracked, Document(number, listed), Observation(moment, ME, gap=felt))
+            step = diff(tracked, Document(number, listed), Observation(Instant(moment, date=moment), ME, gap=felt))
             tracked = step.tracked
             store.commit(
                 StoredState(tracked=tracked), [StoredChange(one, Record.of(one, vm).line()) for one in step.changes]

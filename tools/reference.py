@@ -23,6 +23,7 @@ from msgspec import NODEFAULT, Meta, Struct, json
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import KINDS, SinkSettings
+from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation, Tracked, diff
@@ -304,7 +305,7 @@ def _example() -> bytes:
         "DurationInSeconds": 5,
     }
     document = parse(json.encode({"DocumentIncarnation": 2, "Events": [event]}))
-    (change,) = diff(Tracked(), document, Observation(NOW, "WestNO_0")).changes
+    (change,) = diff(Tracked(), document, Observation(Instant(NOW, date=NOW), "WestNO_0")).changes
     return Record.of(change, Vm(name="WestNO_0", location="westeurope", zone="1")).line()
 
 

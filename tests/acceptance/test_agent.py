@@ -132,7 +132,7 @@ def test_what_ended_while_it_was_away_is_unknown(imds: Simulator, tmp_path: Path
     imds.set_document(scheduled())
     with RunningAgent(imds.endpoint, tmp_path) as first:
         first.ready().stop(signal.SIGKILL)
-    change_meta(tmp_path, seen="2026-01-01T00:00:00+00:00")
+    change_times(tmp_path, wall="2026-01-01T00:00:00Z", date="2026-01-01T00:00:00Z", uptime=0.0)
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
         (record,) = second.ready().told("ended")
@@ -156,11 +156,11 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
         first.told("started")
         eventually(lambda: read_meta(tmp_path, "seen"))
         first.stop(signal.SIGKILL)
-    beat = read_meta(tmp_path, "seen")
-    change_meta(tmp_path, boot_id="the boot before")
+    beat = read_meta(tmp_path, "seen")["wall"]
+    change_times(tmp_path, boot="the boot before")
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
-        (record,) = second.ready().told("ended")
+        (record,) = second.ready().told("finished")
     assert record["azure.scheduled_event.outcome"] == "finished"
     assert record["azure.scheduled_event.reason"] == "machine_rebooted"
     assert 0 < record["azure.scheduled_event.interruption_seconds"] < 60
@@ -171,8 +171,8 @@ def test_while_an_event_of_its_own_is_started_the_beat_is_written_down(imds: Sim
     imds.set_document(started())
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.ready()
-        first = eventually(lambda: read_meta(tmp_path, "seen"))
-        eventually(lambda: read_meta(tmp_path, "seen") > first)
+        first = eventually(lambda: read_meta(tmp_path, "seen"))["wall"]
+        eventually(lambda: read_meta(tmp_path, "seen")["wall"] > first)
 
 
 def test_a_freeze_is_felt(imds: Simulator, tmp_path: Path) -> None:
@@ -376,12 +376,12 @@ def read_meta(state: Path, key: str) -> Any:
         return msgspec.msgpack.decode(row[0]) if row else None
 
 
-def change_meta(state: Path, **values: object) -> None:
+def change_times(state: Path, **values: Any) -> None:
+    """What is stored of the last good answer and the last beat, with other values."""
     with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db, db:
-        db.executemany(
-            "UPDATE meta SET body = ? WHERE key = ?",
-            [(msgspec.msgpack.encode(value), key) for key, value in values.items()],
-        )
+        for key in ("seen", "beat"):
+            changed = msgspec.msgpack.encode(read_meta(state, key) | values)
+            db.execute("UPDATE meta SET body = ? WHERE key = ?", (changed, key))
 
 
 def test_the_state_is_for_its_owner_alone(imds: Simulator, tmp_path: Path) -> None:

@@ -399,7 +399,7 @@ def test_the_settings_are_looked_at_again_before_anything_is_sent(
         (body(), "no_longer_scheduled", "it is gone"),
         (listed(EventStatus="Started", NotBefore=""), "no_longer_scheduled", "it is Started"),
         (listed(DurationInSeconds=9), "changed", "the event has changed"),
-        (listed(EventSource=17), "changed", "the event has changed"),
+        (listed(EventSource=17), "changed", "the rules say leave now: a part of it could not be read"),
     ],
 )
 def test_the_event_is_looked_at_again_before_anything_is_sent(

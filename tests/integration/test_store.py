@@ -27,7 +27,7 @@ from notbefore.store.history import read_history
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
-from support.azure import ME, at, document, item, now
+from support.azure import ME, at, document, instant, item, now
 
 FOR_EVER = Terms(expire_after=1e10, expire_on_end=False)
 DAY_AND_AGE = time.time() - at(0).timestamp() + 86_400.0  # from when the changes of these tests are, to tomorrow
@@ -73,7 +73,7 @@ def rows(directory: Path) -> int:
 
 def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a"), item("b")).sees(item("b", EventStatus="Started"))
-    writer.memory = replace(writer.memory, vm=Vm(name=ME), boot_id="boot", seen=at(9), clean=True)
+    writer.memory = replace(writer.memory, vm=Vm(name=ME), seen=instant(9), seen_by=Vm(name=ME), clean=True)
     writer.sees(item("b", EventStatus="Started"))
     writer.store.close()
     store = Store(tmp_path)
@@ -94,11 +94,16 @@ def test_departed_events_come_back_in_their_order(tmp_path: Path) -> None:
 
 def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item())
-    writer.store.beat(replace(writer.memory, seen=at(70), beat=at(77), boot_id="boot-2"))
+    writer.store.beat(replace(writer.memory, seen=instant(70, "boot-2"), beat=instant(77, "boot-2")))
     writer.store.close()
     store = Store(tmp_path)
     memory = store.load()
-    assert (memory.seen, memory.beat, memory.boot_id, memory.clean) == (at(70), at(77), "boot-2", False)
+    assert (memory.seen, memory.beat, memory.boot_id, memory.clean) == (
+        instant(70, "boot-2"),
+        instant(77, "boot-2"),
+        "boot-2",
+        False,
+    )
     store.close()
 
 
@@ -150,7 +155,7 @@ def test_a_row_that_cannot_be_read_costs_that_row_and_is_kept_beside(
 @pytest.mark.parametrize("key", ["totals", "vm", "seen", "confirmed_time"])
 def test_a_figure_that_cannot_be_read_costs_no_other(tmp_path: Path, key: str) -> None:
     writer = Writer(tmp_path).sees(item("a"))
-    writer.memory = replace(writer.memory, vm=Vm(name=ME), seen=at(9), boot_id="boot")
+    writer.memory = replace(writer.memory, vm=Vm(name=ME), seen=instant(9))
     writer.sees(item("a"), item("b"))
     writer.store.close()
     spoil(tmp_path, "UPDATE meta SET body = 'nonsense' WHERE key = ?", key)
@@ -371,7 +376,7 @@ def test_a_directory_that_cannot_be_made_degrades_from_the_start_and_mends(tmp_p
     (tmp_path / "state").write_text("in the way", encoding="utf-8")
     writer = Writer(tmp_path / "state").sees(item())
     assert writer.store.degraded
-    writer.store.beat(replace(writer.memory, beat=at(1)))
+    writer.store.beat(replace(writer.memory, beat=instant(1)))
     (tmp_path / "state").unlink()
     writer.store.retry()
     assert writer.store.degraded is None
@@ -443,6 +448,7 @@ import sys
 from pathlib import Path
 from msgspec.structs import replace
 from datetime import UTC, datetime, timedelta
+from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, diff
 from notbefore.core.delivery import Routing, Terms, deliveries
@@ -456,7 +462,7 @@ begin = int(memory.tracked.incarnation or 0) + 1
 for number in range(begin, begin + 100_000):
     event = Event(f"id-{number}", "Freeze", "Scheduled")
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
-    step = diff(memory.tracked, Document(number, (event,)), Observation(time, "me"))
+    step = diff(memory.tracked, Document(number, (event,)), Observation(Instant(time), "me"))
     totals = memory.totals
     for change in step.changes:
         totals = totals.plus(change)

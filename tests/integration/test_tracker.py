@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from notbefore.agent.state import ChangeSettings
 from notbefore.core.approval import ApprovalAttempt
+from notbefore.core.clock import Instant
 from notbefore.core.delivery import DeliveryResult, Routing, Terms
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
@@ -69,12 +72,12 @@ class Agents:
         self.clock.go(1)
         self._incarnation += 1
         self._last = body(*items, incarnation=self._incarnation)
-        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last))
+        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date))
 
     def sees_again(self) -> None:
         """The last document once more, as a new connection brings it."""
         self.clock.go(1)
-        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last))
+        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date))
 
     def waits(self, seconds: int, poll: Poll | None) -> None:
         """Second after second, as the agent does: the beat, and a poll that ends so; ``None``: none ends."""
@@ -82,7 +85,11 @@ class Agents:
             self.clock.go(1)
             self.now.state.write_beat()
             if poll is not None:
-                self.now.tracker.handle(poll)
+                self.now.tracker.handle(replace(poll, date=self.clock.date))
+
+    def answers_missed(self, count: int) -> None:
+        """So many steps of DocumentIncarnation that this VM does not see."""
+        self._incarnation += count
 
     def last(self, *names: str, event_id: str = ID) -> tuple[Any, ...]:
         found = [one for one in self.said if one["azure.scheduled_event.id"] == event_id]
@@ -98,6 +105,12 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
     found.die()
 
 
+def wall(instant: Instant | None) -> datetime:
+    """The wall clock at a stored moment."""
+    assert instant is not None
+    return instant.wall
+
+
 UNKNOWN = ("ended", "not_watched", "unknown", None)
 
 
@@ -108,9 +121,67 @@ def test_a_beat_without_an_answer_is_no_watching(agents: Agents) -> None:
     agents.waits(20, REFUSED)
     agents.die()
     agents.boot()
+    agents.answers_missed(2)
     agents.sees()
-    assert agents.last("change", "reason", "outcome", "started_seconds") == UNKNOWN
+    claimed = ("finished", "gone_after_start_unwatched", "finished", None)
+    assert agents.last("change", "reason", "outcome", "started_seconds") == claimed
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
+
+
+def test_learning_the_name_is_no_answer(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(OTHERS)
+    agents.waits(300, REFUSED)
+    agents.identify(Vm(name=ME, location="norwayeast"))
+    agents.answers_missed(2)
+    agents.sees()
+    assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
+
+
+def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(OTHERS)
+    agents.waits(100, UNCHANGED)
+    agents.die()
+    agents.clock.go(3)
+    agents.boot()
+    agents.answers_missed(2)
+    agents.sees()
+    assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
+
+
+def test_the_disk_of_another_vm_is_no_memory_of_this_one(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    agents.identify(Vm(name=ME, vm_id="0-1"))
+    agents.sees()
+    agents.sees(OTHERS, BEGUN)
+    agents.die(in_order=True)
+    agents.clock.go(60)
+    agents.boot("second", vm=Vm(name="WestNO_7", vm_id="0-7"))
+    reported = len(agents.said)
+    agents.sees()
+    assert len(agents.said) == reported
+    assert "this disk was another VM's: 2 events of that VM are forgotten" in caplog.text
+
+
+@pytest.mark.parametrize(("vm_id", "kinds"), [("0-1", ["finished", "ended"]), ("0-7", [])])
+def test_what_was_gone_over_a_boot_waits_until_it_is_known_whose_it_was(
+    agents: Agents, vm_id: str, kinds: list[str]
+) -> None:
+    agents.identify(Vm(name=ME, vm_id="0-1"))
+    agents.sees()
+    agents.sees(BEGUN, OTHERS)
+    agents.die(in_order=True)
+    agents.clock.go(60)
+    agents.boot("second", vm=None)
+    reported = len(agents.said)
+    agents.sees()
+    agents.waits(5, UNCHANGED)
+    agents.die()
+    agents.boot("second", vm=None)  # a restart forgets nothing of it
+    agents.waits(5, UNCHANGED)
+    assert len(agents.said) == reported
+    agents.identify(Vm(name=ME, vm_id=vm_id))
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == kinds
 
 
 def test_what_was_answered_while_an_event_was_started_is_known_after_a_crash(agents: Agents) -> None:
@@ -136,6 +207,7 @@ def test_the_clock_that_moved_more_says_how_long_nobody_looked(
     agents.clock.go(clocks[0], steady=clocks[1])
     if beat_first:
         agents.now.state.write_beat()
+    agents.answers_missed(2)
     agents.sees(BEGUN)
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
 
@@ -333,8 +405,8 @@ def test_a_freeze_is_measured_also_where_the_list_is_unchanged_after_it(agents: 
 
 def test_without_a_meter_the_lag_of_the_poll_is_the_gap(agents: Agents) -> None:
     agents.sees()
-    agents.clock.go(1)
-    agents.now.tracker.handle(Poll(7.5, 0.01, body=body(BEGUN, incarnation=9)))
+    agents.clock.go(8.5)
+    agents.now.tracker.handle(Poll(7.5, 0.01, body=body(BEGUN, incarnation=9), date=agents.clock.date))
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", 7.5)
 
@@ -352,21 +424,20 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
     agents.clock.go(40)
     agents.boot("second")
     known = agents.now.known.state
-    assert (known.clean, known.seen, known.beat, known.boot_id) == (False, answered, answered, "first")
+    assert (known.clean, wall(known.seen), wall(known.beat), known.boot_id) == (False, answered, answered, "first")
     agents.sees(BEGUN)
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", None)
 
 
-def test_what_did_not_change_is_not_written_again(agents: Agents) -> None:
+def test_while_nothing_is_listed_nothing_is_written(agents: Agents) -> None:
     agents.sees()
-    agents.sees(MINE)
     changed = agents.clock.now()
     agents.waits(5, UNCHANGED)
     agents.sees_again()
     agents.die()
     agents.boot()
-    assert agents.now.known.state.seen == changed
+    assert wall(agents.now.known.state.seen) == changed
 
 
 def test_a_stop_before_the_first_answer_claims_nothing(agents: Agents) -> None:
@@ -387,26 +458,28 @@ def test_before_the_first_answer_of_a_boot_no_beat_is_written(agents: Agents) ->
     agents.die()
     agents.boot("second")
     agents.waits(20, None)
-    assert agents.now.known.state.beat == begun
+    assert wall(agents.now.known.state.beat) == begun
     agents.die()
     agents.boot("second")
-    assert agents.now.known.state.beat == begun
+    assert wall(agents.now.known.state.beat) == begun
 
 
-def test_beats_are_written_only_while_an_event_of_this_vm_is_started(agents: Agents) -> None:
+def test_beats_are_written_while_an_event_is_listed(agents: Agents) -> None:
     agents.sees()
-    agents.sees(MINE)
-    seen = agents.clock.now()
+    agents.sees(OTHERS)
     agents.waits(5, UNCHANGED)
+    answered = agents.clock.now()
+    agents.waits(1, None)
+    beaten = agents.clock.now()
     agents.die()
     agents.boot()
-    assert agents.now.known.state.beat == seen
+    assert (wall(agents.now.known.state.seen), wall(agents.now.known.state.beat)) == (answered, beaten)
     agents.sees(BEGUN)
     agents.waits(5, REFUSED)
     agents.die()
     agents.boot()
-    assert agents.now.known.state.beat == agents.clock.now()
-    assert agents.now.known.state.seen != agents.clock.now()
+    assert wall(agents.now.known.state.beat) == agents.clock.now()
+    assert wall(agents.now.known.state.seen) != agents.clock.now()
 
 
 def test_counting_goes_on_after_a_restart_from_where_it_began(agents: Agents) -> None:
@@ -523,7 +596,7 @@ def test_the_configured_name_overrides_the_one_of_imds(agents: Agents, caplog: p
     agents.identify(None)
     assert agents.now.known.vm == Vm(name=ME, location="westeurope")
     assert [one.scope for one in agents.now.listed.events.values()] == ["self", "peer"]
-    names = [one.getMessage() for one in caplog.records if "this VM is" in one.getMessage()]
+    names = [one.getMessage() for one in caplog.records if one.getMessage().startswith("this VM is")]
     assert names == [f"this VM is {PEER}", f"this VM is {PEER}", f"this VM is {ME}"]
 
 
@@ -550,7 +623,7 @@ def test_learning_the_name_is_no_answer_of_imds(agents: Agents) -> None:
     agents.die()
     agents.boot(vm=None)
     assert answered is not None
-    assert agents.now.known.state.seen == answered.wall
+    assert wall(agents.now.known.state.seen) == answered.wall
 
 
 def test_learning_the_name_before_the_first_answer_claims_nothing_of_the_events(agents: Agents) -> None:

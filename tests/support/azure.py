@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event, parse
 from notbefore.core.lifecycle import Observation
 
@@ -50,6 +51,11 @@ def event(**fields: Any) -> Event:
     return document(item(**fields)).events[0]
 
 
+def instant(seconds: float = 0.0, boot: str = "boot") -> Instant:
+    """A moment at which all clocks agree."""
+    return Instant(at(seconds), boot, seconds, at(seconds))
+
+
 def now(seconds: float = 0.0, **fields: Any) -> Observation:
     """A well-watched moment of the VM ``ME``."""
-    return Observation(**{"time": at(seconds), "vm": ME, "silence": 1.0, **fields})
+    return Observation(**{"at": instant(seconds), "vm": ME, "silence": 1.0, **fields})

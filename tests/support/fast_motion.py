@@ -15,7 +15,7 @@ from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from notbefore.web.prometheus import convert
-from support.azure import T0, at, document
+from support.azure import T0, at, document, instant
 
 BEAT = 5  # seconds between the looks of an agent
 Items = list[dict[str, Any]]
@@ -51,7 +51,9 @@ class FleetVm:
         silence = None if self.last is None else float(second - self.last)
         name = self.figures.vm.get("name")
         gap = Gap(self.stood_still(second), 0.0)
-        step = diff(self.tracked, document(*items, incarnation=second), Observation(at(second), name, silence, gap=gap))
+        step = diff(
+            self.tracked, document(*items, incarnation=second), Observation(instant(second), name, silence, gap=gap)
+        )
         self.tracked, self.last = step.tracked, second
         for one in step.changes:
             self.totals = self.totals.plus(one)

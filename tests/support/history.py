@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from notbefore.core.change import Gap
+from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.metrics.families import Family, Snapshot, samples
@@ -80,7 +81,13 @@ class PastVm:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
         document = parse(msgspec.json.encode({"DocumentIncarnation": 1, "Events": items}))
         gap = Gap(self.felt, 0.0) if self.tracked.interrupting else Gap(0.0, 0.0)
-        done = diff(self.tracked, document, Observation(datetime.fromtimestamp(now, UTC), self.name, gap=gap))
+        done = diff(
+            self.tracked,
+            document,
+            Observation(
+                Instant(datetime.fromtimestamp(now, UTC), date=datetime.fromtimestamp(now, UTC)), self.name, gap=gap
+            ),
+        )
         self.tracked = done.tracked
         for change in done.changes:
             self.totals = self.totals.plus(change)

@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ class SteppedClock(Clock):
     def __init__(self, boot_id: str = "first") -> None:
         self.boot_id = boot_id
         self.wall, self.steady, self.booted = T0, 1000.0, 1000.0
+        self.true = T0  # what IMDS's clock shows
 
     def now(self) -> datetime:
         return self.wall
@@ -33,9 +35,15 @@ class SteppedClock(Clock):
     def boot_time(self) -> float:
         return self.booted
 
+    @property
+    def date(self) -> str:
+        """IMDS's ``Date`` header."""
+        return format_datetime(self.true.replace(microsecond=0), usegmt=True)
+
     def go(self, seconds: float, *, steady: float | None = None, booted: float | None = None) -> None:
         """On all of them; other seconds on the monotonic clock, or on the one since the boot, where they are given."""
         steady = seconds if steady is None else steady
+        self.true += timedelta(seconds=max(seconds, steady))
         self.wall += timedelta(seconds=seconds)
         self.steady += steady
         self.booted += steady if booted is None else booted

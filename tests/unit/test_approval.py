@@ -29,7 +29,7 @@ from notbefore.errors import ConfigError
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import MAX_SERIES, Totals
-from support.azure import ID, ME, PEER, at, document, item, now
+from support.azure import ID, ME, PEER, at, document, instant, item, now
 
 SAMPLE = Policy(
     rules=(
@@ -236,7 +236,7 @@ def test_an_attempt_settles_its_step_alone() -> None:
     approved = msgspec.structs.replace(done, approved=content_of(one))
     assert approved.settles(one, "another")
     assert not approved.settles(moved, "another")
-    back = msgspec.structs.replace(one, first_seen=at(500))  # it was gone meanwhile
+    back = msgspec.structs.replace(one, seen=instant(500))  # it was gone meanwhile
     anew = approved.next(back, "a", "another")
     assert (anew.ran(guard), anew.records, anew.settles(back, "step"), anew.settles(back, "other")) == (
         None,
@@ -291,7 +291,7 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
         step(Rule("all"), life(DurationInSeconds=6)),
     }
     assert len(known) == 5
-    assert step(Rule("all"), msgspec.structs.replace(life(), first_seen=at(1))) in known  # the list flapped
+    assert step(Rule("all"), msgspec.structs.replace(life(), seen=instant(1))) in known  # the list flapped
     assert step(Rule("all"), life(Resources=[ME.upper()])) in known
 
 

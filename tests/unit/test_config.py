@@ -50,8 +50,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("imdz: {}\n", ":1: imdz: Object contains unknown field"),
         ("\n\nimds:\n  interval: 1\n", ":4: imds.interval: expected a duration such as"),
         ("imds: {interval: 1 s}\n", ":1: imds.interval: expected a duration such as"),
-        ("imds: {interval: 100ms}\n", "imds.interval: expected 200ms to 1h"),
-        ("imds: {interval: 2h}\n", "imds.interval: expected 200ms to 1h"),
+        ("imds: {interval: 99ms}\n", "imds.interval: expected 100ms to 10s"),
+        ("imds: {interval: 11s}\n", "imds.interval: expected 100ms to 10s: a Preempt has 30 s of notice"),
         ("imds: {api_version: '2018-01-01'}\n", "expected one of 2017-03-01, "),
         *(
             (f"server:\n  listen: '{listen}'\n", ":2: server: listen: expected HOST:PORT such as 127.0.0.1:10169 or")

@@ -1,5 +1,6 @@
 """``parse``: what is read, what is refused, and that nothing else can happen."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core import document as module
-from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
+from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, Document, parse, read_time
 from notbefore.errors import DOCUMENT_REASONS, DocumentError
 from support.azure import ID, body, document, event, item
 
@@ -66,8 +67,46 @@ def test_a_byte_order_mark_does_no_harm() -> None:
     assert parse(b"\xef\xbb\xbf" + body()).events == ()
 
 
-def test_the_last_of_duplicate_keys_counts() -> None:
-    assert parse(b'{"DocumentIncarnation":1,"DocumentIncarnation":7,"Events":[]}').incarnation == 7
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"DocumentIncarnation":1,"DocumentIncarnation":7,"Events":[]}',
+        '{"DocumentIncarnation":1,"Events":[],"Events":[]}',
+    ],
+)
+def test_a_document_that_says_something_twice_is_rejected(text: str) -> None:
+    with pytest.raises(DocumentError, match="twice"):
+        parse(text.encode())
+
+
+def with_key_twice(key: str, value: Any) -> Document:
+    """A document whose one event holds ``key`` a second time, with ``value``."""
+    text = body(item()).decode()
+    return parse(text.replace('{"EventId"', f'{{"{key}":{json.dumps(value)},"EventId"', 1).encode())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field"), [("Resources", ["WestNO_9"], "resources"), ("NotBefore", "", "not_before")]
+)
+def test_a_key_that_stands_twice_leaves_its_field_unknown(key: str, value: Any, field: str) -> None:
+    read = with_key_twice(key, value)
+    assert [(flaw.reason, flaw.field, flaw.rejected) for flaw in read.flaws] == [
+        ("duplicate_key", None, False),
+        (field, field, False),
+    ]
+    assert getattr(read.events[0], field) in ((), None)
+
+
+def test_a_key_that_nobody_reads_may_stand_twice_but_is_a_flaw() -> None:
+    read = parse(body(item(Colour=1)).replace(b'"Colour":1', b'"Colour":1,"Colour":2'))
+    assert ([flaw.reason for flaw in read.flaws], len(read.events)) == (["duplicate_key"], 1)
+
+
+@pytest.mark.parametrize(("key", "named"), [("EventId", None), ("EventType", ID), ("EventStatus", ID)])
+def test_an_event_that_says_twice_what_it_is_is_rejected(key: str, named: str | None) -> None:
+    read = with_key_twice(key, "Other")
+    assert read.events == ()
+    assert [(flaw.reason, flaw.event_id, flaw.rejected) for flaw in read.flaws] == [("duplicate_key", named, True)]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,17 @@ def test_what_is_started_counts_from_its_start() -> None:
     assert "Freeze of this VM is under way." in said(agent.model(965))
 
 
+def test_what_had_started_before_the_agent_looked_has_no_time_since_its_start() -> None:
+    text = said(Agent().sees(0, item(**STARTED), silence=None).model(65))
+    assert "started before this agent looked" in text
+    assert "since its start" not in text
+
+
+def test_of_each_ending_it_is_said_why_it_is_claimed() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(5000, silence=4000.0)
+    assert "finished it was Started, and is no longer listed; nobody saw when it ended" in said(agent.model(5001))
+
+
 def test_a_not_before_that_has_passed_is_said() -> None:
     assert "0:05 past its NotBefore" in said(Agent().sees(0).sees(1, item()).model(905))
 

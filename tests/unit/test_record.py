@@ -71,7 +71,7 @@ def test_what_is_unknown_is_left_out() -> None:
         ([((item(),), {}), ((item(**STARTED),), {})], "Freeze of this VM started"),
         ([((item(),), {}), ((), {})], "Freeze of this VM canceled"),
         (
-            [((item(Resources=[]),), {}), ((), {"silence": 99.0})],
+            [((item(Resources=[]),), {}), ((), {"silence": None})],
             "Freeze of a VM of this group gone, and how it ended was not seen",
         ),
     ],

@@ -11,6 +11,7 @@ from notbefore.commands.approve import describe
 from notbefore.commands.events import show_events
 from notbefore.commands.history import show_history
 from notbefore.core.change import Scope
+from notbefore.core.clock import Instant
 from notbefore.core.document import Event
 from notbefore.core.duration import span
 from notbefore.core.lifecycle import TrackedEvent
@@ -129,5 +130,5 @@ def test_the_form_of_the_log_is_as_configured(
 def test_whoever_approves_is_told_whose_event_it_is(resources: list[str], scope: Scope, said: str) -> None:
     moment = datetime(2026, 3, 1, tzinfo=UTC)
     event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
-    listed = PendingEvent.of(TrackedEvent(event, scope, moment, beginning_seen=True), moment, None)
+    listed = PendingEvent.of(TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment, None)
     assert describe(listed).splitlines()[-1].endswith(said)

@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.clock import Instant
+from notbefore.agent.clock import Reading
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change
@@ -29,7 +29,7 @@ class ListedEvents(Struct, frozen=True):
     flawed: frozenset[str]  # events of which a part could not be read, by their keys
 
     @classmethod
-    def of(cls, snapshot: AgentSnapshot, now: Instant) -> "ListedEvents":
+    def of(cls, snapshot: AgentSnapshot, now: Reading) -> "ListedEvents":
         """What was known at ``now``."""
         tracked, poll = snapshot.state.tracked, snapshot.poll
         return cls(
@@ -45,7 +45,7 @@ class ListedEvents(Struct, frozen=True):
     def readable(self, key: str) -> TrackedEvent | None:
         """A listed event that could be read in the last document, if there is one."""
         event = self.events.get(key)
-        return event if event is not None and event.unread_since is None else None
+        return event if event is not None and not event.unread else None
 
 
 class ApprovalLog:
@@ -76,7 +76,7 @@ def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[
     return {key: one for key, one in attempts.items() if key not in old}
 
 
-def _is_fresh(snapshot: AgentSnapshot, now: Instant) -> bool:
+def _is_fresh(snapshot: AgentSnapshot, now: Reading) -> bool:
     poll = snapshot.poll
     if poll.answered is None or poll.outdated or poll.failure is not None:
         return False

@@ -2,21 +2,28 @@
 
 import time
 from datetime import UTC, datetime
+from typing import Final
 
 from msgspec import Struct
 
+from notbefore.core.clock import Instant
+from notbefore.core.document import read_time
 from notbefore.store.confirmed_time import boot_id, uptime
 
+SAME_BOOT: Final = 120.0
+"""Seconds by which two times of the same boot may differ, where the system does not name its boots: they are reckoned
+from the wall clock, which drifts and is set."""
 
-class Instant(Struct, frozen=True):
+
+class Reading(Struct, frozen=True):
     """One moment on each clock."""
 
     wall: datetime  # UTC; somebody may set it
     monotonic: float  # seconds; may stand still while the VM is frozen
     boot: float  # seconds since the boot, those of a suspension included, where the system counts them
 
-    def since(self, earlier: "Instant") -> float:
-        """Seconds from ``earlier`` to this instant: what the clock that moved most says.
+    def since(self, earlier: "Reading") -> float:
+        """Seconds from ``earlier`` to this moment: what the clock that moved most says.
 
         Over a freeze a clock may stand still and be put right afterwards, or not; none moves on by itself.
         """
@@ -46,6 +53,24 @@ class Clock:
         """Seconds since the boot, those in which the machine was suspended included where the system counts them."""
         return uptime()
 
-    def read(self) -> Instant:
+    def read(self) -> Reading:
         """This moment on each clock."""
-        return Instant(self.now(), self.monotonic(), self.boot_time())
+        return Reading(self.now(), self.monotonic(), self.boot_time())
+
+    def instant(self, reading: Reading, date: str = "") -> Instant:
+        """The moment of a reading, with the ``Date`` header of IMDS's answer, for what is kept and compared."""
+        return Instant(reading.wall, self.boot_id, reading.boot, read_time(date) if date else None)
+
+    def recognize(self, earlier: Instant) -> None:
+        """Take over the name of the boot in which ``earlier`` was, if it is this one and its name is only reckoned."""
+        then, now = _reckoned(earlier.boot), _reckoned(self.boot_id)
+        if then is None or now is None or self.boot_time() < earlier.uptime:
+            return
+        if abs(now - then) <= SAME_BOOT:
+            self.boot_id = earlier.boot
+
+
+def _reckoned(boot_id: str) -> float | None:
+    """The Unix time of a boot that the system does not name; ``None`` for a name."""
+    word, _, seconds = boot_id.partition("-")
+    return float(seconds) if word == "booted" and seconds.isdigit() else None

@@ -6,13 +6,15 @@ readers see (``snapshot``) is replaced by one assignment, so they need no lock a
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.clock import Clock, Instant
+from notbefore.agent.clock import Clock, Reading
 from notbefore.core.change import Change
+from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
@@ -25,7 +27,8 @@ class PollStatus(Struct, frozen=True):
     """How the last poll ended, and what was counted of all of them since the start of this process."""
 
     figures: PollFigures = PollFigures()
-    answered: Instant | None = None  # the last good answer; None before the first of this process
+    answered: Reading | None = None  # the last good answer; None before the first of this process
+    date: str = ""  # its ``Date`` header, as it came
     failure: str | None = None  # why the last answer was no good
     outdated: bool = False  # what is known came from another endpoint or api-version than the present one
     flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
@@ -87,6 +90,8 @@ class AgentState:
         self._listeners = listeners
         self._lock = threading.Lock()  # never held over the disk or the network
         state = store.load()
+        if state.seen is not None:
+            clock.recognize(state.seen)
         if state.boot_id != clock.boot_id:  # the state may have come along in an image: IMDS has to say it anew
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
@@ -118,6 +123,8 @@ class AgentState:
             stored = self._stored(state, changes)
             if made is not None:
                 self._newest = self._with_times(state, poll)
+                if poll is not None and self._newest.seen is not None and self._newest.seen.date is not None:
+                    self._store.confirm_time(self._newest.seen.date.timestamp())
                 self._store.stage(self._newest, stored)
         written = made is None or self._store.write()
         with self._lock:
@@ -131,20 +138,23 @@ class AgentState:
         return written
 
     def write_beat(self) -> None:
-        """Write down that the machine runs, while an event that affects this VM is started."""
+        """Write down when the last good answer came, and that the machine runs, while an event is listed.
+
+        A kill then costs no knowledge; while an event that may affect this VM is started, nor does a loss of power.
+        """
         with self._lock:
             state = self._newest
-            # before the first good answer of this boot it is not known whether the event is still there
-            if not state.tracked.interrupting or state.boot_id != self.clock.boot_id:
+            # before the first good answer of this boot it is not known whether the events are still there
+            if not state.tracked.events or state.boot_id != self.clock.boot_id:
                 return
-            self._newest = state = replace(self._with_times(state), beat=self.clock.now())
-        self._store.beat(state)
+            self._newest = state = replace(self._with_times(state), beat=self._now())
+        self._store.beat(state, durable=state.tracked.interrupting)
 
     def write_stop(self) -> None:
         """Write down that the agent stopped in order, and when; not if it has seen nothing."""
         if self._snapshot.poll.answered is not None:
             with self._lock:
-                self._newest = replace(self._with_times(self._newest), clean=True, beat=self.clock.now())
+                self._newest = replace(self._with_times(self._newest), clean=True, beat=self._now())
                 self._store.stage(self._newest)
             self._store.write()
 
@@ -159,10 +169,21 @@ class AgentState:
         return replace(state.vm or Vm(), name=name) if name else state.vm
 
     def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
-        answered = (poll or self._snapshot.poll).answered
-        if answered is None:  # this process knows no better than the last one
+        poll = poll or self._snapshot.poll
+        if poll.answered is None:  # this process knows no better than the last one
             return state
-        return replace(state, seen=answered.wall, beat=answered.wall, boot_id=self.clock.boot_id, clean=False)
+        seen = self.clock.instant(poll.answered, poll.date)
+        # while it is not known which VM this is, that of the events from before the boot stays
+        owner = self.vm_of(state) if state.tracked.boot is None else state.seen_by
+        return replace(state, seen=seen, beat=seen, seen_by=owner, clean=False)
+
+    def _now(self) -> Instant:
+        """This moment; IMDS's clock as it was at the last answer, and has gone on since."""
+        answered, now = self._snapshot.poll.answered, self.clock.read()
+        instant = self.clock.instant(now, self._snapshot.poll.date)
+        if instant.date is None or answered is None:
+            return instant
+        return replace(instant, date=instant.date + timedelta(seconds=now.boot - answered.boot))
 
     def _stored(self, state: StoredState, changes: Sequence[Change]) -> list[StoredChange]:
         if not changes:

@@ -5,16 +5,18 @@ The polling thread calls ``handle``, the thread that asks who this VM is calls `
 
 import logging
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
 
 from msgspec.structs import replace
 
 from notbefore.agent.approval_log import without_old
-from notbefore.agent.clock import Instant
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
+from notbefore.core.clock import Instant, believable, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
-from notbefore.core.lifecycle import Observation, diff
+from notbefore.core.lifecycle import DiffResult, Observation, Tracked, attributed, diff, with_scopes
 from notbefore.core.record import Vm
 from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
@@ -22,6 +24,8 @@ from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredState
+
+MAX_LOGGED: Final = 10  # EventIds in a line of the log
 
 log = logging.getLogger("notbefore.agent.tracker")
 
@@ -34,7 +38,8 @@ class Tracker:
         self._store = store
         self._clock = clock = state.clock
         self._freeze_meter = freeze_meter
-        self._started = clock.now()
+        self._started = clock.read()
+        self._interval = 1.0  # seconds between polls
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
@@ -48,15 +53,17 @@ class Tracker:
             return
         if poll.body is not None:
             self._read(poll.body)
-        if poll.time is not None:
-            self._store.confirm_time(poll.time)
         if self._rejected is not None:
             self._failed(poll, "rejected", str(self._rejected), self._rejected.reason)
         else:
             self._answered(poll)
 
-    def use_api_version(self, api_version: str) -> None:
-        """From now on documents are of this version; what is known is outdated until the first of them has come."""
+    def use_api_version(self, api_version: str, interval: float = 1.0) -> None:
+        """From now on documents are of this version, and asked for each ``interval`` seconds.
+
+        What is known is outdated until the first of them has come.
+        """
+        self._interval = interval
         status = self._state.snapshot.poll
         figures = replace(status.figures, api_version=api_version)
         self._state.publish(replace(status, figures=figures, outdated=True))
@@ -87,65 +94,97 @@ class Tracker:
         figures = snapshot.poll.figures.plus(result, poll.lag, poll.duration)
         # while an event of this VM is started, each poll may lengthen the interruption
         if document is None or (poll.body is None and not snapshot.state.tracked.interrupting):
-            self._state.publish(PollStatus(figures, now, None, False, snapshot.poll.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
+            self._state.publish(PollStatus(figures, now, poll.date, None, False, snapshot.poll.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
             return
         if poll.body is not None:
             figures = _with_flaws(figures, document.flaws)
-        status = PollStatus(figures, now, flaws=document.flaws)
+        status = PollStatus(figures, now, poll.date, flaws=document.flaws)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
-            made = self._compare(state, document, self._observation(state, now, gap or Gap(poll.lag, poll.lag)))
+            observation = self._observation(state, self._clock.instant(now, poll.date), gap or Gap(poll.lag, poll.lag))
+            known = DiffResult(state.tracked) if observation.rebooted else self._attributed(state)
+            compared = diff(known.tracked, document, observation)
+            _log_foreign(compared)
+            made = self._next(state, compared.tracked, (*known.changes, *compared.changes))
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if snapshot.poll.answered is None else None)
 
         self._state.commit(step, status)
 
-    def _observation(self, state: StoredState, now: Instant, gap: Gap) -> Observation:
-        answered = self._state.snapshot.poll.answered
-        rebooted = state.boot_id != self._clock.boot_id
-        name = name_of(self._state.vm_of(state))
-        if answered is not None:
-            return Observation(now.wall, name, now.since(answered), rebooted, gap)
-        # the first good answer of this process, which measured no gap before it
-        silence = max(0.0, (now.wall - state.seen).total_seconds()) if state.seen is not None else None
-        return Observation(now.wall, name, silence, rebooted, self._gap_over_boot(state) if rebooted else None)
+    def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
+        poll, vm = self._state.snapshot.poll, self._state.vm_of(state)
+        rebooted = state.seen is not None and state.seen.boot != at.boot
+        last = state.seen if poll.answered is None else self._clock.instant(poll.answered, poll.date)
+        measured = None
+        if poll.answered is not None and last is not None:
+            measured = believable(gap, last, at)
+        elif rebooted:  # the first good answer of this process, which measured no gap before it
+            measured = self._gap_over_boot(state, at)
+        return Observation(
+            at=at,
+            vm=name_of(vm),
+            silence=silence(last, at) if last is not None else None,
+            rebooted=rebooted,
+            down=_down(state, at) if rebooted else None,
+            own=_is_own(state, vm) if rebooted else True,
+            gap=measured,
+            interval=self._interval,
+        )
 
-    def _gap_over_boot(self, state: StoredState) -> Gap | None:
+    def _gap_over_boot(self, state: StoredState, at: Instant) -> Gap | None:
         """From the last beat before the boot to the start of this process, if beats were written down until then."""
         if state.beat is None or not (state.clean or state.tracked.interrupting):
             return None
-        return Gap(max(0.0, (self._started - state.beat).total_seconds()), 0.0)
+        between = elapsed(state.beat, at)
+        since_start = at.uptime - self._started.boot
+        return Gap(max(0.0, between - since_start), 0.0) if between is not None else None
 
-    def _compare(
-        self, state: StoredState, document: Document, observation: Observation
+    def _attributed(self, state: StoredState) -> DiffResult:
+        """What became of the events that were gone over the boot, where it is known whose they were."""
+        vm = self._state.vm_of(state)
+        own = _is_same(state.seen_by, vm)
+        if state.tracked.boot is None or own is None:
+            return DiffResult(state.tracked)
+        result = attributed(state.tracked, name_of(vm), own=own)
+        _log_foreign(result)
+        return result
+
+    def _next(
+        self, state: StoredState, tracked: Tracked, changes: Sequence[Change]
     ) -> tuple[StoredState, Sequence[Change]] | None:
-        result = diff(state.tracked, document, observation)
-        self._freeze_meter.switch(on=result.tracked.expecting)
-        if result.tracked == state.tracked and not result.changes:
+        self._freeze_meter.switch(on=tracked.expecting)
+        if tracked == state.tracked and not changes:
             return None
-        approvals = without_old(state.approvals, result.tracked)
-        return replace(state, tracked=result.tracked, approvals=approvals), result.changes
+        return replace(state, tracked=tracked, approvals=without_old(state.approvals, tracked)), changes
 
     # ---- what the thread that asks who this VM is calls
 
     def identify(self, vm: Vm | None) -> None:
         """Take in who this VM is, as IMDS says; ``None``: the configuration may have another name for it.
 
-        What is listed may be this VM's, or another's, now that the name is known.
+        What is listed may be this VM's, or another's, now that the name is known; so may be what was gone over a boot.
+        No answer about events was read: nothing else is claimed.
         """
         others: list[str] = []
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             identified = replace(state, vm=vm or state.vm)
-            made = None
-            if self._document is not None and self._state.snapshot.poll.answered is not None:
-                name = name_of(self._state.vm_of(identified))
-                observation = Observation(self._clock.now(), name, 0.0, rebooted=False)
-                made = self._compare(identified, self._document, observation)
-            if made is not None:
-                before, after = state.tracked.events, made[0].tracked.events
-                others.extend(key for key in after if after[key].scope == "peer" != before[key].scope)
-            return made or ((identified, ()) if identified.vm != state.vm else None)
+            name = name_of(self._state.vm_of(identified))
+            if self._state.snapshot.poll.answered is None:  # what is stored may be another VM's: see ``diff``
+                return (identified, ()) if identified != state else None
+            before = with_scopes(state.tracked, name)
+            result = self._attributed(replace(identified, tracked=before))
+            others.extend(
+                key for key, one in before.events.items() if one.scope == "peer" != state.tracked.events[key].scope
+            )
+            changes = result.changes
+            if result.tracked.boot != before.boot and self._document is not None:
+                # what was another VM's is new to this one; what was this VM's may have changed over the boot
+                seen = Observation(self._clock.instant(self._clock.read()), name, silence=None, gap=None)
+                result = diff(result.tracked, self._document, seen)
+                changes = (*changes, *result.changes)
+            made = self._next(identified, result.tracked, changes)
+            return made or ((identified, ()) if identified != state else None)
 
         self._state.commit(step)
         self._store.leave(others)  # what was announced as if it might be this VM's is not repeated
@@ -163,6 +202,45 @@ def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
     for flaw in flaws:
         counts = increased(counts, flaw.reason)
     return replace(figures, flaws=counts)
+
+
+def _down(state: StoredState, at: Instant) -> datetime | None:
+    """When the machine had gone down at the latest, by IMDS's clock; ``None`` where IMDS gives no time."""
+    if at.date is None:
+        return None
+    booted = at.date - timedelta(seconds=at.uptime)
+    stopped = state.beat.date if state.beat is not None and (state.clean or state.tracked.interrupting) else None
+    return min(booted, stopped) if stopped is not None else booted
+
+
+def _is_own(state: StoredState, vm: Vm | None) -> bool | None:
+    """Whether what is stored is of this VM; ``None`` while it is not known which VM this is."""
+    if state.tracked.boot is not None:  # for the whole boot before, nobody knew which VM that was
+        return False
+    return _is_same(state.seen_by, vm)
+
+
+def _is_same(one: Vm | None, other: Vm | None) -> bool | None:
+    """Whether both are the same VM; ``None`` while it is not known who the other one is.
+
+    Of a state whose VM was never known nobody can ever say that it is this one's.
+    """
+    if one is None:
+        return False
+    if other is None:
+        return None
+    if one.vm_id and other.vm_id:
+        return one.vm_id.casefold() == other.vm_id.casefold()
+    return one.name.casefold() == other.name.casefold()
+
+
+def _log_foreign(result: DiffResult) -> None:
+    if result.foreign:
+        log.warning(
+            "this disk was another VM's: %d events of that VM are forgotten (%s)",
+            len(result.foreign),
+            ", ".join(result.foreign[:MAX_LOGGED]),
+        )
 
 
 def _log_flaws(flaws: Iterable[Flaw]) -> None:

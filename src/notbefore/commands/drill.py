@@ -22,6 +22,7 @@ from notbefore.commands.tables import table
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.core.change import Change
+from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, DeliveryResult, Routing, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 from notbefore.core.duration import Duration
@@ -119,7 +120,11 @@ def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
     started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
     tracked, found = Tracked(), list[Change]()
     for number, listed in enumerate(((event,), (started,), ())):
-        step = diff(tracked, Document(number, listed), Observation(now + timedelta(seconds=number), vm))
+        step = diff(
+            tracked,
+            Document(number, listed),
+            Observation(Instant(now + timedelta(seconds=number), date=now + timedelta(seconds=number)), vm),
+        )
         tracked = step.tracked
         found += step.changes
     return found

@@ -86,12 +86,16 @@ def _row(change: dict[str, Any]) -> tuple[str, ...]:
     return (
         change["time"],
         str(get("change")),
-        str(get("outcome") or _approval_cell(get) or "-"),
+        _ending_cell(get) or _approval_cell(get) or "-",
         str(get("type")),
         str(get("scope")),
         *measured,
         str(get("id")),
     )
+
+
+def _ending_cell(get: Callable[[str], Any]) -> str:
+    return f"{get('outcome')} ({get('reason')})" if get("outcome") else ""
 
 
 def _approval_cell(get: Callable[[str], Any]) -> str:

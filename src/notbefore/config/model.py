@@ -31,11 +31,13 @@ class Imds(_Section, frozen=True):
     endpoint: str = "http://169.254.169.254"
     discover: bool = True  # if the usual endpoint does not answer, look for another (DHCP option 245)
     api_version: ApiVersion = "2020-07-01"
-    interval: Duration = Duration("1s")  # 0.2 s to 1 h
+    interval: Duration = Duration("1s")  # 100ms to 10s; Azure asks for one poll a second
 
     def __post_init__(self) -> None:
-        if not 0.2 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
-            raise ValueError("imds.interval: expected 200ms to 1h")
+        if not 0.1 <= self.interval.seconds <= 10:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError(
+                "imds.interval: expected 100ms to 10s: a Preempt has 30 s of notice, and Azure asks for a poll a second"
+            )
 
 
 class VmName(_Section, frozen=True):

@@ -2,11 +2,12 @@
 
 What the fields mean: Microsoft's "Scheduled Events for Linux/Windows VMs". A document that cannot be read as a whole
 raises ``DocumentError``. A single event that cannot be read is left out with a ``Flaw`` that says so, and where only
-an optional field of it is unreadable, the event is kept and the field is unknown: somebody has to be told of a reboot
-even when its description is broken.
+an optional field of it is unreadable, the event is kept and the field is unknown: somebody has to be notified of a
+reboot even when its description is broken.
 """
 
 import hashlib
+import json
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, Final, Literal
@@ -33,6 +34,7 @@ FlawReason = Literal[
     "not_an_event",  # the item is no JSON object, or a field of it is no JSON value
     "event_id",  # missing, empty, too long, not text
     "duplicate_event_id",  # a second event of the same id; the first one counts
+    "duplicate_key",  # a key stands twice in the event, and nobody knows which one counts: the field is unreadable
     "event_type",  # missing, empty, too long, not text
     "event_status",  # missing, empty, too long, not text
     "resource_type",  # unreadable: unknown
@@ -80,11 +82,12 @@ class Event(Struct, frozen=True):
 
 
 class Flaw(Struct, frozen=True):
-    """Something in a document that could not be taken as it stood."""
+    """Something in a document that could not be read as it stood."""
 
     reason: FlawReason
     event_id: str | None = None  # None: not even the id could be read
     rejected: bool = False  # True: the event was left out; its last known state is to be kept
+    field: str | None = None  # the field of ``Event`` that has no value because of it; its last known value stands
 
 
 class Document(Struct, frozen=True):
@@ -119,6 +122,21 @@ class _Name(Struct):
 
     EventId: Any = None
 
+
+# what a key of an event is called in ``Event``; the first three make an event, and have no last known value
+_FIELDS: Final = {
+    "EventId": "event_id",
+    "EventType": "event_type",
+    "EventStatus": "event_status",
+    "ResourceType": "resource_type",
+    "Resources": "resources",
+    "NotBefore": "not_before",
+    "Description": "description",
+    "EventSource": "event_source",
+    "DurationInSeconds": "duration",
+}
+_ENVELOPE_KEYS: Final = (b"DocumentIncarnation", b"Events")
+_UNREADABLE: Final = object()  # stands for a value that nobody can make sense of
 
 _envelope = msgspec.json.Decoder(_Envelope)
 _item = msgspec.json.Decoder(_Item)
@@ -157,22 +175,44 @@ def _open(body: bytes) -> _Envelope:
         raise DocumentError("not_json", str(error)) from None
     except RecursionError:
         raise DocumentError("too_deep") from None
+    if any(body.count(b'"%s"' % name) > 1 and name.decode() in _repeated(body) for name in _ENVELOPE_KEYS):
+        raise DocumentError("wrong_shape", "DocumentIncarnation or Events stands twice")
     if len(envelope.Events) > MAX_EVENTS:
         raise DocumentError("too_many_events", f"{len(envelope.Events)}; at most {MAX_EVENTS} are read")
     return envelope
 
 
+def _repeated(text: bytes) -> frozenset[str]:
+    """The keys that stand more than once in a JSON object: a reader that takes the last one would not notice.
+
+    Raises ``ValueError`` or ``RecursionError`` for what is no JSON.
+    """
+    # numbers stay text: nobody reads them here, and one of a million digits would take minutes
+    pairs = json.loads(
+        text.decode(errors="replace"), object_pairs_hook=tuple, parse_int=str, parse_float=str, parse_constant=str
+    )
+    names = [name for name, _ in pairs] if isinstance(pairs, tuple) else []
+    return frozenset(name for name in names if names.count(name) > 1) if len(set(names)) < len(names) else frozenset()
+
+
 def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
     try:
         item = _item.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        twice = _repeated(bytes(raw))
+    except (msgspec.DecodeError, ValueError, RecursionError):
         flaws.append(Flaw("not_an_event", _identify(raw), rejected=True))
         return None
     event_id = _text(item.EventId, MAX_ID)
-    if event_id is None:
-        flaws.append(Flaw("event_id", rejected=True))
+    if event_id is None or "EventId" in twice:
+        flaws.append(Flaw("event_id" if event_id is None else "duplicate_key", rejected=True))
         return None
     reader = _Fields(event_id, flaws)
+    if twice:
+        reader.flaw("duplicate_key", rejected=bool(twice & {"EventType", "EventStatus"}))
+        if twice & {"EventType", "EventStatus"}:
+            return None
+        for key in twice & _FIELDS.keys():
+            setattr(item, key, _UNREADABLE)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
     if event_type is None or event_status is None:
         reader.flaw("event_type" if event_type is None else "event_status", rejected=True)
@@ -212,31 +252,32 @@ class _Fields:
         self._event_id = event_id
         self._flaws = flaws
 
-    def flaw(self, reason: FlawReason, *, rejected: bool = False) -> None:
-        self._flaws.append(Flaw(reason, self._event_id, rejected))
+    def flaw(self, reason: FlawReason, *, rejected: bool = False, field: str | None = None) -> None:
+        self._flaws.append(Flaw(reason, self._event_id, rejected, field))
 
     def word(self, reason: FlawReason, value: object) -> str | None:
         word = _text(value, MAX_WORD)
         if word is None and value not in (None, ""):
-            self.flaw(reason)
+            self.flaw(reason, field=reason)
         return word
 
     def resources(self, value: object) -> tuple[str, ...]:
         if value is None:
             return ()
         if not isinstance(value, list):
-            self.flaw("resources")
+            self.flaw("resources", field="resources")
             return ()
         names = [name[:MAX_NAME] for name in value[:MAX_RESOURCES] if isinstance(name, str) and name]
         if names != value:
-            self.flaw("resources")
+            cut_only = all(isinstance(name, str) and name for name in value)
+            self.flaw("resources", field=None if cut_only else "resources")
         return tuple(names)
 
     def description(self, value: object) -> str | None:
         if value is None:
             return None
         if not isinstance(value, str):
-            self.flaw("description")
+            self.flaw("description", field="description")
             return None
         if len(value) > MAX_DESCRIPTION:
             self.flaw("description")
@@ -247,7 +288,7 @@ class _Fields:
             return None
         # bool is an int to Python, and no number of seconds to anybody
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
-            self.flaw("duration")
+            self.flaw("duration", field="duration")
             return None
         return value
 
@@ -256,7 +297,7 @@ class _Fields:
             return None
         time = read_time(value) if isinstance(value, str) else None
         if time is None:
-            self.flaw("not_before")
+            self.flaw("not_before", field="not_before")
         return time
 
 

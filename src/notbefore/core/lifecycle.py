@@ -1,7 +1,7 @@
 """What became of each event between two documents: ``diff(tracked, document, now)``.
 
 The life of an event is the table ``TRANSITIONS``. What was not observed is not claimed: an event that is gone after a
-time in which nobody looked has ``ended``, and nobody knows how.
+time in which nobody looked has ``ended``, unless Azure's rules leave only one explanation. Each claim has its reason.
 """
 
 from datetime import datetime, timedelta
@@ -12,14 +12,26 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind, Gap, Outcome, Reason, Scope, change_id, quiet
-from notbefore.core.document import SCHEDULED, STARTED, Document, Event
+from notbefore.core.clock import Instant, elapsed
+from notbefore.core.document import SCHEDULED, STARTED, Document, Event, Flaw
 
 WATCHED: Final = 15.0
 """Seconds between two good answers up to which the agent counts as having watched.
 
-Above one late answer (10 s) and below the shortest lives seen (a Preempt has 30 s of notice). A longer silence could
-hide a start and an end, also before NotBefore, since any VM of the group may approve the event.
+Above one late answer (10 s) and below the shortest lives seen (a Preempt has 30 s of notice).
 """
+
+MISSED_BEATS: Final = 3
+"""Polls without an answer in which no event starts and ends: one that is gone after them, before NotBefore or not, was
+canceled. Azure keeps a started event listed for minutes."""
+
+LATE_ANSWER: Final = 1.0  # seconds beyond the interval by which an answer may come and no poll was missed
+
+ONE_STEP_SECONDS: Final = 3600.0
+"""Seconds of silence over which DocumentIncarnation is believed when it says that there was one change. After 24 hours
+without a request, or on another host, it may begin anew from any number."""
+
+NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
 REBOOTING: Final = frozenset({"Reboot", "Redeploy"})  # the types that a reboot of this machine proves
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
@@ -67,11 +79,19 @@ OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished"
 class Observation(Struct, frozen=True):
     """When the document was read, by whom, and how well the time before it was watched."""
 
-    time: datetime  # UTC
+    at: Instant
     vm: str | None = None  # the name of this VM; None while it is not known
-    silence: float | None = 0.0  # seconds since the last good answer; None when there was none ever
+    silence: float | None = 0.0  # seconds since the last good answer; None when their number is not known
     rebooted: bool = False  # the machine was booted since the last good answer
+    down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
+    own: bool | None = True  # what is remembered is of this VM, not of another one's disk; None while that is not known
     gap: Gap | None = Gap(0.0, 0.0)  # the longest between beats since the last good answer; None: no beats were kept
+    interval: float = 1.0  # seconds between polls
+
+    @property
+    def time(self) -> datetime:
+        """The wall clock, UTC."""
+        return self.at.wall
 
     @property
     def watched(self) -> bool:
@@ -82,36 +102,52 @@ class Observation(Struct, frozen=True):
 class TrackedEvent(Struct, frozen=True):
     """What is known of one listed event."""
 
-    event: Event
+    event: Event  # as last read; a field that could not be read keeps its last value
     scope: Scope
-    first_seen: datetime
-    beginning_seen: bool  # it was not there a beat before
-    started: datetime | None = None  # when it was first seen Started
+    seen: Instant  # when it was seen first
+    beginning_seen: bool  # it was not listed a beat before
+    start: Instant | None = None  # when it was first seen Started
     start_seen: bool = False  # it was not Started a beat before
     not_before: datetime | None = None  # the last one known
     reported_not_before: datetime | None = None  # the last one that was not a quiet update
-    interruption: Gap | None = None  # the longest felt while Started
-    unmeasured: bool = False  # part of the time in which it was Started nobody kept beats
-    unread_since: datetime | None = None  # it is listed, but cannot be read, since its last good reading
-    steps: dict[str, int] = {}
+    interruption: Gap | None = None  # the longest measured while Started
+    unmeasured: bool = False  # for a part of the time in which it was Started no beats were kept
+    unread: bool = False  # it is listed, but cannot be read
+    unread_seconds: float | None = 0.0  # for how long, from its last good reading on; None: nobody knows
+    steps: dict[str, int] = {}  # how often each step was made: what tells a change from its repetition
+
+    @property
+    def first_seen(self) -> datetime:
+        """When it was seen first, by the wall clock, UTC."""
+        return self.seen.wall
+
+    @property
+    def started(self) -> datetime | None:
+        """When it was first seen Started, by the wall clock, UTC."""
+        return self.start.wall if self.start is not None else None
 
     @property
     def notice(self) -> float | None:
         """Seconds from the first sight to NotBefore; 0 without notice, ``None`` when the beginning was not seen."""
         if not self.beginning_seen:
             return None
-        if self.started == self.first_seen:
+        if self.start == self.seen:
             return 0.0
-        if self.not_before is None:
+        if self.not_before is None or self.seen.date is None:
             return None
         # an event may be listed as Scheduled a moment after its NotBefore: there is no less notice than none
-        return max(0.0, (self.not_before - self.first_seen).total_seconds())
+        return max(0.0, (self.not_before - self.seen.date).total_seconds())
 
     def seconds_to(self, now: datetime) -> float | None:
         """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for what is started."""
         if Phase.of(self.event) is Phase.STARTED or self.event.not_before is None:
             return None
         return (self.event.not_before - now).total_seconds()
+
+    @property
+    def may_be_ours(self) -> bool:
+        """It affects this VM, or may: while that is not known, freezes are measured as if it did."""
+        return self.scope != "peer"
 
 
 class Tracked(Struct, frozen=True):
@@ -120,24 +156,36 @@ class Tracked(Struct, frozen=True):
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    unreadable: bool = False  # the last document listed an event that could not be read and is none of the above
+    unidentified: bool = False  # the last document listed an event of which not even the EventId could be read
+    unread: frozenset[str] = frozenset()  # keys of events that it listed, and that have never been read
+    before_boot: dict[str, TrackedEvent] = {}  # gone over a boot, and it is not known yet whether they were this VM's
+    borrowed: frozenset[str] = (
+        frozenset()
+    )  # still listed after it: what is known of their beginnings may be another VM's
+    boot: Observation | None = None  # the first answer after that boot
+
+    @property
+    def unreadable(self) -> bool:
+        """The last document listed an event that could not be read, and of which nothing is known."""
+        return self.unidentified or bool(self.unread)
 
     @property
     def interrupting(self) -> bool:
-        """An event that hits this VM is Started: the beats are to be kept."""
-        return any(_hits(life) and Phase.of(life.event) is Phase.STARTED for life in self.events.values())
+        """An event that affects this VM, or may, is Started: the beats are to be kept."""
+        return any(known.may_be_ours and Phase.of(known.event) is Phase.STARTED for known in self.events.values())
 
     @property
     def expecting(self) -> bool:
-        """An event that hits this VM is listed, Started or not."""
-        return any(_hits(life) for life in self.events.values())
+        """An event that affects this VM, or may, is listed, Started or not."""
+        return any(known.may_be_ours for known in self.events.values())
 
 
 class DiffResult(Struct, frozen=True):
-    """The result of ``diff``: what is remembered from now on, and what changed."""
+    """What is remembered from now on, what changed, and which events were another VM's (their EventIds)."""
 
     tracked: Tracked
-    changes: tuple[Change, ...]
+    changes: tuple[Change, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:
@@ -147,78 +195,151 @@ def scope_of(event: Event, vm: str | None) -> Scope:
     return "self" if vm.casefold() in (name.casefold() for name in event.resources) else "peer"
 
 
-def _hits(life: TrackedEvent) -> bool:
-    # an event that may be ours is watched as if it were: its interruption is given only once it is known to be ours
-    return life.scope != "peer"
-
-
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare what is tracked with a new document. The content decides; the incarnation only helps.
 
     Events that the document rejected keep their last known state, but nothing is claimed of the time in which they
-    could not be read; while one could not even be identified, no event that is missing is taken for gone, since the
+    could not be read; while one could not even be identified, no event that is missing counts as gone, since the
     unreadable one may be it.
+
+    After a boot the disk may be in another VM. What is missing then is claimed only once it is known to have been this
+    VM's (``attributed``), and forgotten if it was another's.
     """
+    if now.own is False:
+        return _of_another_vm(tracked, document, now)
+    held = now.rebooted and now.own is None
+    borrowed = frozenset(tracked.events) if held else tracked.borrowed
     events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
     changes: list[Change] = []
     for event in document.events:
-        life, change = _seen(tracked, event, document.incarnation, now)
-        events[event.key] = life
+        known, change = _listed(tracked, event, document, now)
+        if event.key in borrowed and change is not None:
+            if change.kind == "updated":  # another VM may have seen what was before: it waits until that is known
+                known, change = tracked.events[event.key], None
+            else:
+                change = _unmeasured(change)
+        events[event.key] = known
         if change is not None:
             changes.append(change)
-    kept = {flaw.event_id.casefold() for flaw in document.flaws if flaw.rejected and flaw.event_id is not None}
+    rejected = {flaw.event_id.casefold() for flaw in document.flaws if flaw.rejected and flaw.event_id is not None}
     unidentified = any(flaw.rejected and flaw.event_id is None for flaw in document.flaws)
-    for key, life in tracked.events.items():
+    before_boot = {key: known for key, known in tracked.before_boot.items() if key not in events}
+    for key, known in tracked.events.items():
         if key in events:
             continue
-        if unidentified or key in kept:
-            events[key] = _unread(_felt(life, now), now)
-            continue
-        departed[key], change = _gone(_felt(life, now), document.incarnation, now)
+        if unidentified or key in rejected:
+            events[key] = _unread(_measured(known, now), now)
+        elif held:
+            before_boot[key] = known
+        else:
+            departed[key], change = _gone(known, tracked.incarnation, document.incarnation, now)
+            changes.append(_unmeasured(change) if key in borrowed else change)
+    borrowed = (borrowed | (tracked.before_boot.keys() - before_boot.keys())) & events.keys()
+    pending = bool(before_boot or borrowed)
+    remembered = Tracked(
+        events=events,
+        departed=_bounded({key: steps for key, steps in departed.items() if key not in events}),
+        incarnation=document.incarnation,
+        unidentified=unidentified,
+        unread=frozenset(rejected - events.keys()),
+        before_boot=before_boot,
+        borrowed=borrowed,
+        boot=(now if held and tracked.boot is None else tracked.boot) if pending else None,
+    )
+    return DiffResult(remembered, tuple(changes))
+
+
+def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
+    """What is tracked, with each scope as the VM's name has it: no answer was read, and nothing changed at Azure."""
+    events = {
+        key: msgspec.structs.replace(known, scope=scope_of(known.event, vm)) for key, known in tracked.events.items()
+    }
+    return msgspec.structs.replace(tracked, events=events)
+
+
+def attributed(tracked: Tracked, vm: str | None, *, own: bool) -> DiffResult:
+    """What became of the events that were gone over a boot, now that it is known whether they were this VM's."""
+    if tracked.boot is None:
+        return DiffResult(tracked)
+    now = msgspec.structs.replace(tracked.boot, vm=vm)
+    without = msgspec.structs.replace(tracked, before_boot={}, borrowed=frozenset(), boot=None)
+    if not own:
+        return _not_ours(tracked, without)
+    departed, changes = dict(tracked.departed), []
+    for key, known in tracked.before_boot.items():
+        departed[key], change = _gone(known, None, tracked.incarnation or 0, now)
         changes.append(change)
-    for back in departed.keys() & events.keys():
-        del departed[back]
-    for oldest in list(departed)[: max(0, len(departed) - MAX_DEPARTED)]:
-        del departed[oldest]
-    unreadable = unidentified or not kept <= events.keys()
-    return DiffResult(Tracked(events, departed, document.incarnation, unreadable), tuple(changes))
+    return DiffResult(msgspec.structs.replace(without, departed=_bounded(departed)), tuple(changes))
 
 
-def _seen(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change | None]:
-    old = tracked.events.get(event.key)
-    if old is not None and old.event == event and old.scope == scope_of(event, now.vm):
-        return _read(_felt(old, now)), None
-    before, after = Phase.of(old.event if old else None), Phase.of(event)
-    kind, reason = TRANSITIONS[before, after]
-    digest = event.digest()
-    moved = old is None or old.event.digest() != digest
-    life = _felt(_grown(old, event, now), now) if old else _born(tracked, event, now)
-    if not moved:  # only the order of the resources, the case of a name, or what we know of ourselves
-        return life, None
-    if old is None and event.key in tracked.departed:
-        reason = "came_back"
-    life, identity = _numbered(life, kind, digest if kind == "updated" else "")
-    change = _change(life, identity, (kind, reason), incarnation, now)
+def _not_ours(tracked: Tracked, without: Tracked) -> DiffResult:
+    """What is remembered was another VM's. What is still listed is seen for the first time in the next document."""
+    departed = {**tracked.departed, **{key: tracked.events[key].steps for key in tracked.borrowed}}
+    events = {key: known for key, known in tracked.events.items() if key not in tracked.borrowed}
+    mine = msgspec.structs.replace(
+        without, events=events, departed=_bounded(departed), unread=tracked.unread | tracked.borrowed
+    )
+    return DiffResult(mine, foreign=tuple(known.event.event_id for known in tracked.before_boot.values()))
+
+
+def _unmeasured(change: Change) -> Change:
+    """The change without durations: they may begin with what another VM saw."""
+    return msgspec.structs.replace(
+        change, notice_seconds=None, scheduled_seconds=None, started_seconds=None, interruption=None
+    )
+
+
+def _of_another_vm(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
+    """What is remembered is another VM's: everything listed is seen for the first time, under ids of its own."""
+    steps = {key: known.steps for key, known in (*tracked.events.items(), *tracked.before_boot.items())}
+    mine = msgspec.structs.replace(now, own=True, silence=None, gap=None)
+    blank = Tracked(departed={**tracked.departed, **steps}, unread=frozenset(steps))
+    listed = {event.key for event in document.events}
+    lost = tuple(known.event.event_id for key, known in tracked.events.items() if key not in listed)
+    return msgspec.structs.replace(diff(blank, document, mine), foreign=lost)
+
+
+def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """The newest of them."""
+    return {key: departed[key] for key in list(departed)[-MAX_DEPARTED:]}
+
+
+# ---- what is listed
+
+
+def _listed(tracked: Tracked, event: Event, document: Document, now: Observation) -> tuple[TrackedEvent, Change | None]:
+    old = tracked.events.get(event.key) or tracked.before_boot.get(event.key)
     if old is None:
-        return life, change
+        return _new(tracked, event, document.incarnation, now)
+    event = _last_known(old.event, event, document.flaws)
+    if old.event == event and old.scope == scope_of(event, now.vm):
+        return _read(_measured(old, now)), None
+    known = _measured(_advanced(old, event, now), now)
+    if old.event.digest() == event.digest():  # only the order or case of resources, or what we know of ourselves
+        return known, None
+    kind, reason = TRANSITIONS[Phase.of(old.event), Phase.of(event)]
+    known, identity = _numbered(known, kind, event.digest() if kind == "updated" else "")
+    change = _change(known, identity, (kind, reason), document.incarnation, now)
+    if kind == "started" and old.start is not None:  # for the second time: it was reported at the first
+        change = msgspec.structs.replace(change, scheduled_seconds=None)
     # a scope may change as well because IMDS says who we are: Resources did not move then
-    scope = old.scope if old.scope != life.scope and old.event.resources != event.resources else None
-    return life, msgspec.structs.replace(
+    scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
+    return known, msgspec.structs.replace(
         change, previous=old.event, previous_scope=scope, previous_not_before=_reported(old)
     )
 
 
-def _born(tracked: Tracked, event: Event, now: Observation) -> TrackedEvent:
+def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
     is_started = Phase.of(event) is Phase.STARTED
-    watched = now.watched and not tracked.unreadable
+    watched = now.watched and not tracked.unidentified and event.key not in tracked.unread
     scope = scope_of(event, now.vm)
-    return TrackedEvent(
+    known = TrackedEvent(
         event=event,
         scope=scope,
-        first_seen=now.time,
+        seen=now.at,
         beginning_seen=watched,
-        started=now.time if is_started else None,
+        start=now.at if is_started else None,
         start_seen=is_started and watched,
         not_before=event.not_before,
         reported_not_before=event.not_before,
@@ -226,112 +347,179 @@ def _born(tracked: Tracked, event: Event, now: Observation) -> TrackedEvent:
         unmeasured=is_started and (now.gap is None or not watched),
         steps=tracked.departed.get(event.key, {}),
     )
+    kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
+    if event.key in tracked.departed and event.key not in tracked.unread:
+        reason = "came_back"
+    known, identity = _numbered(known, kind, "")
+    return known, _change(known, identity, (kind, reason), incarnation, now)
 
 
-def _grown(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
-    starts = old.started is None and Phase.of(event) is Phase.STARTED
+def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
+    """The event as listed, with the last known value of each field that could not be read this time."""
+    lost = {flaw.field: getattr(old, flaw.field) for flaw in flaws if flaw.field and _is_of(flaw, event)}
+    return msgspec.structs.replace(event, **lost) if lost else event
+
+
+def _is_of(flaw: Flaw, event: Event) -> bool:
+    return flaw.event_id is not None and flaw.event_id.casefold() == event.key
+
+
+def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
+    starts = old.start is None and Phase.of(event) is Phase.STARTED
     return msgspec.structs.replace(
         old,
         event=event,
         scope=scope_of(event, now.vm),
-        started=now.time if starts else old.started,
+        start=now.at if starts else old.start,
         start_seen=_watched(old, now) if starts else old.start_seen,
         not_before=event.not_before or old.not_before,
         reported_not_before=_reported(old) if quiet(old.event, event, _reported(old)) else event.not_before,
-        unread_since=None,
+        unread=False,
+        unread_seconds=0.0,
     )
 
 
-def _reported(life: TrackedEvent) -> datetime | None:
-    return life.reported_not_before or life.event.not_before
+def _reported(known: TrackedEvent) -> datetime | None:
+    return known.reported_not_before or known.event.not_before
 
 
-def _watched(life: TrackedEvent, now: Observation) -> bool:
-    """Somebody looked all the time, and could read this event."""
-    return now.watched and (life.unread_since is None or (now.time - life.unread_since).total_seconds() <= WATCHED)
+# ---- how well it was watched
 
 
-def _unread(life: TrackedEvent, now: Observation) -> TrackedEvent:
-    if life.unread_since is not None:
-        return life
-    since = now.time - timedelta(seconds=now.silence) if now.silence is not None else life.first_seen
-    return msgspec.structs.replace(life, unread_since=since)
+def _silence(known: TrackedEvent, now: Observation) -> float | None:
+    """Seconds since this event was last read; ``None`` when their number is not known."""
+    if now.silence is None or known.unread_seconds is None:
+        return None
+    return known.unread_seconds + now.silence
 
 
-def _read(life: TrackedEvent) -> TrackedEvent:
-    return life if life.unread_since is None else msgspec.structs.replace(life, unread_since=None)
+def _watched(known: TrackedEvent, now: Observation) -> bool:
+    """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
+    silence = _silence(known, now)
+    return silence is not None and silence <= WATCHED and not now.rebooted
 
 
-def _felt(life: TrackedEvent, now: Observation) -> TrackedEvent:
-    """Put the gap since the last answer down to this event, if it is one that interrupts this VM."""
-    if life.started is None or not _hits(life):
-        return life
+def _unread(known: TrackedEvent, now: Observation) -> TrackedEvent:
+    return msgspec.structs.replace(known, unread=True, unread_seconds=_silence(known, now))
+
+
+def _read(known: TrackedEvent) -> TrackedEvent:
+    return msgspec.structs.replace(known, unread=False, unread_seconds=0.0) if known.unread else known
+
+
+def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
+    """The event with the gap since the last answer counted as its interruption, if it may interrupt this VM."""
+    if known.start is None or not known.may_be_ours:
+        return known
     if now.gap is None:
-        return life if life.unmeasured else msgspec.structs.replace(life, unmeasured=True)
-    gap = life.interruption.widened(now.gap) if life.interruption else now.gap
-    return life if gap == life.interruption else msgspec.structs.replace(life, interruption=gap)
+        return known if known.unmeasured else msgspec.structs.replace(known, unmeasured=True)
+    gap = known.interruption.widened(now.gap) if known.interruption else now.gap
+    return known if gap == known.interruption else msgspec.structs.replace(known, interruption=gap)
 
 
-def _gone(life: TrackedEvent, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
-    kind, reason = TRANSITIONS[Phase.of(life.event), Phase.ABSENT]
-    if kind == "canceled" and life.started is not None:  # it had begun, whatever was listed of it after that
-        kind, reason = "ended", "status_went_back"
-    outcome = OUTCOMES[kind]
-    if not _watched(life, now):
-        kind, reason, outcome = "ended", "not_watched" if not now.watched else "not_readable", "unknown"
+# ---- what is gone
+
+
+def _gone(known: TrackedEvent, before: int | None, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
+    """The steps to remember, and the change; ``before`` is the incarnation of the last document that was read."""
+    known = _measured(known, now)
+    if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
+        known = msgspec.structs.replace(known, scope=scope_of(known.event, now.vm))
+    one_step = before is not None and incarnation == before + 1 and not known.unread
+    kind, reason = _ending(known, now, one_step=one_step)
+    known, identity = _numbered(known, kind, "")
+    change = _change(known, identity, (kind, reason), incarnation, now)
+    proven = now.rebooted and _proven_by_reboot(known, now)
+    watched = _watched(known, now)
+    begin = known.seen if kind == "canceled" else known.start
+    duration = elapsed(begin, now.at) if begin is not None and watched else None
+    return known.steps, msgspec.structs.replace(
+        change,
+        outcome="finished" if proven else OUTCOMES[kind],
+        scheduled_seconds=duration if kind == "canceled" and known.beginning_seen else change.scheduled_seconds,
+        started_seconds=duration if kind == "finished" and known.start_seen else None,
+        interruption=_interruption(known, now) if watched or proven else None,
+    )
+
+
+def _ending(known: TrackedEvent, now: Observation, *, one_step: bool) -> tuple[ChangeKind, Reason]:
+    """How the event ended, as far as that is certain, and why it is said."""
+    if Phase.of(known.event) is Phase.STARTED:  # Azure knows one way out of it
+        if _watched(known, now):
+            return TRANSITIONS[Phase.STARTED, Phase.ABSENT]
+        proven = now.rebooted and _proven_by_reboot(known, now)
+        return "finished", "machine_rebooted" if proven else "gone_after_start_unwatched"
     if now.rebooted:
-        reason = "machine_rebooted"
-        if _proven_by_reboot(life, now):
-            outcome = "finished"
-            life = msgspec.structs.replace(life, interruption=life.interruption or now.gap)
-        else:
-            outcome = "unknown"
-    life, identity = _numbered(life, kind, "")
-    change = _change(life, identity, (kind, reason), incarnation, now)
-    return life.steps, msgspec.structs.replace(change, outcome=outcome)
+        return "ended", "machine_rebooted"
+    if known.start is not None:  # it had begun, whatever was listed of it after that
+        return "ended", "status_went_back"
+    return _ending_before_start(known, now, one_step=one_step)
 
 
-def _proven_by_reboot(life: TrackedEvent, now: Observation) -> bool:
-    """This machine went down, and an event of its own that takes it down was due: that was it."""
-    due = life.started is not None or (life.not_before is not None and life.not_before <= now.time)
-    return life.scope == "self" and life.event.event_type in REBOOTING and due
+def _ending_before_start(known: TrackedEvent, now: Observation, *, one_step: bool) -> tuple[ChangeKind, Reason]:
+    phase, watched = Phase.of(known.event), _watched(known, now)
+    if watched and (phase is Phase.OTHER or _cannot_have_started(known, now)):
+        return TRANSITIONS[phase, Phase.ABSENT]
+    if one_step and phase is Phase.SCHEDULED and now.silence is not None and now.silence <= ONE_STEP_SECONDS:
+        return "canceled", "removal_was_the_only_change"
+    if watched:
+        return "ended", "start_may_be_missed"
+    return "ended", "not_watched" if known.unread_seconds == 0 else "not_readable"
 
 
-def _numbered(life: TrackedEvent, kind: ChangeKind, digest: str) -> tuple[TrackedEvent, str]:
+def _cannot_have_started(known: TrackedEvent, now: Observation) -> bool:
+    """In a watched time: too few polls were missed, or NotBefore is ahead even now."""
+    silence = _silence(known, now)
+    if silence is not None and silence <= (MISSED_BEATS + 1) * now.interval + LATE_ANSWER:
+        return True
+    if known.not_before is None or now.at.date is None:
+        return False
+    return now.at.date < known.not_before - NOT_BEFORE_MARGIN
+
+
+def _proven_by_reboot(known: TrackedEvent, now: Observation) -> bool:
+    """This machine went down, and an event of its own that takes it down was due by then: that was it."""
+    due = known.start is not None or (
+        known.not_before is not None and now.down is not None and known.not_before <= now.down
+    )
+    return known.scope == "self" and known.event.event_type in REBOOTING and due
+
+
+def _interruption(known: TrackedEvent, now: Observation) -> Gap | None:
+    if known.scope != "self" or known.unmeasured:
+        return None
+    # the event was due but not seen started before the boot: the time over the boot is its interruption
+    return known.interruption or (now.gap if now.rebooted else None)
+
+
+# ---- changes
+
+
+def _numbered(known: TrackedEvent, kind: ChangeKind, digest: str) -> tuple[TrackedEvent, str]:
+    """The event with this step counted, and the id of the step."""
     step = f"{kind} {digest}".rstrip()
-    nth = life.steps.get(step, 0)
-    steps = {**life.steps, step: nth + 1}
+    nth = known.steps.get(step, 0)
+    steps = {**known.steps, step: nth + 1}
     if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
-        del steps[next(known for known in steps if known.startswith("updated "))]
-    life = msgspec.structs.replace(life, steps=steps)
-    return life, change_id(life.event.key, kind, digest, nth)
+        del steps[next(name for name in steps if name.startswith("updated "))]
+    return msgspec.structs.replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
 
 
 def _change(
-    life: TrackedEvent, identity: str, step: tuple[ChangeKind, Reason], incarnation: int, now: Observation
+    known: TrackedEvent, identity: str, step: tuple[ChangeKind, Reason], incarnation: int, now: Observation
 ) -> Change:
     kind, reason = step
-    over = kind in OUTCOMES
-    start = life.started or (now.time if kind == "canceled" else None)
-    scheduled = life.beginning_seen and start is not None and (life.start_seen or kind == "canceled")
-    if kind == "started" and start != now.time:  # for the second time: it was told at the first
-        scheduled = False
+    start = known.start if known.beginning_seen and known.start_seen else None
     return Change(
         id=identity,
         kind=kind,
         reason=reason,
         time=now.time,
-        event=life.event,
-        scope=life.scope,
+        event=known.event,
+        scope=known.scope,
         incarnation=incarnation,
-        first_seen=life.first_seen,
-        not_before=life.not_before,
-        notice_seconds=life.notice,
-        scheduled_seconds=(start - life.first_seen).total_seconds() if scheduled and start else None,
-        started_seconds=_started_seconds(life, now) if kind == "finished" else None,
-        interruption=life.interruption if over and life.scope == "self" and not life.unmeasured else None,
+        first_seen=known.first_seen,
+        not_before=known.not_before,
+        notice_seconds=known.notice,
+        scheduled_seconds=elapsed(known.seen, start) if start is not None else None,
     )
-
-
-def _started_seconds(life: TrackedEvent, now: Observation) -> float | None:
-    return (now.time - life.started).total_seconds() if life.started and life.start_seen else None

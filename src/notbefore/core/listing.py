@@ -36,6 +36,7 @@ class PendingEvent(Struct, frozen=True):
     first_seen: datetime
     notice_seconds: float | None
     started: datetime | None
+    start_seen: bool  # it was seen to start; else it had started before the agent looked
     approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
 
     @classmethod
@@ -56,6 +57,7 @@ class PendingEvent(Struct, frozen=True):
             first_seen=life.first_seen,
             notice_seconds=life.notice,
             started=life.started,
+            start_seen=life.start_seen,
             approval=approval,
         )
 

@@ -27,6 +27,7 @@ MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-bloc
 MAX_BODY: Final = 1024 * 1024
 
 MAX_ETAG: Final = 256
+MAX_DATE: Final = 64  # characters; RFC 9110 has 29
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: what may stand in a request as it is
 
 _BY_STATUS: Final[dict[int, ImdsReason]] = {
@@ -43,17 +44,7 @@ class ImdsAnswer(Struct, frozen=True):
 
     body: bytes | None
     etag: str | None = None
-    headers: http.client.HTTPMessage | None = None
-
-    @property
-    def time(self) -> float | None:
-        """When IMDS gave it, by its header ``Date``, in Unix seconds; ``None`` where it does not say."""
-        from email.utils import parsedate_to_datetime  # noqa: PLC0415 - for a new body alone
-
-        try:
-            return parsedate_to_datetime(self.headers["Date"]).timestamp() if self.headers is not None else None
-        except (TypeError, ValueError, OverflowError):  # TypeError: there is none
-            return None
+    date: str = ""  # the ``Date`` header, as it came
 
 
 class DeadlineSocket(socket.socket):
@@ -186,11 +177,12 @@ class ImdsClient:
                 raise ImdsError("incomplete", f"{response.length} bytes are missing")
             if response.will_close:
                 self.close()
+            date = response.headers.get("Date", "")[:MAX_DATE]
             if response.status == http.client.NOT_MODIFIED and etag is not None:
-                return ImdsAnswer(None, etag)
+                return ImdsAnswer(None, etag, date)
             if response.status != http.client.OK:
                 raise _refusal(response, content)
-            return ImdsAnswer(content, _etag(response), response.headers)
+            return ImdsAnswer(content, _etag(response), date)
 
     def _connected(self, deadline: float) -> DeadlineSocket:
         if self._aborted.is_set():

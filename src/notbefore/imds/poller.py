@@ -21,7 +21,7 @@ class Poll(Struct, frozen=True):
     duration: float  # seconds until the answer or the error
     body: bytes | None = None
     error: ImdsError | None = None
-    time: float | None = None  # of a new body: when IMDS gave it, by its own clock, in Unix seconds
+    date: str = ""  # the ``Date`` header of the answer, as it came: IMDS's clock
 
 
 class Poller:
@@ -59,9 +59,9 @@ class Poller:
         self.timeout = TIMEOUT
         duration = time.monotonic() - begun
         if answer.body is None or answer.body == self._last:
-            return Poll(lag, duration)
+            return Poll(lag, duration, date=answer.date)
         self._last, self._etag = answer.body, answer.etag
-        return Poll(lag, duration, body=answer.body, time=answer.time)
+        return Poll(lag, duration, body=answer.body, date=answer.date)
 
     def forget(self) -> None:
         """Report the next body as new, whatever it is."""

@@ -1,5 +1,6 @@
 """``ConfirmedTime``: how late it is for certain. A wall clock may jump, and what expires by it is lost for good."""
 
+import sys
 import time
 from contextlib import suppress
 from functools import cache
@@ -24,15 +25,21 @@ class ConfirmedTime(Struct, frozen=True):
 
 def uptime() -> float:
     """Seconds on a clock that nobody sets, those in which the machine was suspended included, where it counts them."""
-    return time.clock_gettime(_BOOT_TIME) if _BOOT_TIME is not None else time.monotonic()
+    if _BOOT_TIME is not None:
+        return time.clock_gettime(_BOOT_TIME)
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+
+        return float(ctypes.windll.kernel32.GetTickCount64()) / 1000
+    return time.monotonic()
 
 
 @cache
 def boot_id() -> str:
-    """What tells this boot of the machine from another: the kernel's word, else the time of the boot to ten seconds."""
+    """What tells this boot of the machine from another: the kernel's word, else its time by the wall clock."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"booted-{round((time.time() - time.monotonic()) / 10)}"
+    return f"booted-{round(time.time() - uptime())}"
 
 
 _BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)

@@ -92,11 +92,11 @@ class Store:
         self.stage(state, changes)
         return self.write()
 
-    def beat(self, state: StoredState) -> None:
-        """Stage a state of which only the times are new, and write these: one small commit."""
+    def beat(self, state: StoredState, *, durable: bool = True) -> None:
+        """Stage a state of which only the times are new, and write these: see ``StateFile.write_times``."""
         self.stage(state)
         with self._disk:
-            self._attempt(lambda file: file.write_times(state, self._moment()))
+            self._attempt(lambda file: file.write_times(state, self._moment(), durable=durable))
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries that no change causes; they are lost while neither file can be written."""

@@ -4,7 +4,6 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -13,6 +12,7 @@ from msgspec import Struct
 
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
+from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
 from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
 from notbefore.core.record import Vm
@@ -34,11 +34,16 @@ class StoredState(Struct, frozen=True):
     tracked: Tracked = Tracked()
     totals: Totals = Totals()
     vm: Vm | None = None
-    seen: datetime | None = None  # the last good answer of IMDS before this was staged
-    beat: datetime | None = None  # when the machine was last known to be running
-    boot_id: str = ""
+    seen: Instant | None = None  # the last good answer of IMDS before this was staged
+    seen_by: Vm | None = None  # who this VM was then, if known: a disk may move to another one
+    beat: Instant | None = None  # when the machine was last known to be running
     clean: bool = False  # the agent stopped in order, at ``beat``
     approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
+
+    @property
+    def boot_id(self) -> str:
+        """The boot of the machine in which IMDS answered last; empty before the first answer."""
+        return self.seen.boot if self.seen is not None else ""
 
 
 class StoredChange(Struct, frozen=True):
@@ -151,11 +156,10 @@ class StateFile:
         reader = _Reader(self.db)
         meta = reader.meta()
         state = StoredState(
-            tracked=Tracked(
+            tracked=msgspec.structs.replace(
+                meta.get("tracked", Tracked()),
                 events=dict(reader.rows("tracked", TrackedEvent)),
                 departed=dict(reader.rows("departed", dict[str, int], "position")),
-                incarnation=meta.get("incarnation"),
-                unreadable=meta.get("unreadable", False),
             ),
             approvals=dict(reader.rows("approvals", ApprovalAttempt, "position")),
             **{name: meta[name] for name in _STATE_META if name in meta},
@@ -187,9 +191,9 @@ class StateFile:
         _write_rows(db, "tracked", old.tracked.events, state.tracked.events)
         _write_ordered_rows(db, "departed", old.tracked.departed, state.tracked.departed)
         _write_ordered_rows(db, "approvals", old.approvals, state.approvals)
-        tracked = {"incarnation": state.tracked.incarnation, "unreadable": state.tracked.unreadable}
         values = {name: getattr(state, name) for name in _STATE_META}
-        _write_meta(db, tracked | values | {"confirmed_time": moment.confirmed})
+        rest = msgspec.structs.replace(state.tracked, events={}, departed={})  # these have tables of their own
+        _write_meta(db, values | {"tracked": rest, "confirmed_time": moment.confirmed})
         history.add(db, ((one.change, one.record) for one in changes))
         history.prune(db, moment.surely, self.history_bytes)
         _write_outbox(db, changes)
@@ -199,11 +203,20 @@ class StateFile:
         """The state is in the file now: the next time only what differs is written."""
         self._written = state
 
-    def write_times(self, state: StoredState, moment: Moment) -> None:
-        """Write only when the machine was last known to be running."""
-        values = {"boot_id": state.boot_id, "seen": state.seen, "beat": state.beat, "confirmed_time": moment.confirmed}
-        with transaction(self.db) as db:
-            _write_meta(db, values)
+    def write_times(self, state: StoredState, moment: Moment, *, durable: bool) -> None:
+        """Write only when IMDS answered last, and the machine was last known to be running.
+
+        What is not ``durable`` survives the end of the process, but not a loss of power, and costs no write to the disk
+        at once.
+        """
+        values = {name: getattr(state, name) for name in ("seen", "seen_by", "beat")}
+        if not durable:
+            self.db.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with transaction(self.db) as db:
+                _write_meta(db, values | {"confirmed_time": moment.confirmed})
+        finally:
+            self.db.execute("PRAGMA synchronous = FULL")
 
     def put(self, deliveries: Iterable[Delivery], moment: Moment) -> None:
         """Add deliveries that no change causes."""
@@ -234,10 +247,11 @@ class StateFile:
 
 
 _STATE_META: Final = {  # fields of StoredState that are rows of `meta`
-    "totals": Totals, "vm": Vm | None, "seen": datetime | None, "beat": datetime | None, "boot_id": str, "clean": bool,
+    "totals": Totals, "vm": Vm | None, "seen": Instant | None, "seen_by": Vm | None, "beat": Instant | None,
+    "clean": bool,
 }  # fmt: skip
 _META: Final[dict[str, Any]] = {
-    **_STATE_META, "incarnation": int | None, "unreadable": bool, "confirmed_time": ConfirmedTime, "merged_spare": str,
+    **_STATE_META, "tracked": Tracked, "confirmed_time": ConfirmedTime, "merged_spare": str,
 }  # fmt: skip
 
 

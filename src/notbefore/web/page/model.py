@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.change import ENDINGS
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, Vm
@@ -35,6 +36,7 @@ class TimelineEvent(Struct, frozen=True):
     started: datetime | None = None
     ended: datetime | None = None
     outcome: str | None = None
+    why: str = ""  # it is said to have ended so
     notice: float | None = None  # this and the next two: seconds
     started_for: float | None = None
     interruption: float | None = None  # as measured
@@ -184,6 +186,7 @@ def _ended(change: Record, started: datetime | None) -> TimelineEvent:
         started=started,
         ended=change.time,
         outcome=change.outcome or "unknown",
+        why=ENDINGS.get(change.reason, ""),
         notice=change.notice_seconds,
         started_for=change.started_seconds,
         interruption=change.interruption_seconds,

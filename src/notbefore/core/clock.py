@@ -1,0 +1,88 @@
+"""``Instant``: one moment as several clocks show it, and how much time lies between two of them.
+
+No clock of a VM can be trusted alone. The wall clock is set by NTP or by hand. The clock that counts since the boot
+cannot be set, but it stands still while the host has paused the VM. The ``Date`` header of an answer is the host's
+clock, to the second. A duration is given where clocks agree, and left out where they do not.
+"""
+
+from datetime import datetime
+from typing import Final
+
+from msgspec import Struct
+
+from notbefore.core.change import Gap
+
+TOLERANCE: Final = 2.0
+"""Seconds by which two clocks may differ and still agree: ``Date`` counts whole seconds."""
+
+DRIFT: Final = 0.001
+"""The part of a duration by which two clocks may drift apart and still agree: NTP corrects by up to 500 ppm."""
+
+
+class Instant(Struct, frozen=True):
+    """One moment, as the clocks of this VM and of IMDS show it."""
+
+    wall: datetime  # UTC, as this VM has it; may have been set
+    boot: str = ""  # which boot of this machine ``uptime`` belongs to
+    uptime: float = 0.0  # seconds since that boot, suspended time included (CLOCK_BOOTTIME); cannot be set
+    date: datetime | None = None  # UTC, by IMDS's ``Date`` header: what NotBefore is compared with; None without one
+
+
+def elapsed(begin: Instant, end: Instant) -> float | None:
+    """Seconds from ``begin`` to ``end``; ``None`` where the clocks do not agree on them.
+
+    Within a boot the clock since the boot counts, if another one agrees. While the host paused the VM that clock stood
+    still: then the wall clock counts if IMDS's ``Date`` agrees with it, as it does over a boot.
+    """
+    uptime = _uptime(begin, end)
+    wall = (end.wall - begin.wall).total_seconds()
+    date = _date(begin, end)
+    if uptime is not None and (_agree(uptime, wall) or (date is not None and _agree(uptime, date))):
+        return None if date is not None and not _agree(uptime, date) and date > uptime else uptime
+    if uptime is not None and date is None and wall < uptime:
+        return uptime  # the wall clock was set back; nothing makes the other one run fast
+    if date is not None and _agree(wall, date) and wall >= (uptime or 0.0):
+        return max(0.0, wall)
+    return None
+
+
+def silence(begin: Instant, end: Instant) -> float | None:
+    """Seconds in which something may have happened unseen: the longest that a clock allows; ``None`` if unknown.
+
+    The wall clock counts only where IMDS gave no ``Date``, and only to say that the length is unknown.
+    """
+    uptime, date = _uptime(begin, end), _date(begin, end)
+    wall = (end.wall - begin.wall).total_seconds()
+    if uptime is not None:
+        if date is not None:
+            return uptime if _agree(uptime, date) else max(uptime, date)
+        if begin.date is not None:  # it was there, and no longer is: a pause of the VM may hide behind that
+            return None
+        return uptime if _agree(uptime, wall) or wall < uptime else None
+    return max(0.0, date) if date is not None and _agree(wall, date) else None
+
+
+def believable(gap: Gap, begin: Instant, end: Instant) -> Gap | None:
+    """The gap between two beats, as far as it lies between two answers; ``None`` where its length is not known.
+
+    The wall clock may have been set meanwhile: what it shows is believed if IMDS's ``Date`` moved as far.
+    """
+    date = _date(begin, end)
+    limit = date if date is not None else _uptime(begin, end)
+    if limit is not None and gap.wall <= limit + TOLERANCE:
+        return gap
+    return Gap(gap.monotonic, gap.monotonic) if date is not None else None
+
+
+def _uptime(begin: Instant, end: Instant) -> float | None:
+    """By the clock since the boot; ``None`` over a boot, or where that clock went backwards, which it cannot."""
+    same = begin.boot == end.boot and end.uptime >= begin.uptime
+    return end.uptime - begin.uptime if same else None
+
+
+def _date(begin: Instant, end: Instant) -> float | None:
+    return (end.date - begin.date).total_seconds() if begin.date is not None and end.date is not None else None
+
+
+def _agree(one: float, other: float) -> bool:
+    return abs(one - other) <= TOLERANCE + DRIFT * abs(one)

@@ -1,0 +1,219 @@
+"""An agent's tracker and its real state file in a ``World``: started, polled, disturbed, killed at a commit, judged."""
+
+import itertools
+import json
+import random
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notbefore.agent.clock import Clock
+from notbefore.agent.freeze import FreezeMeter
+from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
+from notbefore.agent.tracker import Tracker
+from notbefore.core.change import Gap
+from notbefore.core.record import Vm
+from notbefore.errors import ImdsError
+from notbefore.imds.poller import Poll
+from notbefore.store import state as store_module
+from notbefore.store.state import Store
+from support.world import Account, World
+
+
+class KilledError(Exception):
+    """The process is gone."""
+
+
+class WorldClock(Clock):
+    """The machine's clocks, as the world has them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.boot_id = world.boot_id
+
+    def now(self) -> datetime:
+        return self.world.wall
+
+    def time(self) -> float:
+        return self.world.wall.timestamp()
+
+    def monotonic(self) -> float:
+        return self.world.uptime
+
+    def boot_time(self) -> float:
+        return self.world.uptime
+
+
+class WorldMeter(FreezeMeter):
+    """Measures the world's pauses, and the steps of its wall clock, without a thread."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(WorldClock(world))
+        self.world = world
+        self.on = False
+        self.taken = self.lag = 0.0
+        self.offset = world.wall_offset
+
+    @property
+    def running(self) -> bool:
+        return self.on
+
+    def switch(self, *, on: bool) -> None:
+        if on and not self.on:
+            self.taken, self.offset = self.world.now, self.world.wall_offset
+        self.on = on
+
+    def take(self) -> Gap:
+        paused = [end - begin for begin, end, right in self.world.pauses if begin >= self.taken and right]
+        stepped = max(0.0, self.world.wall_offset - self.offset)
+        self.taken, self.offset = self.world.now, self.world.wall_offset
+        return Gap(max([0.0, *paused]) + stepped, 0.0)
+
+
+class FragileStore(Store):
+    """Dies with its process before or after the next commit, where that is asked for."""
+
+    die: str | None = None
+
+    def write(self) -> bool:
+        if self.die == "before":
+            raise KilledError
+        written = super().write()
+        if self.die == "after":
+            raise KilledError
+        return written
+
+
+class Observer:
+    """One agent after the other on one state file, in a world; every report is judged."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.world = World(random.Random(seed))  # noqa: S311 - chance, not secrets
+        self.account = Account(self.world)
+        self.directory = directory
+        self.read = 0  # rows of the history
+        self.tracker: Tracker | None = None
+        self.named = False
+        self.start(named=True)
+
+    def start(self, *, named: bool) -> None:
+        """An agent; ``named``: IMDS says at once which VM this is."""
+        self.store = FragileStore(self.directory)
+        self.clock = WorldClock(self.world)
+        settings = ChangeSettings()
+        self.state = AgentState(self.store, self.clock, lambda: settings, ChangeListeners(lambda _line: None))
+        self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
+        self.tracker.use_api_version("2020-07-01")
+        self.last_body: bytes | None = None
+        self.named = False
+        self.account.perturb()
+        if named:
+            self.learn_name()
+
+    def learn_name(self) -> None:
+        """IMDS says which VM this is."""
+        if self.tracker is None:
+            return
+        self.named = True
+        vm = self.world.vm
+        try:
+            self.tracker.identify(Vm(name=vm, vm_id=f"id-{vm}"))
+        except KilledError:
+            self.judge()
+            self.kill()
+            return
+        self.judge()
+
+    def kill(self) -> None:
+        """The process is gone, without a word."""
+        if self.tracker is not None:
+            self.store.close()
+        self.tracker = None
+
+    def stop(self) -> None:
+        """The process stops in order."""
+        if self.tracker is not None:
+            with suppress(KilledError):
+                self.state.write_stop()
+        self.kill()
+
+    def poll(self) -> None:
+        """A good answer."""
+        self.answer(self.body(self.world.ask()), {})
+
+    def poll_spoilt(self, how: str) -> None:
+        """An answer in which a part of the first event cannot be read."""
+        items = self.world.ask()
+        if not items:
+            self.answer(self.body(items), {})
+            return
+        first, rest = items[0], items[1:]
+        key = first["EventId"]
+        spoilt = {
+            "status": ({**first, "EventStatus": ""}, {key: True}),
+            "id": ({**first, "EventId": 5}, {key: True, "": True}),
+            "resources": ({**first, "Resources": 17}, {key: False}),
+            "not_before": ({**first, "NotBefore": "soon"}, {key: False}),
+            "twice": (first, {key: False}),
+        }
+        item, unread = spoilt[how]
+        body = self.body([item, *rest])
+        if how == "twice":
+            body = body.replace(b'"Description"', b'"Description": "no", "Description"', 1)
+        self.answer(body, unread)
+
+    def body(self, items: list[dict[str, Any]]) -> bytes:
+        """A document as bytes."""
+        return json.dumps({"DocumentIncarnation": self.world.incarnation, "Events": items}).encode()
+
+    def answer(self, body: bytes, unread: dict[str, bool]) -> None:
+        """A good answer; ``unread``: which events of it, or fields of events, are spoilt (see ``Account.shown``)."""
+        if self.tracker is None:
+            return
+        try:
+            self.tracker.handle(Poll(0.0, 0.01, body=None if body == self.last_body else body, date=self.world.date))
+        except KilledError:
+            died = self.store.die
+            if died == "after":
+                self.judge()
+                self.account.shown(self.world.ask(), unread)
+            self.kill()
+            return
+        self.last_body = body
+        self.judge()
+        self.account.shown(self.world.ask(), unread)
+
+    def fail(self) -> None:
+        """No good answer."""
+        if self.tracker is not None:
+            self.tracker.handle(Poll(0.0, 0.01, error=ImdsError("refused", "no")))
+
+    def seconds(self, count: int, *, answers: bool = True) -> None:
+        """Second after second."""
+        for _ in range(count):
+            self.world.run(1.0)
+            if self.tracker is not None:
+                with suppress(KilledError):
+                    self.state.write_beat()
+            if answers:
+                self.poll()
+            else:
+                self.fail()
+
+    def judge(self) -> None:
+        """Hold what was written since the last time against what happened."""
+        rows = Store.history(self.store, None, 1_000_000) if self.tracker is not None else None
+        if rows is None:
+            return
+        records = [json.loads(record) for record in itertools.islice(rows.records, self.read, None)]
+        self.read += len(records)
+        self.account.judge(records, self.world.vm if self.named else None)
+
+
+def at_the_worlds_time(world: World, patch: pytest.MonkeyPatch) -> None:
+    """The store's own clock is the world's."""
+    patch.setattr(store_module, "time", SimpleNamespace(time=lambda: world.wall.timestamp()))  # noqa: PLW0108 - at the time of the call
