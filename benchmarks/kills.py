@@ -1,8 +1,13 @@
-"""Whether anything is lost: ``python benchmarks/kills.py [--kills 2000]``.
+"""Whether anything is lost or late: ``python benchmarks/kills.py [MODE ...] [--rounds N] [--seed N]``.
 
-The real agent and its courier are killed (SIGKILL) at random moments while 20 scheduled events at a time come, start
-and go, and while the far side fails, hangs, cuts, and lies (takes a delivery and says that it did not). At the end
-every change that the agent ever recorded must have arrived; each repetition must carry the id of the first.
+`kills` (what is run without a mode): the real agent and its courier are killed (SIGKILL) at random moments while 20
+scheduled events at a time come, start and go, and while the receiver fails, hangs, cuts, and lies (takes a delivery and
+says that it did not). At the end every change that the agent ever recorded must have arrived; each repetition must
+carry the id of the first.
+
+The other modes are in ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive, and by when,
+is not what the agent recorded but what Azure listed: each step of each event, 5 s after the list had it. To add a mode:
+a function that inflicts and heals, and a line in ``FAULTS``.
 """
 
 import argparse
@@ -12,14 +17,16 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,12 +38,15 @@ from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state_file import FILE_NAME
 
 FLOWS = 20
+LATE = 5.0  # seconds after the moment from which on a delivery was possible
+SLOWLY = (1.2, 2.2)  # seconds between two lists: the agent polls each 0.2 s, and waits 0.5 s for a lock
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's package faketime
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 PORT = 11_172
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """The far side. ``moods`` are (weight, what it does); it notes what it has really taken, in order."""
+    """``moods`` are (weight, what it does); it notes what it has really taken, in order."""
 
     daemon_threads = True
     moods = (
@@ -52,6 +62,7 @@ class Receiver(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.taken: list[tuple[str, str, str]] = []  # delivery id, event, kind
+        self.times: list[float] = []  # monotonic seconds at which each was taken
         self.answers: collections.Counter[str] = collections.Counter()
         self.calm = False
 
@@ -76,6 +87,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "take" in mood:
             values = json.loads(body)
             key = str(values["azure.scheduled_event.id"]).casefold()
+            self.server.times.append(time.monotonic())
             self.server.taken.append((self.headers["Idempotency-Key"], key, values["notbefore.delivery.kind"]))
         if mood in ("hang", "cut", "take and cut"):
             self.close_connection = True
@@ -91,29 +103,40 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class World(threading.Thread):
-    """Scheduled events that come, start and go: always 20 at a time, until told to stop."""
+    """Scheduled events that come, start and go: always 20 at a time, until told to stop.
 
-    def __init__(self, simulator: Simulator) -> None:
+    ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each step was listed.
+    """
+
+    def __init__(self, simulator: Simulator, pace: tuple[float, float] = (0.2, 0.9)) -> None:
         super().__init__(daemon=True)
         self._simulator = simulator
+        self._pace = pace
+        self.shown: dict[tuple[str, str], float] = {}
         self._over = threading.Event()
         self.begun = 0
 
     def run(self) -> None:
         listed: dict[str, str] = {}
         for incarnation in range(2, 10_000_000):
-            if self._over.wait(random.uniform(0.2, 0.9)):
+            if self._over.wait(random.uniform(*self._pace)):
                 break
+            steps: list[tuple[str, str]] = []
             for event_id in random.sample(sorted(listed), min(2, len(listed))):
                 if listed[event_id] == "Scheduled" and random.random() < 0.8:
                     listed[event_id] = "Started"
+                    steps.append((event_id.casefold(), "started"))
                 else:
                     del listed[event_id]
+                    steps.append((event_id.casefold(), "over"))
             while len(listed) < FLOWS:
                 self.begun += 1
                 listed[f"E-{self.begun}"] = "Scheduled"
+                steps.append((f"e-{self.begun}", "announced"))
             self._show(listed, incarnation)
+            self.shown |= dict.fromkeys(steps, time.monotonic())
         self._show({}, 10_000_000)
+        self.shown |= {(event_id.casefold(), "over"): time.monotonic() for event_id in listed}
 
     def _show(self, listed: dict[str, str], incarnation: int) -> None:
         events = [
@@ -136,28 +159,55 @@ class World(threading.Thread):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "modes",
+        nargs="*",
+        choices=["kills", *FAULTS],
+        default="kills",
+        metavar="MODE",
+        help=" | ".join(["kills", *FAULTS]),
+    )
     parser.add_argument("--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)")
+    parser.add_argument("--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random.seed(options.seed)
+    bad = 0
+    for mode in [options.modes] if isinstance(options.modes, str) else options.modes:
+        if mode == "kills":
+            kills(options.kills)
+        else:
+            bad += inflict(mode, options.rounds)
+    sys.exit(1 if bad else 0)
+
+
+def configuration(directory: Path, receiver: Receiver) -> Path:
+    path = directory / "notbefore.yaml"
+    hook = {
+        "url": f"http://127.0.0.1:{receiver.server_address[1]}/",
+        "allow_private": True,
+        "timeout": "1s",
+        "expire_on_end": False,
+    }
+    path.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
+    return path
+
+
+def run_command(config: Path, simulator: Simulator, state: Path) -> list[str]:
+    command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
+    return [*command, "--state-dir", str(state), "--listen", f"127.0.0.1:{PORT}"]
+
+
+def kills(count: int) -> None:
     receiver = Receiver()
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
-        config = Path(directory) / "notbefore.yaml"
-        hook = {
-            "url": f"http://127.0.0.1:{receiver.server_address[1]}/",
-            "allow_private": True,
-            "timeout": "1s",
-            "expire_on_end": False,
-        }
-        config.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
         world = World(simulator)
         world.start()
-        command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
-        command += ["--state-dir", directory, "--listen", f"127.0.0.1:{PORT}"]
-        killed = kill_often(command, options.kills)
+        command = run_command(configuration(Path(directory), receiver), simulator, Path(directory))
+        killed = kill_often(command, count)
         receiver.calm = True
         agent = start(command)
         time.sleep(2)
@@ -169,9 +219,121 @@ def main() -> None:
         print(f"events {world.begun}, drained {drained}, {time.monotonic() - begun:.0f} s")
 
 
-def start(command: list[str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error"}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+# ---- faults of the disk, of the state file and of the clock
+
+
+class Place(NamedTuple):
+    """Where a fault is inflicted."""
+
+    state: Path  # the state directory, as the agent sees it
+    clock: Path  # an offset in seconds, for the agent's wall clock alone
+    agent: subprocess.Popen[bytes]
+
+
+class Fault(NamedTuple):
+    inflict: Callable[[Place, float], None]  # for so many seconds; healed when it returns
+    inside: tuple[str, ...] = ()  # a command that the agent is run by; the state directory follows
+    variables: tuple[str, ...] = ()  # of the agent's environment, NAME=VALUE; {clock} stands for ``Place.clock``
+
+
+def full_disk(place: Place, seconds: float) -> None:
+    disk = Path(f"/proc/{place.agent.pid}/root{place.state}")  # as the agent sees it
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    time.sleep(seconds)
+    (disk / "filler").unlink()
+
+
+def file_deleted(place: Place, seconds: float) -> None:
+    everything = random.random() < 0.5
+    for path in place.state.glob("*" if everything else FILE_NAME):
+        path.unlink(missing_ok=True)
+    time.sleep(seconds / 2)
+
+
+def lock_held(place: Place, seconds: float) -> None:
+    with closing(sqlite3.connect(place.state / FILE_NAME, isolation_level=None, timeout=30)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        time.sleep(seconds)
+        db.execute("ROLLBACK")
+
+
+def clock_jump(place: Place, seconds: float) -> None:
+    place.clock.write_text(str(random.choice([63_072_000, 86_400, 7_200, -3_600])), encoding="ascii")
+    time.sleep(seconds)
+    place.clock.write_text("+0", encoding="ascii")
+
+
+FAULTS = {
+    "full-disk": Fault(
+        full_disk, ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"')
+    ),
+    "file-deleted": Fault(file_deleted),
+    "lock-held": Fault(lock_held),
+    "clock-jump": Fault(
+        clock_jump,
+        variables=(
+            f"LD_PRELOAD={FAKETIME}", "FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_NO_CACHE=1",
+            "FAKETIME_DONT_FAKE_MONOTONIC=1",
+        ),
+    ),
+}  # fmt: skip
+
+
+def inflict(mode: str, rounds: int) -> bool:
+    """Inflict one fault again and again; prints the account, and returns whether anything was lost or late."""
+    fault, receiver, begun = FAULTS[mode], Receiver(), time.monotonic()
+    receiver.calm = True
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
+        state, clock = Path(directory) / "state", Path(directory) / "clock"
+        state.mkdir()
+        clock.write_text("+0", encoding="ascii")
+        inside = (*fault.inside, str(state)) if fault.inside else ()
+        command = run_command(configuration(Path(directory), receiver), simulator, state)
+        variables = dict(one.format(clock=clock).split("=", 1) for one in fault.variables)
+        agent = start([*inside, *command], **variables)
+        time.sleep(3)
+        world = World(simulator, SLOWLY)
+        world.start()
+        for _ in range(rounds):
+            time.sleep(random.uniform(0.5, 3))
+            fault.inflict(Place(state, clock, agent), random.uniform(1, 6))
+        world.stop()
+        time.sleep(LATE + 2)
+        agent.terminate()
+        agent.wait(30)
+    return account(mode, rounds, world, receiver, time.monotonic() - begun)
+
+
+def account(mode: str, rounds: int, world: World, receiver: Receiver, took: float) -> bool:
+    """What Azure listed against what the receiver has; how an event ended is not for this command to judge."""
+    arrived: dict[tuple[str, str], float] = {}
+    order: dict[str, list[str]] = {}
+    for (_, event, kind), at in zip(receiver.taken, receiver.times, strict=True):
+        step = kind if kind in ("announced", "started") else "over"
+        if (event, step) not in arrived:
+            arrived[event, step] = at
+            order.setdefault(event, []).append(step)
+    delays = {step: arrived[step] - shown for step, shown in world.shown.items() if step in arrived}
+    lost = sorted(world.shown.keys() - arrived.keys())
+    late = sorted(step for step, delay in delays.items() if delay > LATE)
+    ids = collections.Counter(found for found, _, _ in receiver.taken)
+    rank = ["announced", "started", "over"]
+    swapped = sum(steps != sorted(steps, key=rank.index) for steps in order.values())
+    slowest, middle = max(delays.values(), default=0.0), sorted(delays.values())[len(delays) // 2] if delays else 0.0
+    print(f"{mode}: {rounds} times, {world.begun} events, {len(world.shown)} steps, {took:.0f} s")
+    print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {swapped} (bar: 0)")
+    print(f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)}; "
+          f"delay {middle:.2f} s (median), {slowest:.2f} s (longest)", *lost[:5], *late[:5])  # fmt: skip
+    return bool(lost or late or swapped)
+
+
+def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error", **variables}
+    log = None if os.environ.get("SHOW_LOG") else subprocess.DEVNULL
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
 
 
 def kill_often(command: list[str], kills: int) -> collections.Counter[str]:
@@ -223,7 +385,7 @@ def report(path: Path, receiver: Receiver, killed: collections.Counter[str]) -> 
         order.setdefault(key, []).append(kind)
     rank = {"announced": 0, "started": 1, "canceled": 2, "finished": 2, "ended": 2}
     swapped = sum([rank[kind] for kind in kinds] != sorted(rank[kind] for kind in kinds) for kinds in order.values())
-    print(f"killed {dict(killed)}; the far side's answers {dict(receiver.answers)}")
+    print(f"killed {dict(killed)}; the receiver's answers {dict(receiver.answers)}")
     print(f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {counts}")
     lost, unknown = len(expected - taken.keys()), len(taken.keys() - expected)
     print(f"LOST {lost} (bar: 0); unknown ids {unknown}; swapped {swapped}")

@@ -2,6 +2,8 @@
 
 import os
 import runpy
+import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,6 +16,9 @@ settings.load_profile("notbefore")
 
 GUARD = Path(__file__).with_name("guard")
 runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
+# where a spare state file is put: not in /dev/shm, where it would outlive the tests
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["RUNTIME_DIRECTORY"] = tempfile.mkdtemp(prefix="notbefore-run-")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(GUARD), os.environ.get("PYTHONPATH"))))
 
 
@@ -25,3 +30,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"skipped, but nothing may be skipped here: {report.longrepr}"
     return report
+
+
+def pytest_unconfigure() -> None:
+    """Remove the runtime directory, after the processes that shared it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["RUNTIME_DIRECTORY"], ignore_errors=True)

@@ -48,6 +48,7 @@ class Tracker:
 
     def handle(self, poll: Poll) -> None:
         """Take in one poll: count it, read its document, and commit what it changes."""
+        self._store.check_file()
         if poll.error is not None:
             self._failed(poll, poll.error.reason, str(poll.error))
             return

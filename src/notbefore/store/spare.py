@@ -10,10 +10,8 @@ transactions (``CourierOutbox``), so no delivery is sent from both.
 
 import hashlib
 import os
-import secrets
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -40,7 +38,11 @@ def spare_path(state_dir: Path) -> Path:
     given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     if given:
         return _path_in(Path(given), state_dir)
-    return _path_in(SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()), state_dir)
+    if SHARED_MEMORY.is_dir():
+        return _path_in(SHARED_MEMORY, state_dir)
+    import tempfile  # noqa: PLC0415 - Linux needs it not
+
+    return _path_in(Path(tempfile.gettempdir()), state_dir)
 
 
 def file_in_use(state_dir: Path) -> Path:
@@ -66,7 +68,7 @@ def make(path: Path, state_file: Path, write: Callable[[StateFile], None]) -> St
         with transaction(unfinished.db) as db:
             complete = _copy_outbox(state_file, db)
             db.execute("UPDATE passed SET copied = 1")
-            db.execute("INSERT INTO spare (name, complete) VALUES (?, ?)", (secrets.token_hex(8), complete))
+            db.execute("INSERT INTO spare (name, complete) VALUES (?, ?)", (os.urandom(8).hex(), complete))
         write(unfinished)
     unfinished.path.replace(path)
     spare = StateFile(path)

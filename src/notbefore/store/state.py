@@ -115,8 +115,14 @@ class Store:
             if self.degraded is not None:
                 self._recover()
 
+    def check_file(self) -> None:
+        """To be called each second: write the state file anew where it was deleted or replaced. Usually a `stat`."""
+        if self.degraded is None and self._main.replaced:
+            with self._disk:
+                self._attempt(self._write_staged)
+
     def look_after(self) -> None:
-        """To be called each second: follow a file that was deleted or replaced, and give unused space back."""
+        """To be called each few seconds: the same, where nobody else did, and give unused space back."""
         if not self._disk.acquire(blocking=False):  # somebody writes: that looks after it as well
             return
         try:
