@@ -6,13 +6,20 @@ FROM ${BASE} AS build
 ARG EXTRAS=all
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY tools/pins.py tools/pins.py
 COPY src src
 COPY config config
 # a virtual environment of its own: it is all that is taken over, pip and the sources stay behind
+# what comes from an index is known by its hash
 RUN python3 -m venv --without-pip /opt/notbefore \
-    && python3 -m venv /tmp/pip \
-    && /tmp/pip/bin/pip --python /opt/notbefore/bin/python3 install --no-cache-dir --no-compile \
-        --constraint constraints.txt ".[${EXTRAS}]" \
+    && python3 -m venv /tmp/build \
+    && python3 tools/pins.py --for build >/tmp/build.txt \
+    && python3 tools/pins.py --for "agent,${EXTRAS}" >/tmp/agent.txt \
+    && /tmp/build/bin/pip install --no-cache-dir --require-hashes --requirement /tmp/build.txt \
+    && /tmp/build/bin/pip --python /opt/notbefore/bin/python3 install --no-cache-dir --no-compile \
+        --require-hashes --requirement /tmp/agent.txt \
+    && /tmp/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
+    && /tmp/build/bin/pip --python /opt/notbefore/bin/python3 install --no-compile --no-deps /tmp/wheel/*.whl \
     && /opt/notbefore/bin/python3 -m compileall -q /opt/notbefore
 
 FROM ${BASE}

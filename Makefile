@@ -5,7 +5,6 @@ BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 # several tests at a time: they wait more than they work
 PARALLEL ?= --numprocesses 4 --dist worksteal
-PINS   := $(if $(wildcard constraints.txt),--constraint constraints.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench reference dashboards dashboard-pictures clean
@@ -19,15 +18,19 @@ help:
 	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
 	@echo 'make clean   remove what these made'
 
-$(VENV)/base: pyproject.toml
+# what is installed from an index is known by its hash; the package itself is built with what is pinned as well
+$(VENV)/base: pyproject.toml constraints.txt
 	@echo 'making the environment in $(VENV) ...'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) $(PINS) --editable .
+	@$(PYTHON) tools/pins.py --for agent,build >$(VENV)/pins.txt
+	@$(PIP) --require-hashes --requirement $(VENV)/pins.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/base
 	@echo 'adding what the tests need ...'
-	@$(PIP) $(PINS) --editable '.[dev,peers]'
+	@$(PYTHON) tools/pins.py --for dev,peers,build >$(VENV)/pins.txt
+	@$(PIP) --require-hashes --requirement $(VENV)/pins.txt
 	@touch $@
 
 demo: $(VENV)/base

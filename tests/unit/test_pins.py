@@ -1,0 +1,79 @@
+"""constraints.txt: one version and its hashes for everything that is installed, and what of it each extra needs."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pins", ROOT / "tools" / "pins.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PINS = tool()
+
+
+def pinned(*groups: str) -> dict[str, str]:
+    found = re.findall(r"(?m)^([\w.-]+)==([^\s;\\]+)", PINS.part(TEXT, set(groups)))
+    return {canonicalize_name(name): version for name, version in found}
+
+
+@pytest.mark.parametrize("group", PINS.requirements())
+def test_what_a_group_asks_for_is_pinned_to_a_version_that_it_allows(group: str) -> None:
+    pins = pinned(group)
+    for line in PINS.requirements()[group]:
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)], prereleases=True), line
+
+
+def test_every_package_has_hashes_and_nothing_says_where_it_comes_from() -> None:
+    blocks = re.findall(r"(?m)^[\w.-]+==.*\n(?: .*\n)*", TEXT)
+    assert len(blocks) > 100
+    for block in blocks:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", block), block
+    assert not re.search(r"//|@|\b(index|find-links)\b", TEXT)
+
+
+def test_an_agent_alone_needs_little_and_what_an_extra_adds_is_added() -> None:
+    assert {"msgspec", "waitress", "requests"} <= pinned("agent").keys()
+    assert not {"apprise", "pytest", "opentelemetry-sdk"} & pinned("agent").keys()
+    assert {"apprise", "waitress"} <= pinned("agent", "apprise").keys()
+
+
+def test_an_unknown_group_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(SystemExit, match="nothing for nonsense: known are agent, all, "):
+        PINS.part(TEXT, {"nonsense", "agent"})
+
+
+@pytest.mark.parametrize("place", ["Makefile", ".ci/run", "Dockerfile", ".github/workflows"])
+def test_what_is_installed_is_installed_by_hash(place: str) -> None:
+    path = ROOT / place
+    files = sorted(path.glob("*.yml")) if path.is_dir() else [path]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files).replace("\\\n", " ")
+    groups = {name for found in re.findall(r"pins.py --for \"?([\w,$(){}-]+)", text) for name in found.split(",")}
+    assert groups - {"${EXTRAS}"} <= {*PINS.requirements()}
+    installs = [
+        line for line in text.splitlines() if re.search(r"(pip|PIP\)?)\S* .*(install|--requirement|--editable)", line)
+    ]
+    assert installs
+    for line in installs:
+        assert "--require-hashes" in line or "--no-deps" in line or "PIP     =" in line, line
+
+
+def test_the_workflows_are_yaml_with_jobs() -> None:
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+        assert all({"runs-on", "steps"} <= job.keys() for job in jobs.values())
