@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from notbefore.store import history as history_module
 from notbefore.store import schema
 from notbefore.store.confirmed_time import uptime
 from notbefore.store.history import read_history
+from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
@@ -504,3 +506,78 @@ def test_a_long_history_is_cut_at_its_old_end_and_says_so(tmp_path: Path) -> Non
     part = writer.store.history(None, 100, sum(map(len, whole.records)) - 1)
     assert (part.records, part.cut) == (whole.records[1:], True)
     writer.store.close()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_whatever_the_umask_what_is_made_is_its_owners_alone(tmp_path: Path, umask: int) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    before = os.umask(umask)
+    try:
+        store = Store(directory)
+        with CourierLock(directory) as lock:
+            lock.acquire(1, lambda: None)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert {"notbefore.db", "agent.lock", "courier.lock"} <= modes.keys()
+    assert set(modes.values()) == {0o600}, modes
+
+
+def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    (tmp_path / "notbefore.db").chmod(0o644)
+    Store(tmp_path).close()
+    assert stat.S_IMODE((tmp_path / "notbefore.db").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(StoreError, match="can be written by other users: chmod go-w"):
+        Store(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the directory is given to another user")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(StoreError, match="belongs to user 12345"):
+        Store(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["notbefore.db", "agent.lock", "courier.lock"])
+def test_no_link_that_was_planted_is_followed(tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious", encoding="utf-8")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / name).symlink_to(victim)
+    with pytest.raises(StoreError, match=r"not a regular file|is a symbolic link"):
+        CourierLock(state) if name == "courier.lock" else Store(state)
+    assert victim.read_text(encoding="utf-8") == "precious"
+
+
+def test_nobody_is_killed_whose_id_stands_in_a_file_that_others_can_write(tmp_path: Path) -> None:
+    beats = 0
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+        if beats > 20:
+            raise TimeoutError
+
+    with subprocess.Popen(["/bin/sleep", "60"]) as bystander, CourierLock(tmp_path) as held:
+        held.acquire(1, lambda: None)
+        path = tmp_path / "courier.lock"
+        path.write_text(str(bystander.pid), encoding="ascii")
+        path.chmod(0o666)
+        with CourierLock(tmp_path) as second, pytest.raises(TimeoutError):
+            second.acquire(0, beat)
+        assert bystander.poll() is None
+        path.chmod(0o600)
+        beats = 0
+        with CourierLock(tmp_path) as second, pytest.raises(TimeoutError):
+            second.acquire(0, beat)
+        assert bystander.wait(20) == -signal.SIGKILL  # nothing but the check has kept it alive

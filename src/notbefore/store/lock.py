@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from notbefore.errors import StoreError
+from notbefore.store.private import NO_FOLLOW, is_ours_alone, open_file
 
 
 class DirectoryLock:
@@ -24,7 +25,7 @@ class DirectoryLock:
         """Take the lock; taking it twice is one hold."""
         if self._file is not None:
             return
-        file = self._path.open("a+", encoding="utf-8")
+        file = os.fdopen(open_file(self._path), "r+", encoding="ascii")
         try:
             _lock(file)
         except OSError as error:
@@ -73,6 +74,8 @@ class CourierLock:
 
     def _end_holder(self) -> None:
         # the lock is held, so the process that wrote its id there is alive, and the id its own
+        if not is_ours_alone(self._file.fileno()):
+            return
         self._file.seek(0)
         holder = self._file.read().strip()
         if holder.isdigit() and int(holder) != os.getpid():
@@ -91,24 +94,24 @@ class CourierLock:
 def _lock_file(directory: Path, otherwise: Path | None) -> IO[str]:
     path = directory / "courier.lock"
     try:
-        with suppress(FileExistsError):
-            path.touch(mode=0o600, exist_ok=False)
-        return path.open("r+", encoding="ascii")
+        return os.fdopen(open_file(path), "r+", encoding="ascii")
     except OSError:
         if path.exists():  # on a disk that can only be read a file can be locked all the same
-            return path.open(encoding="ascii")
+            return _open_for_reading(path)
         if otherwise is None:
             raise
-    path = otherwise / "courier.lock"
-    path.touch(mode=0o600)
-    return path.open("r+", encoding="ascii")
+    return os.fdopen(open_file(otherwise / "courier.lock"), "r+", encoding="ascii")
+
+
+def _open_for_reading(path: Path) -> IO[str]:
+    return os.fdopen(os.open(path, os.O_RDONLY | NO_FOLLOW), encoding="ascii")
 
 
 @contextmanager
 def no_courier(directory: Path) -> Iterator[bool]:
     """Keep couriers from starting for a moment; gives whether none runs. Nothing is made where none has ever run."""
     try:
-        file = (directory / "courier.lock").open(encoding="ascii")
+        file = _open_for_reading(directory / "courier.lock")
     except OSError:
         yield False
         return

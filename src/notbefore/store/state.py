@@ -21,6 +21,7 @@ from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.copying import copy_readable
 from notbefore.store.history import ANSWER_BYTES, History, newest, read_history
 from notbefore.store.lock import DirectoryLock
+from notbefore.store.private import check_directory
 from notbefore.store.schema import DAMAGED, transaction
 from notbefore.store.state_file import FILE_NAME, Loaded, Moment, StateFile, StoredChange, StoredState
 
@@ -181,6 +182,7 @@ class Store:
 
     def _open_main(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_directory(self.path.parent)
         self._lock.acquire()
         self._main.open()
 

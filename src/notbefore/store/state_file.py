@@ -19,6 +19,7 @@ from notbefore.core.record import Vm
 from notbefore.metrics.totals import Totals
 from notbefore.store import history, outbox_intake
 from notbefore.store.confirmed_time import ConfirmedTime
+from notbefore.store.private import prepare_database
 from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect, inode_of, transaction
 
 FILE_NAME: Final = "notbefore.db"
@@ -92,8 +93,7 @@ class StateFile:
         """
         self.close()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not self.path.exists():
-            self.path.touch(mode=0o600)
+        prepare_database(self.path)
         # autocommit: transactions are begun and ended in `transaction` alone
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         self._connection = db
