@@ -571,7 +571,7 @@ def test_what_is_no_order_is_answered_so(imds: Simulator, tmp_path: Path, order:
             connection.connect(str(agent.state / "control.sock"))
             connection.sendall(order)
             connection.shutdown(socket.SHUT_WR)
-            assert b"this is no order" in connection.recv(9999)
+            assert b"this is no request" in connection.recv(9999)
         assert agent.stop() == 0
         assert not (agent.state / "control.sock").exists()
 

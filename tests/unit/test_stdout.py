@@ -21,7 +21,7 @@ def test_what_waits_is_written_before_it_stops() -> None:
 
 
 def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(tell, "WAITING", 2)
+    monkeypatch.setattr(tell, "MAX_WAITING", 2)
     out = io.BytesIO()
     teller = StdoutWriter(out)
     for number in range(5):

@@ -159,7 +159,7 @@ class Approver:
     def _reserve(self, request: StartRequest, before: ApprovalAttempt | None) -> bool:
         """Keep others from the event until ``_release``; False if another thread has already taken it up.
 
-        Called with the lock. What is known of an event that nobody keeps is written: whoever kept it has released it.
+        Called with the lock. What is known of an event without a request is also written: its last request has ended.
         """
         key = request.attempt.life.event.key
         if key in self._requests or self._approvals.listed().attempts.get(key) is not before:

@@ -1,7 +1,7 @@
-"""``ControlSocket``: the agent's own Unix socket, on which alone an event can be approved by hand.
+"""``ControlSocket``: the agent's own Unix socket, the only way to approve an event by hand.
 
-One JSON object on a line in, one out. It is there only where the agent was started with ``--allow-approval``, can be
-opened by root and the agent's user alone (0600), and who asks is known from the kernel.
+A request is one line of JSON, and so is the reply. The socket exists only if the agent was started with
+``--allow-approval``. Only root and the agent's user can open it (0600), and the kernel says which user asks.
 """
 
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger("notbefore.agent.control_socket")
 
 
 class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks for an event to be shown; with the ``content`` that was shown, to be approved."""
+    """Without ``content``: show the event. With the ``content`` of what was shown: approve it."""
 
     event_id: str
     content: str = ""
@@ -40,26 +40,26 @@ class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ControlReply(Struct, frozen=True):
-    """What came of it, in words."""
+    """The answer; ``words`` are for people."""
 
     done: bool
     words: str = ""
     event: PendingEvent | None = None
-    content: str = ""  # what stands for it as it is shown
+    content: str = ""  # identifies the event as it is shown
 
 
 class ControlSocket:
-    """Serves one connection after the other; ``carry_out(order, user)`` does the work."""
+    """Serves one connection after the other; ``answer(request, user)`` does the work, and may wait for IMDS."""
 
-    def __init__(self, directory: Path, carry_out: Callable[[ControlRequest, str], ControlReply]) -> None:
+    def __init__(self, directory: Path, answer: Callable[[ControlRequest, str], ControlReply]) -> None:
         self.path = directory / NAME
-        self._carry_out = carry_out
+        self._answer = answer
         self._socket: socket.socket | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
-        """Listen; where that cannot be, the log says so, and nothing can be approved by hand."""
+        """Listen. If that is impossible, the log says so, and nothing can be approved by hand."""
         try:
             self._socket = self._listen()
         except OSError as error:
@@ -79,7 +79,7 @@ class ControlSocket:
     def _listen(self) -> socket.socket:
         self.path.unlink(
             missing_ok=True
-        )  # of an agent that was killed; the directory's lock says that there is no other
+        )  # left behind by an agent that was killed: the lock of the directory says that no other one runs
         listener = _unix_socket()
         try:
             listener.bind(str(self.path))
@@ -101,27 +101,27 @@ class ControlSocket:
                 continue
             with connection, suppress(OSError):
                 connection.settimeout(READ_SECONDS)
-                connection.sendall(msgspec.json.encode(self._answer(connection)) + b"\n")
+                connection.sendall(msgspec.json.encode(self._reply(connection)) + b"\n")
 
-    def _answer(self, connection: socket.socket) -> ControlReply:
+    def _reply(self, connection: socket.socket) -> ControlReply:
         line, uid = _line(connection), peer_uid(connection)
         if uid is not None and uid not in (0, os.geteuid()):
             return ControlReply(done=False, words="only root and the agent's own user may approve")
         try:
-            order = msgspec.json.decode(line, type=ControlRequest)
+            request = msgspec.json.decode(line, type=ControlRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return ControlReply(done=False, words=f"this is no order: {error}")
-        if _gone(connection):
-            return ControlReply(done=False, words="nobody waits for the answer any more: nothing is done")
+            return ControlReply(done=False, words=f"this is no request: {error}")
+        if _has_closed(connection):
+            return ControlReply(done=False, words="the client has closed the connection: nothing is done")
         try:
-            return self._carry_out(order, user_name(uid, order.sudo_user))
+            return self._answer(request, user_name(uid, request.sudo_user))
         except Exception as error:
             log.exception("approval by hand failed")
-            return ControlReply(done=False, words=f"it failed ({type(error).__name__}): the agent's log says why")
+            return ControlReply(done=False, words=f"this failed ({type(error).__name__}): the agent's log says why")
 
 
-def ask(directory: Path, order: ControlRequest) -> ControlReply:
-    """Give an order to the agent of a state directory; raises ``NotBeforeError`` where none listens."""
+def ask(directory: Path, request: ControlRequest) -> ControlReply:
+    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
     path = directory / NAME
     try:
         connection = _unix_socket()
@@ -131,17 +131,17 @@ def ask(directory: Path, order: ControlRequest) -> ControlReply:
         connection.settimeout(ANSWER_SECONDS)
         try:
             connection.connect(str(path))
-            connection.sendall(msgspec.json.encode(order) + b"\n")
+            connection.sendall(msgspec.json.encode(request) + b"\n")
             return msgspec.json.decode(_line(connection), type=ControlReply)
         except TimeoutError:
             raise NotBeforeError(
-                f"{path}: no answer after {ANSWER_SECONDS:g} s; `notbefore history` will tell whether it was approved"
+                f"{path}: no answer after {ANSWER_SECONDS:g} s; `notbefore history` shows whether it was approved"
             ) from None
         except PermissionError:
             raise NotBeforeError(f"{path}: only root and the agent's own user may approve") from None
         except (OSError, msgspec.MsgspecError) as error:
             raise NotBeforeError(
-                f"no agent takes approvals at {path} ({error}): is it running, with --allow-approval, and is this its"
+                f"no agent accepts approvals at {path} ({error}): is it running with --allow-approval, and is this its"
                 " state directory (--state-dir)?"
             ) from None
 
@@ -149,12 +149,12 @@ def ask(directory: Path, order: ControlRequest) -> ControlReply:
 def _unix_socket() -> socket.socket:
     family = getattr(socket, "AF_UNIX", None)
     if family is None:
-        raise OSError("there are no Unix sockets on this system, and nothing else can approve by hand")
+        raise OSError("this system has no Unix sockets: events cannot be approved by hand")
     return socket.socket(family, socket.SOCK_STREAM)
 
 
-def _gone(connection: socket.socket) -> bool:
-    """Whoever asked has hung up."""
+def _has_closed(connection: socket.socket) -> bool:
+    """The client has closed the connection."""
     connection.settimeout(0)
     try:
         return not connection.recv(1, socket.MSG_PEEK)
@@ -167,7 +167,7 @@ def _gone(connection: socket.socket) -> bool:
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """Who is at the other end, as the kernel knows; ``None`` on systems that do not say so that way."""
+    """The user id of the client, as the kernel knows it; ``None`` on systems without ``SO_PEERCRED``."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None

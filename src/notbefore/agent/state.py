@@ -55,7 +55,7 @@ class AgentSnapshot(Struct, frozen=True):
 
     @property
     def unreadable(self) -> int:
-        """How many listed events cannot be read: nobody knows what they are."""
+        """How many listed events cannot be read, so that it is not known what they are."""
         return sum(flaw.rejected for flaw in self.poll.flaws)
 
 

@@ -1,4 +1,4 @@
-"""``StdoutWriter``: records to standard output, from a thread of its own: a reader that stalls holds up nobody."""
+"""``StdoutWriter``: records to standard output, from a thread of its own, so that nobody waits for a slow reader."""
 
 import logging
 import queue
@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-WAITING: Final = 10_000  # lines; what does not fit is left out here, and stands in the history all the same
+MAX_WAITING: Final = 10_000  # lines; what does not fit is left out here, and stands in the history all the same
 
 log = logging.getLogger("notbefore.agent.stdout")
 
@@ -17,8 +17,8 @@ class StdoutWriter:
 
     def __init__(self, out: BinaryIO | None = None) -> None:
         self._out = out or sys.stdout.buffer
-        self._lines: queue.Queue[bytes | None] = queue.Queue(WAITING)
-        self._thread = threading.Thread(target=self._write, name="tell", daemon=True)
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
         self._full = False
 
     def start(self) -> None:
@@ -26,25 +26,25 @@ class StdoutWriter:
         self._thread.start()
 
     def stop(self, patience: float) -> None:
-        """Write what waits, for at most so many seconds."""
+        """Write what waits, for at most ``patience`` seconds."""
         with suppress(queue.Full):
             self._lines.put_nowait(None)
         if self._thread.is_alive():
             self._thread.join(patience)
 
     def __call__(self, line: bytes) -> None:
-        """Have the line written, soon."""
+        """Have the line written soon."""
         try:
             self._lines.put_nowait(line)
             self._full = False
         except queue.Full:
             if not self._full:
-                log.warning("nobody reads standard output: records are left out there, and kept in the history")
+                log.warning("nobody reads standard output: records are missing there, and kept in the history")
             self._full = True
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            # a reader that is gone is no reason to stop watching
+            # a reader that has closed the pipe is no reason to stop polling
             with suppress(OSError, ValueError):
                 self._out.write(line)
                 self._out.flush()

@@ -1,6 +1,6 @@
 """``SystemdNotifier``: the agent's state for systemd, as ``sd_notify`` sends it: ready, reloading, stopping, alive.
 
-Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer than a moment.
+Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer than a second.
 """
 
 import logging
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 SEND_TIMEOUT: Final = 1.0  # seconds; systemd reads at once, unless it hangs itself
-FEEDS: Final = 4  # signs of life in the time that the watchdog allows
+PINGS: Final = 4  # of the watchdog in the time that it allows
 
 log = logging.getLogger("notbefore.agent.systemd")
 
@@ -22,35 +22,35 @@ class SystemdNotifier:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
-        self._every = _watchdog_seconds(environment) / FEEDS
-        self._fed = time.monotonic()
+        self._every = _watchdog_seconds(environment) / PINGS
+        self._pinged = time.monotonic()
         self._status = ""
 
     @property
     def patience(self) -> float:
         """Seconds until ``beat`` is to be called at the latest."""
-        return max(0.0, self._fed + self._every - time.monotonic())
+        return max(0.0, self._pinged + self._every - time.monotonic())
 
     def ready(self) -> None:
-        """It serves, and its state is open; also said when a reload is over."""
+        """The agent serves, and its state is open; also sent when a reload is over."""
         self._send("READY=1")
 
     def reloading(self) -> None:
-        """It reads its configuration again."""
+        """The agent reads its configuration again."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """It was told to stop, and does."""
+        """The agent has been asked to stop, and does."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def beat(self, status: str, *, alive: bool) -> None:
-        """Say how it is, where that changed; feed the watchdog while ``alive``."""
+        """Send the status, if it is another than the last one; ping the watchdog while ``alive``."""
         status = " ".join(status.split())  # a line end would begin another assignment
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status}")
         if self.patience <= 0:
-            self._fed = time.monotonic()
+            self._pinged = time.monotonic()
             if alive:
                 self._send("WATCHDOG=1")
 
@@ -62,19 +62,19 @@ class SystemdNotifier:
                 sender.settimeout(SEND_TIMEOUT)
                 sender.sendto(text.encode(), self._address)
         except OSError as error:
-            log.debug("systemd was not told %r: %s", text, error)
+            log.debug("systemd could not be sent %r: %s", text, error)
 
 
 def _address(given: str) -> str:
     """A path, or a name in the abstract namespace, which systemd writes with ``@``."""
     if given and not given.startswith(("/", "@")):
-        log.warning("NOTIFY_SOCKET: expected a path or an abstract name, got %r: systemd is told nothing", given)
+        log.warning("NOTIFY_SOCKET: expected a path or an abstract name, got %r: nothing is sent to systemd", given)
         return ""
     return "\0" + given[1:] if given.startswith("@") else given
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
-    """The time after which systemd takes this process for dead; endless without a watchdog for it."""
+    """Seconds after which systemd counts this process as dead; infinite without a watchdog for it."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
         with suppress(ValueError):
             seconds = int(environment.get("WATCHDOG_USEC", "")) / 1_000_000
