@@ -95,7 +95,7 @@ def written(pid: int) -> int:
 
 
 def idle(pid: int, seconds: float) -> None:
-    time.sleep(3)  # the first beats, the identity, the first commit
+    time.sleep(6)  # the first polls, the identity, the first commit, and that the outbox is read after it
     before, wrote = cpu(pid), written(pid)
     empty = subprocess.Popen([sys.executable, "-c", EMPTY_LOOP.format(seconds=seconds + 2)])
     time.sleep(1)

@@ -255,7 +255,7 @@ def test_what_cannot_be_written_down_is_not_sent(imds: Simulator, tmp_path: Path
     config = configuration(tmp_path, USERS)
     (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
     with RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval") as agent:
-        agent.ready()
+        eventually(lambda: agent.answers("/healthz"))  # it is not ready while it cannot write
         imds.set_document(listed())
         agent.told("announced")
         lines = agent.log.count("\n")
