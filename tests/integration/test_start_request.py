@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -16,7 +17,17 @@ from notbefore.agent.approver import SHORT_WAIT, Approver
 from notbefore.agent.clock import Clock
 from notbefore.agent.start_request import CHECK_INTERVAL, ApprovalSettings, StartRequest
 from notbefore.agent.state import AgentState
-from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, Rule, RuleMatch, judge
+from notbefore.core.approval import (
+    OPERATOR,
+    ApprovalAttempt,
+    CommandRun,
+    Guard,
+    Policy,
+    Rule,
+    RuleMatch,
+    content_of,
+    judge,
+)
 from notbefore.core.change import Change
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
@@ -122,6 +133,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_nothing_happens_meanwhile(world: World) -> None:
     assert world.send() == "accepted"
     assert world.imds.start_requests == [ID]
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert attempt.approved == content_of(attempt.life)
+    assert attempt.approved_by.startswith("rule rules[0] at 2")
 
 
 def test_the_agent_is_stopped(world: World) -> None:
@@ -258,10 +272,10 @@ def test_pauses_grow_to_a_minute_and_the_first_failures_are_logged(
         caplog.clear()
         world.request(requests=count)._pause(ImdsError("timeout", "slow"))
         if caplog.records:
+            assert f"approval of {ID}: timeout: slow; again in {stop.waits[-1]:g} s" in caplog.text
             logged.append(count)
     assert stop.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
     assert logged == [1, 2, 3, 4, 60]
-    assert "again in 60 s" not in caplog.text
     world.stop.set()
     world.request(requests=1)._pause(ImdsError("timeout", "slow"))
     assert not caplog.records  # whoever stops the agent needs no line for each request
@@ -348,7 +362,8 @@ def test_a_stopped_request_says_nothing(world: World) -> None:
     assert not world.approvals.listed().attempts
 
 
-def test_a_request_under_way_is_cut_off(world: World) -> None:
+def test_a_request_under_way_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notbefore.agent.start_request.TIMEOUT", 300.0)
     world.imds.fault("start-freeze", 60.0, times=1)
     request = world.request()
     request.abort()  # nothing is under way: without effect
@@ -447,8 +462,13 @@ def test_where_writing_took_too_long_it_is_looked_at_again_and_not_counted(world
     def slow() -> None:
         world.clock.ahead += 16
 
+    def answer() -> None:
+        (attempt,) = world.approvals.listed().attempts.values()
+        assert (attempt.state, attempt.requests) == ("checking", 0)
+        world.sees(listed())
+
     world.approvals.after_write = slow
-    world.stop = stop = Waits(lambda: world.sees(listed()))
+    world.stop = stop = Waits(answer)
     assert world.send() == "accepted"
     assert stop.waits == [CHECK_INTERVAL]
     assert world.ends[-1]["azure.scheduled_event.approval.requests"] == 1
@@ -509,11 +529,16 @@ def guarded(world: World, check: Guard) -> StartRequest:
     return world.request()
 
 
-def test_a_machine_that_is_ready_is_approved_and_the_command_runs_once(world: World, tmp_path: Path) -> None:
+def test_a_machine_that_is_ready_is_approved_and_the_command_runs_once(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     check = guard(f"echo ran >> {tmp_path}/runs; echo drained")
     request = guarded(world, check)
     assert request.check_ready(check)
     assert request.check_ready(check)
+    assert caplog.text.count(f"approval of {ID}: running /bin/sh") == 1
+    assert not request.done.is_set()
     request.send(check)
     assert world.reason == "accepted"
     assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "exit code 0: drained"
@@ -531,12 +556,13 @@ def test_a_machine_that_is_not_ready_is_not_approved_and_the_record_says_why(wor
     )
     (attempt,) = world.approvals.listed().attempts.values()
     assert attempt.ran(check) == CommandRun("failed", "exit code 3: busy")
-    again = world.request(commands=attempt.commands)
+    again = world.request("other rule", commands=attempt.commands)
     assert not again.check_ready(check)  # it runs once an event, and is recorded once
     assert len(world.ends) == 1
     assert (tmp_path / "runs").read_text(encoding="utf-8") == "ran\n"
     (attempt,) = world.approvals.listed().attempts.values()
-    assert (attempt.state, attempt.outcome) == ("done", "approval_skipped (not_ready): exit code 3: busy")
+    assert (attempt.state, attempt.rule) == ("done", "other rule")
+    assert attempt.outcome == "approval_skipped (not_ready): exit code 3: busy"
 
 
 def test_a_command_that_cannot_be_run_or_is_not_done_in_time_is_not_ready(world: World) -> None:
@@ -549,12 +575,11 @@ def test_a_command_that_cannot_be_run_or_is_not_done_in_time_is_not_ready(world:
 def test_a_command_that_is_cut_off_is_left_to_the_next_agent(world: World) -> None:
     check = guard("sleep 30")
     request = guarded(world, check)
-    thread = threading.Thread(target=request.check_ready, args=(check,))
-    thread.start()
-    eventually(lambda: world.approvals.listed().attempts)
-    world.stop.set()
-    thread.join(20)
-    assert not thread.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(request.check_ready, check)
+        eventually(lambda: world.approvals.listed().attempts)
+        world.stop.set()
+        assert ready.result(20) is False
     assert world.ends == []
     (attempt,) = world.approvals.listed().attempts.values()
     assert attempt.ran(check) == CommandRun("running")
@@ -570,7 +595,21 @@ def test_a_command_runs_only_for_what_may_be_approved_and_can_be_written_down(wo
     world.sees(body())
     assert not request.check_ready(check)
     assert world.reason == "no_longer_scheduled"
+    assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "it is gone"
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_machine_that_is_ready_is_not_approved_where_that_cannot_be_written_down(world: World) -> None:
+    def fill() -> None:
+        world.agent.store.degraded = "the disk is full"
+
+    check = guard("true")
+    request = guarded(world, check)
+    world.approvals.after_write = fill
+    assert not request.check_ready(check)
+    assert world.ends == []
+    (attempt,) = world.approvals.listed().attempts.values()
+    assert attempt.ran(check) == CommandRun("ready", "exit code 0")
 
 
 def test_the_command_is_given_the_event_and_nothing_that_is_not_decided(world: World, tmp_path: Path) -> None:
@@ -584,6 +623,7 @@ def test_the_command_is_given_the_event_and_nothing_that_is_not_decided(world: W
     assert given["host.name"] == ME
     assert (
         not {
+            "azure.scheduled_event.approval.detail",
             "body",
             "event.name",
             "azure.scheduled_event.change_id",
