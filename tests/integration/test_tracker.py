@@ -1,12 +1,15 @@
 """``Tracker`` with a real state file, and clocks that a test sets: what is claimed of which time."""
 
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -722,3 +725,31 @@ def test_what_cannot_be_written_is_said_and_kept(agents: Agents) -> None:
     agents.die()
     agents.boot()
     assert agents.now.listed.attempts[ID.casefold()].state == "done"
+
+
+def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agents: Agents) -> None:
+    agents.sees(MINE)
+    life = agents.now.listed.events[ID.casefold()]
+
+    def approve(number: int) -> None:
+        event = msgspec.structs.replace(life.event, event_id=f"e-{number}")
+        attempt = ApprovalAttempt(msgspec.structs.replace(life, event=event), "rule")
+        context = agents.now.listed.context
+        assert agents.now.approvals.write(attempt, attempt.change("approved", "accepted", "", context))
+
+    with ThreadPoolExecutor(4) as pool:
+        writes = [pool.submit(approve, number) for number in range(100)]
+        for number in range(50):
+            agents.sees(MINE, item(f"other-{number}", Resources=[PEER]))
+        for write in writes:
+            write.result(20)
+    said = [one["azure.scheduled_event.change_id"] for one in agents.said]
+    assert len(said) == len(set(said)) == 1 + 100 + 50 + 49
+    totals = agents.now.known.state.totals
+    assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(said)
+    agents.die()
+    agents.boot()
+    assert agents.now.known.state.totals == totals
+    assert len(agents.now.known.state.approvals) == 100
+    written = agents.now.store.history(None, 1_000).records
+    assert sorted(json.loads(line)["azure.scheduled_event.change_id"] for line in written) == sorted(said)
