@@ -19,7 +19,10 @@ class Request(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
 
     def parse_header(self, header_plus: bytes) -> None:
         """Read the header; raises ``ParsingError``, after which the connection is closed."""
-        super().parse_header(header_plus)
+        try:
+            super().parse_header(header_plus)
+        except ValueError as error:  # such as a target of `http://[`, or a length of 5,000 digits
+            raise ParsingError(str(error)) from None
         # RFC 9112, 6.1 and 6.3: two lengths of one body are how requests are smuggled past a proxy
         if "TRANSFER_ENCODING" in self.headers or (self.chunked and "CONTENT_LENGTH" in self.headers):
             raise ParsingError("Transfer-Encoding together with Content-Length, or in version 1.0")
