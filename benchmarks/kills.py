@@ -37,10 +37,12 @@ from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state_file import FILE_NAME
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.wall_clock import WallClock
+
 FLOWS = 20
 LATE = 5.0  # seconds after the moment from which on a delivery was possible
 SLOWLY = (1.2, 2.2)  # seconds between two lists: the agent polls each 0.2 s, and waits 0.5 s for a lock
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's package faketime
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 PORT = 11_172
 
@@ -226,14 +228,13 @@ class Place(NamedTuple):
     """Where a fault is inflicted."""
 
     state: Path  # the state directory, as the agent sees it
-    clock: Path  # an offset in seconds, for the agent's wall clock alone
+    clock: WallClock  # of the agent and of the courier alone
     agent: subprocess.Popen[bytes]
 
 
 class Fault(NamedTuple):
     inflict: Callable[[Place, float], None]  # for so many seconds; healed when it returns
     inside: tuple[str, ...] = ()  # a command that the agent is run by; the state directory follows
-    variables: tuple[str, ...] = ()  # of the agent's environment, NAME=VALUE; {clock} stands for ``Place.clock``
 
 
 def full_disk(place: Place, seconds: float) -> None:
@@ -260,9 +261,9 @@ def lock_held(place: Place, seconds: float) -> None:
 
 
 def clock_jump(place: Place, seconds: float) -> None:
-    place.clock.write_text(str(random.choice([63_072_000, 86_400, 7_200, -3_600])), encoding="ascii")
+    place.clock.jump(random.choice([63_072_000, 86_400, 7_200, -3_600]))
     time.sleep(seconds)
-    place.clock.write_text("+0", encoding="ascii")
+    place.clock.jump(0)
 
 
 FAULTS = {
@@ -271,14 +272,8 @@ FAULTS = {
     ),
     "file-deleted": Fault(file_deleted),
     "lock-held": Fault(lock_held),
-    "clock-jump": Fault(
-        clock_jump,
-        variables=(
-            f"LD_PRELOAD={FAKETIME}", "FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_NO_CACHE=1",
-            "FAKETIME_DONT_FAKE_MONOTONIC=1",
-        ),
-    ),
-}  # fmt: skip
+    "clock-jump": Fault(clock_jump),
+}
 
 
 def inflict(mode: str, rounds: int) -> bool:
@@ -287,13 +282,11 @@ def inflict(mode: str, rounds: int) -> bool:
     receiver.calm = True
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
-        state, clock = Path(directory) / "state", Path(directory) / "clock"
+        state, clock = Path(directory) / "state", WallClock(Path(directory))
         state.mkdir()
-        clock.write_text("+0", encoding="ascii")
         inside = (*fault.inside, str(state)) if fault.inside else ()
         command = run_command(configuration(Path(directory), receiver), simulator, state)
-        variables = dict(one.format(clock=clock).split("=", 1) for one in fault.variables)
-        agent = start([*inside, *command], **variables)
+        agent = start([*inside, *command], **clock.variables)
         time.sleep(3)
         world = World(simulator, SLOWLY)
         world.start()
