@@ -71,6 +71,9 @@ Each change in the life of an event is one flat JSON object: a line on standard 
 CloudEvent in an Event Hub. The names are OpenTelemetry's, and ours below `azure.scheduled_event.`. What is not known is
 left out, never guessed. The JSON Schema is [record.v1.json](../src/notbefore/core/record.v1.json).
 
+Standard output has each record at most once: an agent that is killed between the commit and the write leaves its line
+out. The history and the outbox lose nothing.
+
 ```json
 {example}
 ```

@@ -30,7 +30,7 @@ def restarted(silence: float) -> dict[str, Any]:
 
 def booted(silence: float, down: float, **more: Any) -> dict[str, Any]:
     """The machine was booted; it went down at ``down`` seconds."""
-    return {"silence": silence, "rebooted": True, "down": at(down), **more}
+    return {"silence": silence, "rebooted": True, "last": at(down - 2), "down": at(down), **more}
 
 
 EMPTY: Final = Answer(0)

@@ -14,6 +14,7 @@ from typing import Any
 ORIGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SLACK = 3.0  # seconds by which a duration may be off: ``Date`` counts whole seconds, polls come once a second
 SHORTEST_START = 30.0  # seconds for which Azure keeps a started event listed at least
+LATEST_CANCELLATION = 10.0  # seconds before NotBefore after which Azure cancels nothing any more
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 GROUPS = {"a": ("a", "b"), "b": ("a", "b"), "c": ("c",)}  # VM -> the VMs whose events it is shown
 PREFIX = "azure.scheduled_event."
@@ -123,7 +124,7 @@ class World:
 
     def reboot(self, seconds: float, vm: str | None = None) -> None:
         """The machine is down for some seconds, and comes up again: on another host, perhaps as another VM's disk."""
-        begin = self.now
+        begin = self.pauses.pop()[0] if self.pauses and self.pauses[-1][1] == self.now else self.now
         self.run(seconds)
         self.pauses.append((begin, self.now, True))
         self.boots += 1
@@ -160,7 +161,9 @@ class World:
         elif life == "canceled":
             starts = None
         lasts = self.chance.choice([SHORTEST_START, 60.0, 600.0, 3000.0])
-        ends = starts + lasts if starts is not None else announced + self.chance.uniform(0.5, notice * 0.99)
+        ends = (
+            starts + lasts if starts is not None else announced + self.chance.uniform(0.5, notice - LATEST_CANCELLATION)
+        )
         one = Happening(event_id, self.chance.choice(TYPES), resources, announced, due, starts_at=starts, ends_at=ends)
         if life == "at once":
             one.started = announced
@@ -208,6 +211,8 @@ class Account:
         self.timid: list[str] = []
         self.reports = 0
         self.unknown = 0
+        self.before_boot: dict[str, dict[str, Any] | None] = {}
+        self.named = False
         self.memories: dict[str, tuple[dict[str, Sight], set[str]]] = {}
         self.move(world.vm)
 
@@ -223,8 +228,10 @@ class Account:
         """Something happened that may keep an observer from being certain."""
         for sight in self.sights.values():
             sight.perturbed = True
-        if rebooted:
+        if rebooted:  # what changed over the boot may be reported once it is known which VM this is
             self.same_boot = False
+            before = {key: None if sight.partial else sight.item for key, sight in self.sights.items()}
+            self.before_boot = before | self.before_boot
 
     def judge(self, records: list[dict[str, Any]], name: str | None) -> None:
         """Hold the reports that the last answer led to against what happened."""
@@ -238,10 +245,13 @@ class Account:
                 known = self._certain(record)
                 if known:
                     self.timid.append(f"{self.world.now:.1f}: {known}: {record}")
+        self.named = name is not None
 
     def shown(self, items: list[dict[str, Any]], unread: dict[str, bool]) -> None:
         """The observer has now been shown this; ``unread``: EventIds, and whether the whole event could not be read."""
         now = self.world.now
+        if self.named:
+            self.before_boot = {}
         for item in items:
             key = item["EventId"]
             if unread.get(key):
@@ -291,7 +301,8 @@ class Account:
         return "; ".join(wrong + list(self._wrong_durations(record, truth, sight)))
 
     def _same(self, truth: Happening, sight: Sight) -> bool:
-        return truth.item() == sight.item and not sight.partial
+        before = self.before_boot.get(truth.event_id, sight.item)
+        return truth.item() == sight.item == before and not sight.partial
 
     def _wrong_durations(self, record: dict[str, Any], truth: Happening, sight: Sight | None) -> Iterator[str]:
         now = self.world.now

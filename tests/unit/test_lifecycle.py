@@ -33,7 +33,9 @@ BLIND = {"silence": WATCHED + 1}
 
 def rebooted(down: float, **fields: Any) -> dict[str, Any]:
     """The first answer after a boot; the machine had gone down ``down`` seconds after the tests' beginning."""
-    return {"silence": 40.0, "rebooted": True, "gap": Gap(40.0, 0.0), "down": at(down), **fields}
+    return {
+        "silence": 40.0, "rebooted": True, "gap": Gap(40.0, 0.0), "last": at(down - 1), "down": at(down), **fields
+    }  # fmt: skip
 
 
 class Story:
@@ -226,8 +228,17 @@ def test_a_reboot_proves_also_a_due_event_that_was_last_seen_scheduled() -> None
     assert (story.last.kind, story.last.outcome, story.last.interruption) == ("ended", "finished", Gap(40.0, 0.0))
 
 
-def test_a_reboot_that_was_over_before_not_before_proves_nothing() -> None:
-    story = Story().sees(850, item(EventType="Reboot")).sees(930, **rebooted(899))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        rebooted(899),  # it was over before NotBefore
+        rebooted(905, last=at(890)),  # it may have been canceled in the last seconds
+        rebooted(905, last=None),
+        {**rebooted(905), "down": None},
+    ],
+)
+def test_a_reboot_of_an_event_that_may_not_have_been_due_proves_nothing(fields: dict[str, Any]) -> None:
+    story = Story().sees(850, item(EventType="Reboot")).sees(930, **fields)
     assert (story.last.kind, story.last.outcome, story.last.interruption) == ("ended", "unknown", None)
 
 

@@ -126,6 +126,7 @@ class Tracker:
             vm=name_of(vm),
             silence=silence(last, at) if last is not None else None,
             rebooted=rebooted,
+            last=last.date if last is not None else None,
             down=_down(state, at) if rebooted else None,
             own=_is_own(state, vm) if rebooted else True,
             gap=measured,

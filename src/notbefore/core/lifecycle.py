@@ -83,6 +83,7 @@ class Observation(Struct, frozen=True):
     vm: str | None = None  # the name of this VM; None while it is not known
     silence: float | None = 0.0  # seconds since the last good answer; None when their number is not known
     rebooted: bool = False  # the machine was booted since the last good answer
+    last: datetime | None = None  # when the last good answer was given, by IMDS's clock
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
     own: bool | None = True  # what is remembered is of this VM, not of another one's disk; None while that is not known
     gap: Gap | None = Gap(0.0, 0.0)  # the longest between beats since the last good answer; None: no beats were kept
@@ -470,19 +471,30 @@ def _ending_before_start(known: TrackedEvent, now: Observation, *, one_step: boo
 def _cannot_have_started(known: TrackedEvent, now: Observation) -> bool:
     """In a watched time: too few polls were missed, or NotBefore is ahead even now."""
     silence = _silence(known, now)
-    if silence is not None and silence <= (MISSED_BEATS + 1) * now.interval + LATE_ANSWER:
+    if silence is not None and silence <= _few_polls(now):
         return True
     if known.not_before is None or now.at.date is None:
         return False
     return now.at.date < known.not_before - NOT_BEFORE_MARGIN
 
 
+def _few_polls(now: Observation) -> float:
+    """Seconds without an answer in which no event starts and ends, and none is canceled right before NotBefore."""
+    return (MISSED_BEATS + 1) * now.interval + LATE_ANSWER
+
+
 def _proven_by_reboot(known: TrackedEvent, now: Observation) -> bool:
-    """This machine went down, and an event of its own that takes it down was due by then: that was it."""
-    due = known.start is not None or (
-        known.not_before is not None and now.down is not None and known.not_before <= now.down
-    )
-    return known.scope == "self" and known.event.event_type in REBOOTING and due
+    """This machine went down, and an event of its own that takes it down had started, or was due: that was it."""
+    takes_it_down = known.scope == "self" and known.event.event_type in REBOOTING
+    return takes_it_down and (known.start is not None or _was_due(known, now))
+
+
+def _was_due(known: TrackedEvent, now: Observation) -> bool:
+    """It was listed until NotBefore, less some polls, and the machine went down after it."""
+    if known.not_before is None or now.down is None or now.last is None:
+        return False
+    watched_until = now.last + timedelta(seconds=_few_polls(now))
+    return watched_until >= known.not_before and now.down >= known.not_before
 
 
 def _interruption(known: TrackedEvent, now: Observation) -> Gap | None:
