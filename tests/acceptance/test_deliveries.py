@@ -1,11 +1,15 @@
 """Notifications from the installed agent through its courier: nothing lost, in order, whatever dies or hangs."""
 
+import http.server
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,9 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore
+from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import ME, PEER, body, item
-from support.peers import HttpPeer, Say
+from support.peers import HttpPeer, MailPeer, Say
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 
@@ -494,3 +498,94 @@ def test_a_command_is_not_ended_by_a_reload(imds: Simulator, peer: HttpPeer, pla
         imds.set_document(body(started(), incarnation=3))
         eventually(lambda: kinds(peer) == ["started"])
         assert len(pids(tmp_path / "runs")) == 2
+
+
+def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
+    imds: Simulator, peer: HttpPeer, place: Place, tmp_path: Path
+) -> None:
+    peer.default = Say(401, body=b"invalid_token")
+    with HttpPeer() as slack, MailPeer(tmp_path) as mail:
+        smtp = {"host": "localhost", "port": mail.port, "tls": "none", "from": "a@b.org", "to": ["c@d.org"]}
+        sinks = {
+            "oncall": {"slack": {"url": peer.url}},
+            "hook": webhook(slack.url),
+            "mail": {"email": smtp},
+        }
+        routes = [
+            {"match": {"scope": "self"}, "sinks": ["oncall"], "fallback": ["hook", "mail"], "fallback_after": "5s"}
+        ]
+        with RunningAgent(imds.endpoint, place.state, place.write(sinks, routes)) as agent:
+            agent.ready()
+            imds.set_document(body(announced(EventType="Reboot"), announced("f", EventType="Reboot")))
+            eventually(lambda: len(slack.requests) == 2)
+            eventually(lambda: len(mail.mails) == 3)  # both events, and the report
+            assert count(agent, "dead", "oncall") == 2
+        subjects = sorted(" ".join(message_from_bytes(content)["Subject"].split()) for _, content in mail.mails)
+        notes = {json.loads(request.body)["notbefore.delivery.note"] for request in slack.requests}
+        assert (len(mail.mails), len(slack.requests)) == (3, 2)
+    assert notes == {"oncall refused it: 401: invalid_token"}
+    assert f"notbefore on {ME}: sink oncall refused `announced`: 401: invalid_token" in subjects
+    assert any("Sent here because: oncall refused it" in content.decode() for _, content in mail.mails)
+
+
+class Gateway(http.server.ThreadingHTTPServer):
+    """Leads /NAME to the agent of that VM, as a name of a VM in its network would."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.agents: dict[str, RunningAgent] = {}
+        super().__init__(("127.0.0.1", 0), GatewayHandler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class GatewayHandler(http.server.BaseHTTPRequestHandler):
+    server: Gateway
+
+    def do_GET(self) -> None:
+        agent = self.server.agents.get(self.path.strip("/"))
+        try:
+            status = get(agent.port, "/readyz")[0] if agent is not None else 502
+        except OSError:
+            status = 502
+        self.send_response(status)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_live(
+    peer: HttpPeer, tmp_path: Path
+) -> None:
+    names = ("web_0", "web_1", "web_2")
+
+    def senders(event: str) -> list[str]:
+        records = [json.loads(request.body) for request in peer.requests]
+        return [one["host.name"] for one in records if one["azure.scheduled_event.id"] == event]
+
+    with Simulator(names) as imds, ExitStack() as stack:
+        imds.set_document(body())
+        gateway = Gateway()
+        stack.callback(gateway.server_close)
+        stack.callback(gateway.shutdown)
+        for name in names:
+            (tmp_path / name).mkdir()
+            peers = {"url": f"http://127.0.0.1:{gateway.server_address[1]}/{{vm}}"}
+            config = Place(tmp_path / name).write(
+                {"hook": webhook(peer.url)}, [{"sinks": ["hook"], "announce_by": "leader"}], peers=peers
+            )
+            agent = RunningAgent(f"{imds.endpoint}/vm/{name}", tmp_path / name / "state", config)
+            gateway.agents[name] = stack.enter_context(agent)
+            agent.ready()
+        imds.set_document(body(announced("a", Resources=list(names))))
+        eventually(lambda: [count(gateway.agents[name], "yielded") for name in names] == [0, 1, 1], patience=60)
+        assert senders("a") == ["web_0"]
+        gateway.agents["web_0"].process.kill()
+        events = [announced(key, Resources=list(names)) for key in ("a", "b")]
+        imds.set_document(body(*events, incarnation=3))
+        eventually(lambda: count(gateway.agents["web_2"], "yielded") == 2, patience=60)
+        assert senders("b") == ["web_1"]
+        gateway.agents["web_1"].process.kill()
+        imds.set_document(body(events[1], incarnation=4))  # a is canceled
+        eventually(lambda: senders("a")[1:] == ["web_2"], patience=60)

@@ -24,6 +24,7 @@ from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.schema import transaction
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredState
+from support.messages import message
 
 NUMBERS = itertools.count()
 
@@ -793,3 +794,111 @@ def test_a_delivery_comes_out_as_it_went_in(box: Box) -> None:
     box.put(one)
     (leased,) = box.lease(1)
     assert msgspec.structs.replace(leased, attempts=0) == one
+
+
+# ---- other VMs, other sinks
+
+
+WAITING: dict[str, Any] = {"ahead": ("leader",), "due": 20.0}
+
+
+@pytest.mark.parametrize("kind", ["updated", "started", "finished"])
+def test_what_waits_for_another_vm_gives_way_to_a_newer_change_of_its_event(box: Box, kind: str) -> None:
+    box.put(delivery(**WAITING), delivery("other", **WAITING))
+    newer = delivery(kind=kind, **WAITING)
+    box.put(newer)
+    assert [one.event_key for one in box.lease(20)] == ["other", "e"]
+    assert [one.delivery_id for one in box.outbox.rows() if one.event_key == "e"] == [newer.delivery_id]
+    assert box.count("expired") == 1
+
+
+@pytest.mark.parametrize("step", ["started", "ended"])
+def test_it_is_withdrawn_when_the_event_starts_or_ends(box: Box, step: str) -> None:
+    box.put(delivery(kind="started", expires_with_event=False, **WAITING))
+    getattr(box, step)("e")
+    assert box.lease(20) == []
+    assert box.outbox.rows() == []
+
+
+def test_it_stays_once_it_was_tried(box: Box) -> None:
+    one = delivery(kind="started", **WAITING)
+    box.put(one)
+    box.lease(20)
+    box.lease(21, DeliveryResult(one.delivery_id, "retry", 21, due=30.0))
+    box.started("e")
+    assert ids(box.lease(30)) == [one.delivery_id]
+
+
+def test_what_another_vm_sends_is_counted_as_yielded(box: Box) -> None:
+    one = delivery(**WAITING)
+    box.put(one)
+    box.lease(20)
+    box.lease(21, DeliveryResult(one.delivery_id, "yielded", 21))
+    assert (box.outbox.rows(), box.count("accepted"), box.count("yielded")) == ([], 1, 1)
+
+
+RECORD = message().line
+
+
+def critical(**fields: Any) -> Delivery:
+    return delivery(severity="critical", record=RECORD, fallback=("mail", "hub"), fallback_at=60.0, **fields)
+
+
+def test_what_is_not_accepted_in_time_goes_to_the_fallback_as_well(box: Box) -> None:
+    one = critical()
+    box.put(one)
+    assert ids(box.lease(1, chat=9, mail=9, hub=9)) == [one.delivery_id]
+    box.lease(2, DeliveryResult(one.delivery_id, "retry", 2, due=100.0, error="503"))
+    assert box.lease(59, chat=9, mail=9, hub=9) == []
+    assert box.next_due == 60.0
+    mail, hub = box.lease(60, chat=9, mail=9, hub=9)
+    assert (mail.sink, hub.sink) == ("mail", "hub")
+    assert mail.note == "chat has not accepted it within 60 s: 503"
+    assert mail.delivery_id != hub.delivery_id
+    assert box.lease(100, delivered(mail), delivered(hub), chat=9, mail=9, hub=9)[0].delivery_id == one.delivery_id
+    assert box.lease(1000, delivered(one), chat=9, mail=9, hub=9) == []
+
+
+def test_what_is_dead_goes_to_the_fallback_at_once(box: Box) -> None:
+    one = critical()
+    box.put(one)
+    box.lease(1, chat=9)
+    found = box.lease(2, DeliveryResult(one.delivery_id, "dead", 2, error="401"), mail=9, hub=9)
+    assert [(copy.sink, copy.note) for copy in found] == [
+        ("mail", "chat refused it: 401"),
+        ("hub", "chat refused it: 401"),
+    ]
+
+
+def test_what_was_accepted_has_no_fallback_and_what_two_sinks_refuse_is_one_message(box: Box) -> None:
+    box.put(critical())
+    (one,) = box.lease(1, chat=9)
+    box.lease(2, delivered(one))
+    assert box.lease(100, mail=9, hub=9) == []
+    box.put(critical(), critical(sink="pager"))
+    assert len(box.lease(100, mail=9, hub=9)) == 2
+
+
+def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: Box) -> None:
+    def refused(now: float) -> list[Delivery]:
+        one = delivery(f"e-{now}", record=RECORD, others=("mail", "hub"))
+        box.put(one)
+        box.lease(now, chat=9)
+        return box.lease(now, DeliveryResult(one.delivery_id, "dead", now, error="403: invalid_token"), mail=9)
+
+    (report,) = refused(10)
+    box.lease(10, delivered(report))
+    assert (report.sink, report.kind) == ("mail", "sink_failed")
+    assert report.note == "sink chat refused `announced`: 403: invalid_token"
+    assert refused(20) == refused(3_600) == []
+    assert len(refused(3_611)) == 1
+
+
+def test_a_report_does_not_go_to_a_sink_that_refuses_as_well(box: Box) -> None:
+    for number, sink in enumerate(("mail", "chat")):
+        one = delivery(sink, sink, record=RECORD, others=("mail", "chat", "hub"))
+        box.put(one)
+        box.lease(number, **{sink: 9})
+        box.lease(number, DeliveryResult(one.delivery_id, "dead", 10, error="401"))
+    reports = [one for one in box.outbox.rows() if one.kind == "sink_failed"]
+    assert [one.sink for one in reports] == ["chat", "hub"]

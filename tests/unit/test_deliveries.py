@@ -9,7 +9,7 @@ from notbefore.core.change import Approval, Change
 from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.routing import Route
+from notbefore.core.routing import RANK_DELAY, Route
 from support.azure import ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -94,7 +94,27 @@ def test_there_is_no_reminder_where_the_notice_is_shorter() -> None:
 def test_a_follower_of_the_leader_waits_its_turn() -> None:
     one = change({"Resources": [PEER, ME]} | STARTED)
     (follower,) = made(one, Route(sinks=("chat",), announce_by="leader"))
-    assert follower.due == follower.created + 20
+    assert follower.due == follower.created + RANK_DELAY
+    assert follower.ahead == (PEER,)
+
+
+@pytest.mark.parametrize(("asks_peers", "ranks"), [(False, [0, 1]), (True, [0, 1, 2, 3])])
+def test_only_who_can_ask_whether_others_are_alive_stands_in_for_more_than_one(
+    ranks: list[int], *, asks_peers: bool
+) -> None:
+    names = ["a", "b", "c", "d"]
+    routing = Routing((Route(sinks=("chat",), announce_by="leader"),), {"chat": Terms()}, asks_peers)
+    found = [deliveries(change({"Resources": names}, vm=vm), b"{}", routing, vm) for vm in names]
+    assert [rank for rank, given in enumerate(found) if given] == ranks
+
+
+def test_what_is_critical_has_a_fallback() -> None:
+    route = Route(sinks=("chat",), fallback=("hub", "chat"), fallback_after=Duration("30s"))
+    (critical,) = made(change({"EventType": "Reboot"}), route)
+    (info,) = made(change({}), route)
+    assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
+    assert (info.fallback, info.fallback_at) == ((), None)
+    assert critical.others == ("hub",)
 
 
 def test_a_sink_that_is_not_configured_has_the_terms_of_any() -> None:

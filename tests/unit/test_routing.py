@@ -164,12 +164,20 @@ def test_all_is_all() -> None:
     assert delays("all", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": 0.0}
 
 
-def test_the_leader_speaks_alone_while_it_is_certainly_there() -> None:
-    assert delays("leader", BOTH) == {PEER: 0.0, ME: None, "WestNO_7": None}
-
-
-@pytest.mark.parametrize("looks", [(BOTH | STARTED,), (BOTH, BOTH | STARTED), (BOTH | STARTED, None)])
-def test_where_the_leader_may_be_gone_the_next_one_follows(looks: tuple[dict[str, Any] | None, ...]) -> None:
+@pytest.mark.parametrize(
+    "looks",
+    [
+        (BOTH,),
+        (BOTH, BOTH | {"Description": "x"}),
+        (BOTH, None),
+        (BOTH | STARTED,),
+        (BOTH, BOTH | STARTED),
+        (BOTH | STARTED, None),
+    ],
+)
+def test_whatever_happens_the_next_one_takes_over_from_a_leader_that_is_silent(
+    looks: tuple[dict[str, Any] | None, ...],
+) -> None:
     assert delays("leader", *looks) == {PEER: 0.0, ME: RANK_DELAY, "WestNO_7": None}
 
 
@@ -184,7 +192,7 @@ def test_who_was_told_that_it_is_hit_is_told_that_it_no_longer_is() -> None:
     assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]  # whom it still hits
 
 
-def test_of_resources_that_moved_the_first_of_those_that_are_left_tells() -> None:
+def test_of_resources_that_moved_the_first_of_those_that_are_left_notifies() -> None:
     assert delays("leader", *LEFT) == {ME: None, PEER: 0.0, "WestNO_7": None}
 
 

@@ -44,7 +44,7 @@ def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_grave() -> None:
 
 
 def test_every_change_has_an_id_of_its_own() -> None:
-    assert set(EVENT_IDS) == {*LIFECYCLE_KINDS, *APPROVAL_KINDS, "reminder"}
+    assert set(EVENT_IDS) == {*LIFECYCLE_KINDS, *APPROVAL_KINDS, "reminder", "sink_failed"}
     assert len(set(EVENT_IDS.values())) == len(EVENT_IDS)
 
 

@@ -140,6 +140,7 @@ class Agent:
             spare_file=str(self._store.spare_path),
             sinks=config.sinks,
             links=config.links,
+            peers=config.peers,
             hidden=config.hidden,
             log_format=config.log.format,
             log_level=config.log.level,

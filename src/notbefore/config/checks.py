@@ -37,7 +37,7 @@ def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str
         except ConfigError as error:
             raise ConfigError(f"{place}: {dotted}: {error}") from None
     for number, route in enumerate(config.routes):
-        for name in route.sinks:
+        for name in (*route.sinks, *route.fallback):
             if name not in config.sinks:
                 place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
                 known = ", ".join(config.sinks) or "none"

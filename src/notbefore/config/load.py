@@ -120,7 +120,7 @@ def _otlp_warnings(config: Config, environment: Mapping[str, str]) -> Iterator[s
 
 
 def _unused(config: Config) -> list[str]:
-    led = {name for route in config.routes for name in route.sinks}
+    led = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
     heartbeats = {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
     return [name for name in config.sinks if name not in led | heartbeats] if config.routes else []
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from notbefore.config.sinks import Links, Otlp, SinkConfig, otlp_headers
+from notbefore.config.sinks import Links, Otlp, PeersConfig, SinkConfig, otlp_headers
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration
@@ -112,13 +112,15 @@ class Config(_Section, frozen=True):
     sinks: dict[str, SinkConfig] = {}
     routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
     links: Links = Links()
+    peers: PeersConfig | None = None  # without it no agent knows whether another one is alive
     approval: Policy = Policy()
     otlp: Otlp | None = None  # metrics over OTLP; without it, the OTEL_* variables decide
 
     @property
     def routing(self) -> Routing:
         """The routes, and the terms of each sink: what decides where a change goes."""
-        return Routing(self.routes, {name: sink.settings.terms for name, sink in self.sinks.items()})
+        terms = {name: sink.settings.terms for name, sink in self.sinks.items()}
+        return Routing(self.routes, terms, asks_peers=self.peers is not None)
 
     @property
     def hidden(self) -> tuple[str, ...]:

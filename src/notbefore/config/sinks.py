@@ -55,7 +55,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def terms(self) -> Terms:
         """How long its deliveries are worth sending."""
-        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS, self.SHARED_SEVERITY)
+        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS, self.SHARED_SEVERITY, self.WORDS)
 
 
 def _http(url: str, what: str) -> str:
@@ -339,6 +339,18 @@ class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         Connection.of(self)
+
+
+class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the agents of the other VMs answer, for routes with `announce_by: leader`."""
+
+    url: str  # with {vm} for the name in Resources: http://{vm}:10169/readyz
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+
+    def __post_init__(self) -> None:
+        _http(self.url.replace("{vm}", "vm"), "url")
+        if "{vm}" not in self.url:
+            raise ValueError("url: expected {vm} where the name of a VM stands, as in http://{vm}:10169/readyz")
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,18 +6,19 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind
-from notbefore.core.routing import Route, Severity, Target, route
+from notbefore.core.routing import DEPUTIES, Route, Severity, Target, route
 
-MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
+MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
-RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed", "dropped")
+RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed", "dropped", "yielded")
 """What is counted of deliveries, by sink.
 
 ``accepted``: taken into the outbox. ``failed``: an attempt that will be made again. ``dead``: refused for good, and
-kept. ``overflowed``: pushed out of a full outbox. ``dropped``: taken out by an operator. At any time
-accepted = delivered + expired + overflowed + dropped + the rows that are pending or dead.
+kept. ``overflowed``: pushed out of a full outbox. ``dropped``: taken out by an operator. ``yielded``: left to another
+VM, which notifies before this one and is alive. At any time accepted = delivered + expired + overflowed + dropped +
+yielded + the rows that are pending or dead.
 """
 
 
@@ -39,6 +40,11 @@ class Delivery(Struct, frozen=True):
     expires_with_event: bool  # it expires when the event ends
     record: bytes  # the change as JSON
     not_before: float = 0.0  # of the event; 0 where it is not known: of one severity the smallest is sent first
+    ahead: tuple[str, ...] = ()  # the VMs that are to notify before this one
+    fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
+    fallback_at: float | None = None
+    others: tuple[str, ...] = ()  # sinks that people read, of the same route
+    note: str = ""  # why it goes to this sink, where that is not by its route
     attempts: int = 0  # made so far
     state: str = "pending"  # dead: refused for good; repeating: delivered, and sent again while the event lasts
     error: str = ""  # why the last attempt failed
@@ -57,7 +63,7 @@ class DeliveryResult(Struct, frozen=True):
     """What came of one attempt at a delivery."""
 
     delivery_id: str
-    result: Literal["delivered", "retry", "dead"]
+    result: Literal["delivered", "retry", "dead", "yielded"]
     time: float  # Unix seconds
     due: float | None = None  # for ``retry``: when again
     pause: bool = False  # for ``retry``: the far side asked for it, so nothing else is sent there before ``due``
@@ -74,6 +80,7 @@ class Terms(Struct, frozen=True):
     expire_on_end: bool = True
     approvals: bool = True  # it is notified of approvals as well
     shared_severity: bool = False  # the severity has to be the same from every VM
+    words: bool = True  # people read it
 
 
 class Routing(Struct, frozen=True):
@@ -81,6 +88,7 @@ class Routing(Struct, frozen=True):
 
     routes: tuple[Route, ...] = ()
     sinks: dict[str, Terms] = {}
+    asks_peers: bool = False  # this VM can ask whether another one is alive
 
 
 def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
@@ -95,19 +103,27 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) 
         terms = routing.sinks.get(target.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
-        created = change.time.timestamp()
+        if len(target.ahead) > DEPUTIES and not routing.asks_peers:
+            continue
+        created, severity = change.time.timestamp(), _severity(target, terms)
         message = Delivery(
             delivery_id=delivery_id(change.id, target.sink),
             event_key=change.event.key,
             sink=target.sink,
             kind=change.kind,
-            severity=_severity(target, terms),
+            severity=severity,
             created=created,
             due=created + target.delay,
             expires=created + target.delay + terms.expire_after,
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             record=record,
             not_before=change.not_before.timestamp() if change.not_before else 0.0,
+            ahead=target.ahead,
+            fallback=target.fallback if severity == "critical" else (),
+            fallback_at=created + target.delay + target.fallback_after
+            if severity == "critical" and target.fallback
+            else None,
+            others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
         )
         found.append(message)
         reminder = _reminder(change, record, target, terms)
@@ -130,6 +146,11 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
         expires_with_event=False,
         record=record,
     )
+
+
+def _read_by_people(terms: Terms | None) -> bool:
+    """Whether a message that is no event's belongs there: not where an alert is the state of an event."""
+    return terms is not None and terms.words and terms.approvals
 
 
 def _severity(target: Target, terms: Terms) -> Severity:

@@ -20,7 +20,8 @@ AnnounceBy = Literal["affected", "leader", "all"]
 
 CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
-RANK_DELAY: Final = 20.0  # seconds that each next VM of Resources waits for the ones before it to speak
+RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to notify
+DEPUTIES: Final = 1  # VMs after the leader that notify in its place, where none of them can ask whether it is alive
 
 
 class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +99,8 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     severity: Severity | None = None  # instead of the one by type and notice
     quiet_updates: bool = True  # a NotBefore less than a minute from the one that was told is not told
     remind_before: Duration | None = None  # so long before NotBefore it is said again, once
+    fallback: tuple[str, ...] = ()  # sinks for what is critical, where one of `sinks` refuses it or takes too long
+    fallback_after: Duration = Duration("60s")  # what has not been accepted by then takes too long
 
 
 class Target(Struct, frozen=True):
@@ -108,6 +111,10 @@ class Target(Struct, frozen=True):
     shared_severity: Severity  # as every VM that sees the event has it: the notice differs between them
     delay: float = 0.0  # seconds to wait, so that another VM can notify first
     remind_before: float | None = None  # seconds
+    ahead: tuple[str, ...] = ()  # the VMs that are to notify before this one
+    fallback: tuple[str, ...] = ()
+    fallback_after: float = 60.0  # seconds
+    others: tuple[str, ...] = ()  # the other sinks of its route
     last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
 
 
@@ -131,14 +138,18 @@ def route(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tupl
     for route in routes or (Route(Match(scope=("self",)), sinks),):
         if not route.match.accepts(change):
             continue
-        delay = _turn(change, route.announce_by, vm)
-        if delay is not None and not (route.quiet_updates and _quiet(change)):
+        ahead = _ahead(change, route.announce_by, vm)
+        if ahead is not None and not (route.quiet_updates and _quiet(change)):
             for sink in route.sinks:
                 target = Target(
                     sink=sink,
                     severity=route.severity or severity_of(change),
                     shared_severity=route.severity or shared_severity_of(change.event),
-                    delay=delay,
+                    delay=len(ahead) * RANK_DELAY,
+                    ahead=ahead,
+                    fallback=tuple(name for name in route.fallback if name not in route.sinks),
+                    fallback_after=route.fallback_after.seconds,
+                    others=tuple(name for name in (*route.sinks, *route.fallback) if name != sink),
                     remind_before=route.remind_before.seconds if route.remind_before else None,
                     last=change.no_longer_affected and route.announce_by != "all",
                 )
@@ -162,24 +173,19 @@ def _quiet(change: Change) -> bool:
     return change.kind == "updated" and before is not None and quiet(before, change.event, change.previous_not_before)
 
 
-def _turn(change: Change, announce_by: AnnounceBy, vm: str | None) -> float | None:
-    """Seconds until this VM speaks, ``None`` if it does not.
+def _ahead(change: Change, announce_by: AnnounceBy, vm: str | None) -> tuple[str, ...] | None:
+    """The VMs that are to notify before this one; ``None`` where this one does not notify.
 
     ``affected``: each VM of Resources for itself, and once more when it is no longer among them. ``leader``: the first
-    of Resources at once; where it may be gone, because the event has begun, the next ones after a delay by their rank,
-    so that somebody speaks.
+    of Resources; the next ones take over, each after a delay by its rank, where the ones before it are silent.
     """
     names = [name.casefold() for name in change.event.resources]
     if change.approval is not None:  # only the VM that did it knows of it
-        return 0.0
+        return ()
     if announce_by == "all" or vm is None or not names:
-        return 0.0
+        return ()
     if announce_by == "affected":
-        return None if change.scope == "peer" and not change.no_longer_affected else 0.0
+        return None if change.scope == "peer" and not change.no_longer_affected else ()
     if vm.casefold() not in names:
         return None
-    rank = names.index(vm.casefold())
-    leader_may_be_gone = change.kind not in ("announced", "updated", "canceled")
-    if rank == 0:
-        return 0.0
-    return rank * RANK_DELAY if leader_may_be_gone else None
+    return change.event.resources[: names.index(vm.casefold())]

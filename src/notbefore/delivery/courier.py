@@ -23,9 +23,10 @@ from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.delivery.failure_log import Failure, FailureLog
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
+from notbefore.delivery.peers import Peers
 from notbefore.delivery.redact import known_secrets
 from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
-from notbefore.delivery.worker import SendAttempt, Worker
+from notbefore.delivery.worker import Checks, SendAttempt, Worker
 from notbefore.errors import SendError
 from notbefore.store.outbox import CourierTurn
 
@@ -92,6 +93,7 @@ class Courier:
         self._paused_until: dict[str, float] = {}  # sink -> monotonic seconds: the receiver asked for the pause
         self._orphaned: set[str] = set()  # sinks that have deliveries and are not configured any more
         self._failures = FailureLog(time.monotonic)
+        self._peers = Peers(orders.peers)
         self._stop_at: float | None = None
         self._leave_asked = False
         self._leaving = False  # what is due is for the successor
@@ -169,13 +171,11 @@ class Courier:
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
             config = self._orders.sinks[name]
-            self._workers[name] = Worker(
-                name,
-                lambda: self._make(name),
-                self._report,
-                config.settings.BATCH,
+            checks = Checks(
                 lambda: known_secrets({name: config}),
+                lambda delivery: bool(delivery.ahead) and self._peers.any_alive(delivery.ahead),
             )
+            self._workers[name] = Worker(name, lambda: self._make(name), self._report, config.settings.BATCH, checks)
         return self._workers[name]
 
     def _report(self, attempt: SendAttempt) -> None:
@@ -186,6 +186,9 @@ class Courier:
         delivery, receipt, error = attempt.delivery, attempt.receipt, attempt.error
         self._under_way.pop(delivery.delivery_id, None)
         now = datetime.now(UTC)
+        if receipt is None and error is None:
+            log.debug("sink %s: `%s` of %s is another VM's", delivery.sink, delivery.kind, delivery.event_key)
+            return DeliveryResult(delivery.delivery_id, "yielded", now.timestamp())
         outcome = SendOutcome(
             accepted=receipt is not None,
             permanent=error is not None and error.permanent,

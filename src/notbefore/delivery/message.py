@@ -22,6 +22,7 @@ class Message(Struct, frozen=True):
     content: Record | Heartbeat
     line: bytes  # the record as it is stored: JSON
     thread: str | None = None
+    note: str = ""  # why it goes to this sink, where that is not by its route
 
     @classmethod
     def of(cls, delivery: Delivery) -> "Message":
@@ -35,6 +36,7 @@ class Message(Struct, frozen=True):
             content=(Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record),
             line=delivery.record,
             thread=delivery.thread,
+            note=delivery.note,
         )
 
     @property

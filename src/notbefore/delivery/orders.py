@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Links, SinkConfig
+from notbefore.config.sinks import Links, PeersConfig, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
@@ -28,6 +28,7 @@ class Orders(Struct, frozen=True):
     state_file: str
     sinks: dict[str, SinkConfig] = {}
     links: Links = Links()
+    peers: PeersConfig | None = None
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's

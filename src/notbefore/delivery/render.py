@@ -70,6 +70,8 @@ def built_in(message: Message, now: datetime) -> Text:
     subject = record.vm_name or ", ".join(record.resources[:1]) or "a VM"
     if record.scope == "peer" and not record.no_longer_affected:
         subject = f"{', '.join(record.resources[:1])} (seen by {record.vm_name or 'a peer'})"
+    if message.kind == "sink_failed":
+        return _sink_failed(message)
     time = record.not_before if message.kind in AHEAD else None
     mark = "[EXERCISE] " if record.exercise else ""
     if record.no_longer_affected:
@@ -83,6 +85,13 @@ def built_in(message: Message, now: datetime) -> Text:
     )
     facts = [Fact(name, one_line(value)) for name, value in _facts(message, time, now) if value]
     return Text(title=title, meaning=meaning, facts=tuple(facts), time=time)
+
+
+def _sink_failed(message: Message) -> Text:
+    """That another sink refuses messages."""
+    title = one_line(f"notbefore on {message.record.vm_name or 'a VM'}: {message.note}")
+    advice = "`notbefore outbox list` shows what was refused; mend the cause, then `notbefore outbox retry --all`."
+    return Text(title=title, meaning=advice, facts=())
 
 
 def one_line(text: str) -> str:
@@ -126,6 +135,7 @@ def _facts(message: Message, time: datetime | None, now: datetime) -> list[tuple
     exercise = "This is an exercise: nothing has happened, nothing will." if record.exercise else ""
     return [
         ("Exercise", exercise),
+        ("Sent here because", message.note),
         ("Not before", f"{_clock(time)} ({countdown(time, now)})" if time else ""),
         ("Previously", _clock(previous) if time and previous != time else ""),
         ("Expected interruption", "" if message.over else (words(expected) if expected is not None else "not known")),

@@ -17,11 +17,18 @@ log = logging.getLogger("notbefore.delivery")
 
 
 class SendAttempt(Struct, frozen=True):
-    """What came of one attempt: a receipt, or an error."""
+    """What came of one attempt: a receipt, or an error; neither where another VM notifies."""
 
     delivery: Delivery
-    receipt: Receipt | None
+    receipt: Receipt | None = None
     error: SendError | None = None
+
+
+class Checks(Struct, frozen=True):
+    """What a worker asks, in its thread."""
+
+    secrets: Callable[[], list[str]] = list  # those that the sink would be made with now
+    others_notify: Callable[[Delivery], bool] = lambda _delivery: False  # a VM that comes before this one sends it
 
 
 def _patient(attempt: SendAttempt, now: float) -> SendAttempt:
@@ -35,8 +42,7 @@ def _patient(attempt: SendAttempt, now: float) -> SendAttempt:
 class Worker:
     """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there.
 
-    ``batch``: how many deliveries are handed over at once, to a sink that takes several. ``secrets``: what the sink
-    would find if it was made now.
+    ``batch``: how many deliveries are handed over at once, to a sink that takes several.
     """
 
     def __init__(
@@ -45,14 +51,14 @@ class Worker:
         make: Callable[[], Sink],
         report: Callable[[SendAttempt], None],
         batch: int = 1,
-        secrets: Callable[[], list[str]] = list,
+        checks: Checks = Checks(),  # noqa: B008 - frozen
     ) -> None:
         self.name = name
         self.quick = False  # the last attempt took next to no time: more may be given at once
         self._make = make
         self._report = report
         self._batch = batch
-        self._secrets = secrets
+        self._checks = checks
         self._made_with: list[str] = []
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
@@ -102,7 +108,11 @@ class Worker:
                 continue
             self._current, self._since = given, time.monotonic()
             try:
-                attempts = self._attempts(given)
+                mine = [one for one in given if not self._checks.others_notify(one)]
+                self._since = time.monotonic()  # the others had time of their own
+                attempts = [SendAttempt(one) for one in given if one not in mine]
+                if mine:
+                    attempts += self._attempts(mine)
             except Exception as error:  # a sink's library may raise anything; the others must go on
                 log.exception("sink %s: this should not have happened", self.name)
                 attempts = [SendAttempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
@@ -147,7 +157,7 @@ class Worker:
 
     def _attempts(self, given: list[Delivery]) -> list[SendAttempt]:
         found = self._once(given)
-        if self._sink is None or not any(one.error for one in found) or self._secrets() == self._made_with:
+        if self._sink is None or not any(one.error for one in found) or self._checks.secrets() == self._made_with:
             return found
         # a secret is another one by now: what was refused with the old one is no dead letter yet
         self._sink.close()
@@ -178,7 +188,7 @@ class Worker:
         return found
 
     def _new(self) -> Sink:
-        self._made_with = self._secrets()  # before: one that changes in between is noticed
+        self._made_with = self._checks.secrets()  # before: one that changes in between is noticed
         self._sink = self._make()
         return self._sink
 

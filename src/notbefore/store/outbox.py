@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from notbefore.core.delivery import FALLBACK, Delivery, DeliveryResult, Terms
 from notbefore.metrics.totals import LATENCY_BOUNDS
+from notbefore.store import outbox_fallback
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
-from notbefore.store.outbox_intake import MAX_ROWS, count, expire
+from notbefore.store.outbox_intake import LISTS, MAX_ROWS, count, expire
 from notbefore.store.schema import COMMAND_BUSY_SECONDS, connect, inode_of, transaction
 
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
@@ -29,7 +30,7 @@ BATCH_ROWS: Final = 100  # deliveries of one event that are leased at once
 
 _COLUMNS: Final = (
     "delivery_id, event_key, sink, kind, severity, created, due, expires, expires_with_event, not_before, record,"
-    " attempts, state, error"
+    " ahead, fallback, others, fallback_at, note, attempts, state, error"
 )
 # The order: a delivery waits for the earlier ones of its event to the same sink. Nothing waits for a reminder: it has a
 # time of its own.
@@ -113,6 +114,7 @@ class Outbox:
             for result in turn.results:
                 _record_result(db, result)
             expire(db, _surely(db, turn.now))
+            outbox_fallback.activate(db, turn.now)
             leased: list[Delivery] = []
             for sink, count in wanted.items():
                 leased += _lease(db, _due(db, sink, count, turn.now, batched=sink in turn.batched))
@@ -123,7 +125,9 @@ class Outbox:
             "SELECT 1 FROM outbox WHERE sink = :sink AND state <> 'dead'"  # noqa: S608 - ours
             f" AND (due <= :now OR expires <= :now OR {_FUTURE}) LIMIT 1"
         )
-        return any(self._db.execute(query, {"sink": sink, "now": now}).fetchone() for sink in sinks)
+        return outbox_fallback.due(self._db, now) or any(
+            self._db.execute(query, {"sink": sink, "now": now}).fetchone() for sink in sinks
+        )
 
     def sinks_with_work(self) -> set[str]:
         """The sinks that have deliveries to send, now or later."""
@@ -251,6 +255,7 @@ def _lease(db: sqlite3.Connection, rows: list[int]) -> list[Delivery]:
 def _delivery(row: tuple[Any, ...]) -> Delivery:
     names = [*_COLUMNS.split(", "), "thread"]
     values = dict(zip(names, row, strict=False))  # the thread is only asked for where it matters
+    values |= {name: msgspec.json.decode(values[name], type=tuple[str, ...]) for name in LISTS}
     return Delivery(**values | {"expires_with_event": bool(values["expires_with_event"])})
 
 
@@ -274,10 +279,14 @@ def _record_result(db: sqlite3.Connection, result: DeliveryResult) -> None:
         count(db, sink, "dead")
         db.execute(
             # a heartbeat is of no use once the next one is due: it is not kept longer
-            "UPDATE outbox SET state = 'dead', leased = 0, error = ?,"
+            "UPDATE outbox SET state = 'dead', leased = 0, error = ?, fallback_at = min(fallback_at, 0),"
             " expires = CASE kind WHEN 'heartbeat' THEN expires ELSE ? END WHERE delivery_id = ?",
             (result.error, result.time + DEAD_SECONDS, result.delivery_id),
         )
+        outbox_fallback.report(db, result)
+    elif result.result == "yielded":
+        count(db, sink, "yielded")
+        db.execute("DELETE FROM outbox WHERE delivery_id = ?", (result.delivery_id,))
     else:  # a repetition that was refused is tried again: the message itself was delivered long ago
         count(db, sink, "failed")
         due = result.time + FAILED_REPEAT_SECONDS if result.due is None else result.due
@@ -329,5 +338,5 @@ def next_due(db: sqlite3.Connection, now: float) -> float | None:
         f"SELECT min(CASE WHEN {_FUTURE} THEN min(due, :now) ELSE due END) FROM outbox"  # noqa: S608 - ours
         f" WHERE state <> 'dead' AND {_FIRST_OF_ITS_EVENT}"
     )
-    due: float | None = db.execute(query, {"now": now}).fetchone()[0]
-    return due
+    times = (db.execute(query, {"now": now}).fetchone()[0], outbox_fallback.next_at(db))
+    return min((time for time in times if time is not None), default=None)

@@ -15,25 +15,31 @@ from notbefore.core.delivery import Delivery
 from notbefore.core.routing import SEVERITIES
 
 MAX_ROWS: Final = 10_000
+LISTS: Final = ("ahead", "fallback", "others")  # columns that hold names, as JSON
 WITHDRAWN: Final = 0  # the time of expiry of what is not to be sent any more: it has passed by every clock
+_WAITS_FOR_OTHERS: Final = "(ahead <> '[]' AND attempts = 0)"  # its turn comes after that of other VMs
 THREAD_SECONDS: Final = 30 * 86_400.0  # how long the thread of an event's messages is remembered
 
 
 def put(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
     """Add deliveries, and count them as accepted; one whose id is there already is left as it is."""
     for one in deliveries:
-        # it replaces what is repeated of the event, and its reminder
+        # it replaces what is repeated of the event, its reminder, and what waits for other VMs to notify
         db.execute(
             "DELETE FROM outbox WHERE sink = ? AND event_key = ? AND state = 'repeating'",
             (one.sink, one.event_key),
         )
         if one.kind not in ("reminder", *APPROVAL_KINDS):
-            _withdraw(db, "sink = ? AND event_key = ? AND kind = 'reminder'", (one.sink, one.event_key))
-        row = msgspec.structs.asdict(one) | {"urgency": SEVERITIES.index(one.severity)}
+            replaced = f"(kind = 'reminder' OR {_WAITS_FOR_OTHERS})"
+            values = (one.sink, one.event_key, one.delivery_id)
+            _withdraw(db, f"sink = ? AND event_key = ? AND delivery_id <> ? AND {replaced}", values)
+        names = {name: msgspec.json.encode(getattr(one, name)).decode() for name in LISTS}
+        row = msgspec.structs.asdict(one) | names | {"urgency": SEVERITIES.index(one.severity)}
         added = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
-            " expires, expires_with_event, not_before, record) VALUES (:delivery_id, :event_key, :sink, :kind,"
-            " :severity, :urgency, :created, :due, :expires, :expires_with_event, :not_before, :record)",
+            " expires, expires_with_event, not_before, record, ahead, fallback, others, fallback_at, note)"
+            " VALUES (:delivery_id, :event_key, :sink, :kind, :severity, :urgency, :created, :due, :expires,"
+            " :expires_with_event, :not_before, :record, :ahead, :fallback, :others, :fallback_at, :note)",
             row,
         )
         if added.rowcount:
@@ -41,13 +47,13 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
 
 
 def event_started(db: sqlite3.Connection, event_key: str) -> None:
-    """Withdraw the reminders of an event: it has started."""
-    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,))
+    """Withdraw the reminders of an event, and what waits for other VMs to notify: it has started."""
+    _withdraw(db, f"event_key = ? AND (kind = 'reminder' OR {_WAITS_FOR_OTHERS})", (event_key,))
 
 
 def no_longer_affected(db: sqlite3.Connection, event_key: str) -> None:
     """Withdraw the reminders of an event, and end its repetitions: it does not affect this VM any longer."""
-    _withdraw(db, "event_key = ? AND kind = 'reminder'", (event_key,))
+    _withdraw(db, f"event_key = ? AND (kind = 'reminder' OR {_WAITS_FOR_OTHERS})", (event_key,))
     _end_repetitions(db, event_key)
 
 
@@ -65,7 +71,7 @@ def not_before_changed(db: sqlite3.Connection, event_key: str, seconds: float, r
 
 def event_ended(db: sqlite3.Connection, event_key: str) -> None:
     """Withdraw what is of no use after an event's end, and end its repetitions."""
-    _withdraw(db, "event_key = ? AND expires_with_event", (event_key,))
+    _withdraw(db, f"event_key = ? AND (expires_with_event OR {_WAITS_FOR_OTHERS})", (event_key,))
     _end_repetitions(db, event_key)
 
 

@@ -71,8 +71,14 @@ CREATE TABLE outbox (
     expires_with_event        INTEGER NOT NULL,      -- 1: expires when the event ends
     attempts     INTEGER NOT NULL DEFAULT 0,
     error        TEXT NOT NULL DEFAULT '',
-    record       BLOB NOT NULL
+    record       BLOB NOT NULL,
+    ahead        TEXT NOT NULL DEFAULT '[]',  -- this and the next two: names, as JSON
+    fallback     TEXT NOT NULL DEFAULT '[]',
+    others       TEXT NOT NULL DEFAULT '[]',
+    fallback_at  REAL,                  -- NULL: there is no fallback, or it has been used
+    note         TEXT NOT NULL DEFAULT ''
 );
+CREATE INDEX outbox_fallback ON outbox (fallback_at) WHERE fallback_at IS NOT NULL;
 CREATE INDEX outbox_queue ON outbox (sink, urgency, not_before);
 CREATE INDEX outbox_order ON outbox (sink, event_key, seq);
 CREATE INDEX outbox_event ON outbox (event_key);
@@ -91,6 +97,11 @@ CREATE TABLE delivery_latency (
     count  INTEGER NOT NULL,
     sum    REAL NOT NULL,               -- seconds
     PRIMARY KEY (sink, bucket)
+) WITHOUT ROWID;
+
+CREATE TABLE sink_reports (
+    sink TEXT PRIMARY KEY,              -- that refused a message
+    time REAL NOT NULL                  -- when another sink was last told so
 ) WITHOUT ROWID;
 
 CREATE TABLE threads (

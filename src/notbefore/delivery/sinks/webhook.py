@@ -29,11 +29,15 @@ class Sink:
 
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
-        values = message.content.flat() | {
-            "notbefore.delivery.id": message.delivery_id,
-            "notbefore.delivery.kind": message.kind,
-            "notbefore.delivery.severity": message.severity,
-        }
+        values = (
+            message.content.flat()
+            | {
+                "notbefore.delivery.id": message.delivery_id,
+                "notbefore.delivery.kind": message.kind,
+                "notbefore.delivery.severity": message.severity,
+            }
+            | ({"notbefore.delivery.note": message.note} if message.note else {})
+        )
         content_type = "application/json"
         if self._format == "cloudevents":
             content_type = "application/cloudevents+json"

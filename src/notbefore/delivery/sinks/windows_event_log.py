@@ -23,6 +23,7 @@ EVENT_IDS: Final = {
     "finished": 5,
     "ended": 6,
     "reminder": 7,
+    "sink_failed": 8,
     "approved": 10,
     "approval_failed": 11,
     "approval_skipped": 12,

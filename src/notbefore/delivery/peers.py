@@ -1,0 +1,48 @@
+"""``Peers``: whether the agents of other VMs are alive, so that only one of them notifies (``announce_by: leader``)."""
+
+import http.client
+import ssl
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from notbefore.config.sinks import PeersConfig
+
+MAX_ASKED: Final = 10  # VMs: the first ones in Resources
+TIMEOUT: Final = 1.0  # seconds for one answer
+TOTAL: Final = 5.0  # seconds for all of them
+
+
+class Peers:
+    """Asks each agent at the address that is configured for it; without a configuration nobody is known to be alive."""
+
+    def __init__(self, config: PeersConfig | None) -> None:
+        self._config = config
+        self._tls = ssl.create_default_context(cafile=config.ca_file) if config is not None else None
+
+    def any_alive(self, names: Iterable[str]) -> bool:
+        """One of these VMs has an agent that works, and so notifies itself."""
+        deadline = time.monotonic() + TOTAL
+        asked = list(names)[:MAX_ASKED]
+        return any(time.monotonic() < deadline and self._alive(name) for name in asked)
+
+    def _alive(self, name: str) -> bool:
+        if self._config is None:
+            return False
+        url = urlsplit(self._config.url.replace("{vm}", quote(name, safe="")))
+        host = url.hostname or ""
+        connection: http.client.HTTPConnection  # which has no proxy, redirect or password of its own
+        if url.scheme == "https":
+            connection = http.client.HTTPSConnection(host, url.port, timeout=TIMEOUT, context=self._tls)
+        else:
+            connection = http.client.HTTPConnection(host, url.port, timeout=TIMEOUT)
+        try:
+            with closing(connection):
+                connection.request("GET", url.path or "/")
+                status = connection.getresponse().status
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        # where a password is asked for, nobody can say more than that it listens
+        return 200 <= status < 300 or status == http.HTTPStatus.UNAUTHORIZED  # noqa: PLR2004 - the class of a status
