@@ -184,7 +184,7 @@ def test_whether_the_receiver_would_accept_an_export_can_be_asked(tmp_path: Path
     with Receiver() as receiver:
         headers = {"api-key": "hunter2-key"}
         logs = {"endpoint": "http://127.0.0.1:9"}
-        config = configured(tmp_path, receiver.url, logs, headers=headers, agent_log="info", logs=logs)
+        config = configured(tmp_path, receiver.url, logs, headers=headers, agent_log="info", logs=dict(logs))
         receiver.answers.append(Say(401, (), b"who is hunter2-key?"))
         for answer in ("no", "yes"):
             done = notbefore("check-config", config, "--connect")
