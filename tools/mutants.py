@@ -200,7 +200,7 @@ class Bench:
     def fails(self, limit: float) -> bool | None:
         """Run the tests: did one fail? None: they did not end within `limit` seconds."""
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--basetemp", str(self._scratch)]
-        with subprocess.Popen(  # noqa: S603  the project's own tests
+        with subprocess.Popen(
             [*words, *self._tests], cwd=ROOT, env=self._environment, start_new_session=True, stdout=subprocess.DEVNULL
         ) as tests:
             try:

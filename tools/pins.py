@@ -92,7 +92,7 @@ def compiled(lines: list[str], known: str, *words: str) -> str:
         constraints.write_text(known, encoding="utf-8")
         command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--no-header"]
         command += ["--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--constraint", str(constraints)]
-        return subprocess.run(  # noqa: S603 - its words are written here
+        return subprocess.run(
             [sys.executable, "-m", *command, *words, str(asked)], check=True, capture_output=True, text=True
         ).stdout
 

@@ -1,0 +1,101 @@
+"""What must hold for any bytes that come from outside. ``tools/fuzz.py`` and a test give them bytes."""
+
+import socket
+import tempfile
+import unicodedata
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from notbefore.config.load import dump, load
+from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES, parse
+from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import Record
+from notbefore.errors import ConfigError, DocumentError, ImdsError
+from notbefore.imds.client import MAX_BODY, DeadlineSocket, ImdsClient
+from notbefore.imds.identity import fetch_vm
+from notbefore.web.access import load_web_config
+from support.azure import now
+
+CORPUS: Final = Path(__file__).parents[1] / "corpus"
+CHUNK: Final = 64 * 1024  # bytes that a socket holds until somebody reads
+
+
+def document(data: bytes) -> None:
+    """A document is read or refused, within its bounds, and each record of it is one line."""
+    try:
+        found = parse(data)
+    except DocumentError:
+        return
+    assert len(data) <= MAX_BYTES
+    assert len(found.events) <= MAX_EVENTS
+    assert len({event.key for event in found.events}) == len(found.events)
+    for event in found.events:
+        assert 0 < len(event.event_id) <= MAX_ID
+        assert len(event.resources) <= MAX_RESOURCES
+    for change in diff(Tracked(), found, now(0)).changes:
+        line = Record.of(change, None).line().decode()
+        assert len(line.splitlines()) == 1
+        assert not any(map(_rearranges, line.rstrip("\n")))
+
+
+def _rearranges(character: str) -> bool:
+    """A control character, a line end, or a mark that changes the direction of text."""
+    turning = unicodedata.bidirectional(character) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    return turning or unicodedata.category(character) in ("Cc", "Zl", "Zp")
+
+
+class _Canned(ImdsClient):
+    """A client whose peer says ``data`` and hangs up."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self._data = data
+
+    def _connect(self, deadline: float) -> DeadlineSocket:
+        ours, theirs = socket.socketpair()
+        with theirs, suppress(OSError):
+            theirs.sendall(self._data[:CHUNK])
+            theirs.shutdown(socket.SHUT_WR)
+        connected = DeadlineSocket(ours.family, ours.type, ours.proto, ours.detach())
+        connected.deadline = deadline
+        return connected
+
+
+def imds(data: bytes) -> None:
+    """An HTTP answer is a body within its bound, or an ``ImdsError``; so is who the VM is."""
+    with closing(_Canned(data)) as client, suppress(ImdsError):
+        answer = client.get("/metadata/scheduledevents", timeout=2.0, etag='"1"')
+        assert answer.body is None or len(answer.body) <= MAX_BODY
+        assert answer.etag is None or answer.etag.isprintable()
+    with closing(_Canned(data)) as client, suppress(ImdsError):
+        assert fetch_vm(client).name
+
+
+def config(data: bytes) -> None:
+    """A configuration is taken, and can be shown, or is refused with one line."""
+    _in_file(data, lambda path: dump(load(path, {}, {}, sending=False)))
+
+
+def web_config(data: bytes) -> None:
+    """As ``config``, for the file of the listener."""
+    _in_file(data, load_web_config)
+
+
+def _in_file(data: bytes, read: Callable[[Path], object]) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:  # noqa: S108 - memory
+        file.write(data)
+        file.flush()
+        try:
+            read(Path(file.name))
+        except ConfigError as error:
+            assert len(str(error).splitlines()) == 1
+
+
+TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
+    "document": document,
+    "imds": imds,
+    "config": config,
+    "web_config": web_config,
+}
