@@ -23,6 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 AT_ONCE = 25  # events listed by one IMDS
 SHORTEST_START = 30.0  # seconds that Azure keeps a started event listed, at least
 WATCHED = 16.0  # seconds by which a sight may be late and still count as seen
@@ -182,8 +184,12 @@ class Subject:
     def boot_another(self) -> None:
         """What lies on the disk is of another boot."""
         with closing(sqlite3.connect(self.directory / "state" / "notbefore.db")) as db, db:
-            db.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
-            db.execute('UPDATE meta SET value = replace(value, \'"boot":"\', \'"boot":"another-\')')
+            for key in ("seen", "beat"):
+                for (stored,) in db.execute("SELECT body FROM meta WHERE key = ?", (key,)).fetchall():
+                    instant = msgspec.msgpack.decode(stored)
+                    if instant is not None:
+                        changed = msgspec.msgpack.encode(instant | {"boot": f"another {time.time()}"})
+                        db.execute("UPDATE meta SET body = ? WHERE key = ?", (changed, key))
 
     def run(self, until: float) -> None:
         """Disturb it until then, and let it see the end of everything."""
