@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from waitress.task import ThreadedTaskDispatcher
@@ -15,7 +16,7 @@ from waitress.task import ThreadedTaskDispatcher
 from notbefore.web.access import Access
 from notbefore.web.auth import Login, Passwords
 from notbefore.web.channel import Channel
-from notbefore.web.fair_queue import FairQueue, WaitingLogin, network_of
+from notbefore.web.fair_queue import KNOWN_ADDRESSES, FairQueue, WaitingLogin, network_of
 
 WORKERS: Final = {"metrics": 1, "page": 1, "other": 2}
 LANES: Final = {"/metrics": "metrics", "/": "page"}  # the rest: other
@@ -79,7 +80,7 @@ class Lane(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no typ
 class LoginThread:
     """Checks passwords, one at a time, in the order of a ``FairQueue``. Its thread starts with the first of them."""
 
-    def __init__(self, access: Access, passwords: Passwords, hand_over: Any) -> None:
+    def __init__(self, access: Access, passwords: Passwords, hand_over: Callable[[Channel], None]) -> None:
         self.failures = FailureLog()
         self._access = access
         self._passwords = passwords
@@ -139,7 +140,12 @@ class LoginThread:
         if not requests or not channel.connected or config is None:  # nobody waits for the answer any more
             self._decide(channel, Login.REFUSED)
             return
-        found = self._passwords.check(config, requests[0].headers.get("AUTHORIZATION", ""))
+        try:
+            found = self._passwords.check(config, requests[0].headers.get("AUTHORIZATION", ""))
+        except Exception:  # this thread must go on: without it no new password would be let in
+            log.exception("a password could not be compared")
+            self._decide(channel, Login.REFUSED)
+            return
         channel.login_failed = found is Login.WRONG
         with self._changed:
             self._queue.record(login.address, time.monotonic(), right=found is Login.RIGHT)
@@ -167,7 +173,9 @@ class FailureLog:
         """Count one; the first after a quiet minute is logged at once."""
         with self._lock:
             self.count += 1
-            self._unlogged[address] = self._unlogged.get(address, 0) + 1
+            known = address in self._unlogged or len(self._unlogged) < KNOWN_ADDRESSES
+            name = address if known else "other addresses"
+            self._unlogged[name] = self._unlogged.get(name, 0) + 1
         self.write(time.monotonic())
 
     def wait(self, now: float) -> float:

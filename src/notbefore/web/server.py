@@ -115,7 +115,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop within a second, whatever the connections do."""
+        """Stop within a second, whatever the connections do; where a password is being compared, after that."""
         self._stopping = True
         with suppress(OSError):  # it may be closed already
             self._server.pull_trigger()
