@@ -90,7 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             values = json.loads(body)
             key = str(values["azure.scheduled_event.id"]).casefold()
             self.server.times.append(time.monotonic())
-            self.server.taken.append((self.headers["Idempotency-Key"], key, values["notbefore.delivery.kind"]))
+            self.server.taken.append((self.headers["X-Notbefore-Delivery-Id"], key, values["notbefore.delivery.kind"]))
         if mood in ("hang", "cut", "take and cut"):
             self.close_connection = True
             return
@@ -268,7 +268,7 @@ def clock_jump(place: Place, seconds: float) -> None:
 
 FAULTS = {
     "full-disk": Fault(
-        full_disk, ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"')
+        full_disk, ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
     ),
     "file-deleted": Fault(file_deleted),
     "lock-held": Fault(lock_held),

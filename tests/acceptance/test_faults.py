@@ -29,11 +29,21 @@ class AgentOnSmallDisk(RunningAgent):
 
     @staticmethod
     def before(state: Path) -> Sequence[str]:
-        return ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"', str(state))
+        mount = 'mount -t tmpfs -o size=1m,mode=0700 tmpfs "$0" && exec "$@"'
+        return ("unshare", "--mount", "sh", "-c", mount, str(state))
 
     @property
     def disk(self) -> Path:
         return Path(f"/proc/{self.process.pid}/root{self.state}")
+
+
+class AgentOnReadOnlyDisk(RunningAgent):
+    """It cannot write to its state directory."""
+
+    @staticmethod
+    def before(state: Path) -> Sequence[str]:
+        mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+        return ("unshare", "--mount", "sh", "-c", mount, str(state))
 
 
 def fill(disk: Path) -> Path:
@@ -117,6 +127,27 @@ def test_a_full_disk_keeps_nobody_from_being_notified(
         assert len(agent.json("/api/v1/history")["changes"]) == 4
     assert events(peer) == ["a", "b", "c", "d"]
     assert agent.log.count("cannot be written") == 1
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="a read-only disk needs the right to mount")
+def test_an_agent_that_starts_on_a_read_only_disk_knows_what_is_there(
+    imds: Simulator, peer: HttpPeer, config: str, state: Path
+) -> None:
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: delivered(agent) == 1)
+    with AgentOnReadOnlyDisk(imds.endpoint, state, config) as agent:
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: events(peer) == ["a", "b"])
+        assert b"Read-only file system" in not_ready(agent)
+        eventually(lambda: delivered(agent) == 2)
+        assert agent.kinds == ["announced"]
+    with RunningAgent(imds.endpoint, state, config) as agent:  # it takes over what is left in memory
+        agent.ready()
+        assert agent.kinds == []
+    assert events(peer) == ["a", "b"]
+    assert len(read_history(state / FILE_NAME, None, 10).records) == 2
 
 
 def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(

@@ -18,6 +18,7 @@ from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, DeliveryResult, Routing, Terms, deliveries
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record
+from notbefore.errors import StoreError
 from notbefore.store import spare as module
 from notbefore.store.courier_outbox import CourierOutbox
 from notbefore.store.outbox import CourierTurn, Outbox
@@ -368,24 +369,33 @@ def test_a_repetition_and_a_thread_outlive_both_changes_of_the_file(agent: Agent
     assert [(row.event_key, row.kind) for row in rows(agent.path)] == [("b", "announced"), ("a", "canceled")]
 
 
-def test_what_was_counted_before_the_state_file_could_be_read_is_added_to(agent: Agent, receiver: Receiver) -> None:
+def test_what_was_counted_before_the_state_file_could_be_read_is_added_to(
+    agent: Agent, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent.sees("a")
     receiver.works()
     agent.store.close()
-    hidden = agent.path.with_name("hidden")
-    agent.path.replace(hidden)
-    agent.path.mkdir()  # nothing can be opened there
-    agent.store = Store(agent.directory)
-    agent.state = agent.store.load()
-    assert agent.store.degraded
-    agent.sees("b")
-    receiver.works()
-    assert counts(agent) == {"accepted": 1, "delivered": 1}
-    agent.path.rmdir()
-    hidden.replace(agent.path)
+
+    def fails(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def fails_to_connect(_: Path) -> None:
+        raise StoreError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("notbefore.store.state_file.StateFile.open", only_for("run", fails))
+        patch.setattr("notbefore.store.state_file.connect_for_reading", fails_to_connect)
+        patch.setattr("notbefore.store.spare.connect_for_reading", fails_to_connect)
+        agent.store = Store(agent.directory)
+        agent.state = agent.store.load()
+        assert (agent.store.degraded, agent.state.tracked.events) == ("disk I/O error", {})
+        agent.sees("b")
+        receiver.works()
+        assert counts(agent) == {"accepted": 1, "delivered": 1}
     agent.store.retry()
     assert agent.store.degraded is None
     assert counts(agent) == {"accepted": 2, "delivered": 2}
+    assert receiver.accepted == ["a", "b"]
 
 
 KILLED = """

@@ -35,23 +35,32 @@ def connect(path: Path, mode: str, busy_seconds: float = COMMAND_BUSY_SECONDS) -
     Raises ``StoreError`` where there is no such file, where it may not be read, or where its schema is another.
     """
     try:
-        db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            timeout=busy_seconds,
-            check_same_thread=False,
-        )
-        if mode == "rw":
-            db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -256")
-        version = _version(db)
+        db, version = _open(f"{path.absolute().as_uri()}?mode={mode}", busy_seconds)
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be opened ({error}): {_hint(path, mode)}") from None
     if version != SCHEMA_VERSION:
         db.close()
         raise StoreError(f"{path} has schema {version}, this version needs {SCHEMA_VERSION}: start `notbefore run`")
     return db
+
+
+def connect_for_reading(path: Path) -> sqlite3.Connection:
+    """Open a state file to read it once, also on a disk that is full or read-only; raises ``StoreError``."""
+    if inode_of(path.with_name(path.name + "-wal")) is None:  # nobody has it open, so nobody writes
+        with suppress(sqlite3.Error):
+            # without `immutable` SQLite would have to make files beside it
+            db, version = _open(f"{path.absolute().as_uri()}?mode=ro&immutable=1", BUSY_SECONDS)
+            if version == SCHEMA_VERSION:
+                return db
+            db.close()
+    return connect(path, "ro", BUSY_SECONDS)
+
+
+def _open(uri: str, busy_seconds: float) -> tuple[sqlite3.Connection, int]:
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=False)
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA cache_size = -256")
+    return db, _version(db)
 
 
 def bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from notbefore.errors import StoreError
 from notbefore.store.copying import copy_table
-from notbefore.store.schema import BUSY_SECONDS, connect, transaction
+from notbefore.store.schema import connect_for_reading, transaction
 from notbefore.store.state_file import FILE_NAME, Moment, StateFile, StoredChange, StoredState
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a private directory is made there
@@ -83,7 +83,7 @@ def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
     """
     if db.execute("SELECT caught_up FROM spare").fetchone()[0]:
         return
-    with suppress(sqlite3.Error, StoreError), closing(connect(state_file, "ro", BUSY_SECONDS)) as main:
+    with suppress(sqlite3.Error, StoreError), closing(connect_for_reading(state_file)) as main:
         query = "SELECT delivery_id, leased, state, due, attempts, error FROM outbox"
         left = {delivery_id: values for delivery_id, *values in main.execute(query)}
         for (delivery_id,) in db.execute("SELECT delivery_id FROM passed WHERE copied").fetchall():
@@ -157,7 +157,7 @@ def _take_over(spare: sqlite3.Connection, main: sqlite3.Connection, *, complete:
 def _copy_outbox(state_file: Path, db: sqlite3.Connection) -> bool:
     """Copy the outbox and its figures; returns whether they could be read."""
     try:
-        with closing(connect(state_file, "ro", BUSY_SECONDS)) as main:
+        with closing(connect_for_reading(state_file)) as main:
             for table in ("outbox", "threads", "delivery_counts", "delivery_latency"):
                 copy_table(main, db, table)
     except (sqlite3.Error, StoreError):

@@ -20,7 +20,7 @@ from notbefore.metrics.totals import Totals
 from notbefore.store import history, outbox_intake
 from notbefore.store.confirmed_time import ConfirmedTime
 from notbefore.store.private import prepare_database
-from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect, inode_of, transaction
+from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect_for_reading, inode_of, transaction
 
 FILE_NAME: Final = "notbefore.db"
 ROW_VERSION: Final = 1  # of the form in which a row's body is written
@@ -113,7 +113,7 @@ class StateFile:
     def open_for_reading(self) -> None:
         """Open a file that cannot be written; what is read cannot be marked as unreadable either."""
         self.close()
-        self._connection = connect(self.path, "ro", BUSY_SECONDS)
+        self._connection = connect_for_reading(self.path)
 
     def remove_log(self) -> None:
         """Remove the write-ahead log of a file that is gone: SQLite would take it for the next file's."""
