@@ -152,7 +152,7 @@ def test_what_no_rule_names_is_left_alone_and_shown_why(imds: Simulator, tmp_pat
         words = {line.split()[0]: " ".join(line.split()[1:]) for line in shown[shown.index("") + 2 :]}
         assert words["a"] == "leave by never: the rule says so"
         assert words["b"] == words["c"] == "leave: no rule matches"
-        assert words["d"].startswith("leave by users: it stands for 2 VMs")
+        assert words["d"].startswith("leave by users: it affects 2 VMs")
 
 
 def test_it_waits_for_its_time_and_for_the_command(imds: Simulator, tmp_path: Path) -> None:

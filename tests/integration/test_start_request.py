@@ -21,8 +21,8 @@ from notbefore.core.approval import (
     OPERATOR,
     ApprovalAttempt,
     CommandRun,
-    Guard,
     Policy,
+    ReadinessCheck,
     Rule,
     RuleMatch,
     content_of,
@@ -520,11 +520,11 @@ def test_without_a_not_before_nothing_is_sent(world: World) -> None:
 # ---- the command
 
 
-def guard(script: str, timeout: str = "20s") -> Guard:
-    return Guard(("/bin/sh", "-c", script), Duration(timeout))
+def shell_check(script: str, timeout: str = "20s") -> ReadinessCheck:
+    return ReadinessCheck(("/bin/sh", "-c", script), Duration(timeout))
 
 
-def guarded(world: World, check: Guard) -> StartRequest:
+def with_check(world: World, check: ReadinessCheck) -> StartRequest:
     world.policy = msgspec.structs.replace(ON, rules=(Rule(FREEZES, approve_when=check),))
     return world.request()
 
@@ -533,8 +533,8 @@ def test_a_machine_that_is_ready_is_approved_and_the_command_runs_once(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    check = guard(f"echo ran >> {tmp_path}/runs; echo drained")
-    request = guarded(world, check)
+    check = shell_check(f"echo ran >> {tmp_path}/runs; echo drained")
+    request = with_check(world, check)
     assert request.check_ready(check)
     assert request.check_ready(check)
     assert caplog.text.count(f"approval of {ID}: running /bin/sh") == 1
@@ -544,18 +544,18 @@ def test_a_machine_that_is_ready_is_approved_and_the_command_runs_once(
     assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "exit code 0: drained"
     assert (tmp_path / "runs").read_text(encoding="utf-8") == "ran\n"
     (attempt,) = world.approvals.listed().attempts.values()
-    assert attempt.ran(check) == CommandRun("ready", "exit code 0: drained")
+    assert attempt.run_of(check) == CommandRun("ready", "exit code 0: drained")
 
 
 def test_a_machine_that_is_not_ready_is_not_approved_and_the_record_says_why(world: World, tmp_path: Path) -> None:
-    check = guard(f"echo ran >> {tmp_path}/runs; echo busy; exit 3")
-    assert not guarded(world, check).check_ready(check)
+    check = shell_check(f"echo ran >> {tmp_path}/runs; echo busy; exit 3")
+    assert not with_check(world, check).check_ready(check)
     assert (world.reason, world.ends[-1]["azure.scheduled_event.approval.detail"]) == (
         "not_ready",
         "exit code 3: busy",
     )
     (attempt,) = world.approvals.listed().attempts.values()
-    assert attempt.ran(check) == CommandRun("failed", "exit code 3: busy")
+    assert attempt.run_of(check) == CommandRun("failed", "exit code 3: busy")
     again = world.request("other rule", commands=attempt.commands)
     assert not again.check_ready(check)  # it runs once an event, and is recorded once
     assert len(world.ends) == 1
@@ -566,15 +566,15 @@ def test_a_machine_that_is_not_ready_is_not_approved_and_the_record_says_why(wor
 
 
 def test_a_command_that_cannot_be_run_or_is_not_done_in_time_is_not_ready(world: World) -> None:
-    for check in (Guard(("/no/such/command",)), guard("sleep 30", "200ms")):
-        assert not guarded(world, check).check_ready(check)
+    for check in (ReadinessCheck(("/no/such/command",)), shell_check("sleep 30", "200ms")):
+        assert not with_check(world, check).check_ready(check)
         assert world.reason == "not_ready"
     assert len(world.ends) == 2
 
 
 def test_a_command_that_is_cut_off_is_left_to_the_next_agent(world: World) -> None:
-    check = guard("sleep 30")
-    request = guarded(world, check)
+    check = shell_check("sleep 30")
+    request = with_check(world, check)
     with ThreadPoolExecutor(1) as pool:
         ready = pool.submit(request.check_ready, check)
         eventually(lambda: world.approvals.listed().attempts)
@@ -582,12 +582,12 @@ def test_a_command_that_is_cut_off_is_left_to_the_next_agent(world: World) -> No
         assert ready.result(20) is False
     assert world.ends == []
     (attempt,) = world.approvals.listed().attempts.values()
-    assert attempt.ran(check) == CommandRun("running")
+    assert attempt.run_of(check) == CommandRun("running")
 
 
 def test_a_command_runs_only_for_what_may_be_approved_and_can_be_written_down(world: World, tmp_path: Path) -> None:
-    check = guard(f"echo ran >> {tmp_path}/runs")
-    request = guarded(world, check)
+    check = shell_check(f"echo ran >> {tmp_path}/runs")
+    request = with_check(world, check)
     world.agent.store.degraded = "the disk is full"
     assert not request.check_ready(check)
     assert world.ends == []
@@ -603,18 +603,18 @@ def test_a_machine_that_is_ready_is_not_approved_where_that_cannot_be_written_do
     def fill() -> None:
         world.agent.store.degraded = "the disk is full"
 
-    check = guard("true")
-    request = guarded(world, check)
+    check = shell_check("true")
+    request = with_check(world, check)
     world.approvals.after_write = fill
     assert not request.check_ready(check)
     assert world.ends == []
     (attempt,) = world.approvals.listed().attempts.values()
-    assert attempt.ran(check) == CommandRun("ready", "exit code 0")
+    assert attempt.run_of(check) == CommandRun("ready", "exit code 0")
 
 
 def test_the_command_is_given_the_event_and_nothing_that_is_not_decided(world: World, tmp_path: Path) -> None:
-    check = guard(f"env > {tmp_path}/env; cat > {tmp_path}/stdin")
-    assert guarded(world, check).check_ready(check)
+    check = shell_check(f"env > {tmp_path}/env; cat > {tmp_path}/stdin")
+    assert with_check(world, check).check_ready(check)
     variables = (tmp_path / "env").read_text(encoding="utf-8")
     assert "NOTBEFORE_RULE=rules[0]\n" in variables
     assert f"NOTBEFORE_VM={ME}\n" in variables

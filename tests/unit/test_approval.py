@@ -13,8 +13,8 @@ from notbefore.core.approval import (
     ApprovalAttempt,
     ApprovalContext,
     CommandRun,
-    Guard,
     Policy,
+    ReadinessCheck,
     Rule,
     RuleMatch,
     content_of,
@@ -217,28 +217,28 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 
 def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = life(), life(DurationInSeconds=6)
-    guard, other = Guard(("drained", "a")), Guard(("drained",))
+    check, other = ReadinessCheck(("drained", "a")), ReadinessCheck(("drained",))
     done = (
         ApprovalAttempt(one, "a", "step")
-        .having_run(guard, CommandRun("failed", "no"))
+        .with_run(check, CommandRun("failed", "no"))
         .ended("approval_skipped (not_ready): no")
     )
-    assert (done.state, done.records, done.settles(one, "step"), done.settles(one, "another")) == (
+    assert (done.state, done.records, done.is_settled(one, "step"), done.is_settled(one, "another")) == (
         "done",
         1,
         True,
         False,
     )
     again = done.next(moved, "b", "another")
-    assert (again.state, again.records, again.rule, again.settles(one, "step")) == ("checking", 1, "b", True)
-    assert again.ran(guard) == CommandRun("failed", "no")  # whichever rule asks
-    assert again.ran(other) is None
+    assert (again.state, again.records, again.rule, again.is_settled(one, "step")) == ("checking", 1, "b", True)
+    assert again.run_of(check) == CommandRun("failed", "no")  # whichever rule asks
+    assert again.run_of(other) is None
     approved = msgspec.structs.replace(done, approved=content_of(one))
-    assert approved.settles(one, "another")
-    assert not approved.settles(moved, "another")
+    assert approved.is_settled(one, "another")
+    assert not approved.is_settled(moved, "another")
     back = msgspec.structs.replace(one, seen=instant(500))  # it was gone meanwhile
     anew = approved.next(back, "a", "another")
-    assert (anew.ran(guard), anew.records, anew.settles(back, "step"), anew.settles(back, "other")) == (
+    assert (anew.run_of(check), anew.records, anew.is_settled(back, "step"), anew.is_settled(back, "other")) == (
         None,
         1,
         True,
@@ -286,7 +286,7 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
     known = {
         step(Rule("all"), life()),
         step(Rule("all", approve_after=Duration("1s")), life()),
-        step(Rule("all", approve_when=Guard(("drained",))), life()),
+        step(Rule("all", approve_when=ReadinessCheck(("drained",))), life()),
         step(Rule("all", name="a"), life()),
         step(Rule("all"), life(DurationInSeconds=6)),
     }
@@ -325,7 +325,7 @@ def test_a_pattern_for_approval_is_for_all_resources_and_one_to_leave_alone_is_e
 
 
 def test_who_comes_next_leaves_the_leader_time_for_its_command() -> None:
-    guarded = Rule("all", for_all_resources="leader", approve_when=Guard(("drained",), Duration("40s")))
+    guarded = Rule("all", for_all_resources="leader", approve_when=ReadinessCheck(("drained",), Duration("40s")))
     assert judge(Policy(rules=(guarded,)), life(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
 
 
@@ -395,7 +395,7 @@ approval:
 """
     found = policy(text, tmp_path)
     assert found.approving == ("users", "rules[1]")
-    assert found.rules[1].approve_when == Guard(("/bin/true",), Duration("5s"))
+    assert found.rules[1].approve_when == ReadinessCheck(("/bin/true",), Duration("5s"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
-from notbefore.core.approval import BY_RULE, OPERATOR, ApprovalAttempt, CommandRun, Guard, content_of, judge
+from notbefore.core.approval import BY_RULE, OPERATOR, ApprovalAttempt, CommandRun, ReadinessCheck, content_of, judge
 from notbefore.core.change import Reason
 from notbefore.core.document import SCHEDULED
 from notbefore.core.lifecycle import TrackedEvent
@@ -115,7 +115,7 @@ class Approver:
         decision = judge(settings.policy, life, listed.context.vm, flawed=flawed, since=since)
         step = f"{decision.step} dry run" if dry_run else decision.step
         before = listed.attempts.get(key)
-        begun = before is not None and (before.state != "done" or before.settles(life, step))
+        begun = before is not None and (before.state != "done" or before.is_settled(life, step))
         if begun or (decision.action == "leave" and decision.skipped is None):
             return LONG_WAIT
         wait = (decision.at - now).total_seconds() if decision.at is not None else 0.0
@@ -126,10 +126,10 @@ class Approver:
             if decision.skipped is not None:
                 self._skip(attempt, before, decision.skipped, decision.why)
             elif dry_run:
-                first = f", after {decision.guard.command[0]} had exited with 0" if decision.guard is not None else ""
+                first = f", after {decision.check.command[0]} had exited with 0" if decision.check is not None else ""
                 self._skip(attempt, before, "dry_run", f"it would be approved now{first}")
             else:
-                self._begin(attempt, before, decision.guard)
+                self._begin(attempt, before, decision.check)
         return SHORT_WAIT
 
     def _resume(self, attempt: ApprovalAttempt, listed: ListedEvents) -> None:
@@ -142,13 +142,13 @@ class Approver:
             self._skip(attempt, attempt, "interrupted", "the agent ended meanwhile: ask again")
         else:
             decision = judge(self._settings().policy, life, listed.context.vm)
-            guard = decision.guard if decision.step == attempt.step else None
-            ran = attempt.ran(guard) if guard is not None else None
-            if guard is not None and ran is not None and ran.state == "running":
+            check = decision.check if decision.step == attempt.step else None
+            ran = attempt.run_of(check) if check is not None else None
+            if check is not None and ran is not None and ran.state == "running":
                 words = "the agent ended while the command ran, and it runs once"
-                self._skip(attempt.having_run(guard, CommandRun("failed", words)), attempt, "interrupted", words)
+                self._skip(attempt.with_run(check, CommandRun("failed", words)), attempt, "interrupted", words)
             else:
-                self._begin(attempt, attempt, guard)
+                self._begin(attempt, attempt, check)
 
     # ---- doing; ``before`` is the attempt that was known at the decision
 
@@ -188,7 +188,7 @@ class Approver:
         self,
         attempt: ApprovalAttempt,
         before: ApprovalAttempt | None,
-        guard: Guard | None,
+        check: ReadinessCheck | None,
         patience: float | None = None,
     ) -> StartRequest | None:
         """Begin a request in a thread of its own; ``None`` if another has taken up the event, or too many run.
@@ -197,7 +197,7 @@ class Approver:
         """
         key = attempt.life.event.key
         request = StartRequest(self._approvals, self._settings, self._stop, attempt, patience)
-        thread = threading.Thread(target=self._work, args=(request, guard), name=f"approve {key[:8]}", daemon=True)
+        thread = threading.Thread(target=self._work, args=(request, check), name=f"approve {key[:8]}", daemon=True)
         with self._lock:
             full = len(self._threads) >= MAX_REQUESTS or self._stop.is_set()
             if full or not self._reserve(request, before):
@@ -210,10 +210,10 @@ class Approver:
             raise
         return request
 
-    def _work(self, request: StartRequest, guard: Guard | None) -> None:
+    def _work(self, request: StartRequest, check: ReadinessCheck | None) -> None:
         try:
-            if guard is None or request.check_ready(guard):
-                request.send(guard)
+            if check is None or request.check_ready(check):
+                request.send(check)
         except Exception:
             log.exception("approval of %s failed; the state says how far it came", request.event_id)
         finally:

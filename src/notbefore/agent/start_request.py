@@ -15,7 +15,16 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
-from notbefore.core.approval import OPERATOR, ApprovalAttempt, CommandRun, Guard, Policy, content_of, judge, unreadable
+from notbefore.core.approval import (
+    OPERATOR,
+    ApprovalAttempt,
+    CommandRun,
+    Policy,
+    ReadinessCheck,
+    content_of,
+    judge,
+    unreadable,
+)
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.lifecycle import TrackedEvent
@@ -109,27 +118,27 @@ class StartRequest:
 
     # ---- the command
 
-    def check_ready(self, guard: Guard) -> bool:
+    def check_ready(self, check: ReadinessCheck) -> bool:
         """Run the command, once an event. False if the machine is not ready, or nothing can be written down."""
-        ran = self.attempt.ran(guard)
+        ran = self.attempt.run_of(check)
         if ran is not None and ran.state == "ready":
             return True
         if ran is not None:  # it ran for this event when its content was another; its record was made then
             self._approvals.write(self.attempt.ended(f"approval_skipped (not_ready): {ran.said}"))
             return False
-        running = self.attempt.having_run(guard, CommandRun("running"))
+        running = self.attempt.with_run(check, CommandRun("running"))
         if self._wait_until_approvable("") is None or not self._write_ahead(running):
             return False
-        log.info("approval of %s: running %s", self.event_id, guard.command[0])
-        ready, words = self._run(guard)
+        log.info("approval of %s: running %s", self.event_id, check.command[0])
+        ready, words = self._run(check)
         if self._stop.is_set():  # it was cut off: the next agent reports that
             return False
-        self.attempt = self.attempt.having_run(guard, CommandRun("ready" if ready else "failed", words))
+        self.attempt = self.attempt.with_run(check, CommandRun("ready" if ready else "failed", words))
         if not ready:
             self.end("approval_skipped", "not_ready", words)
         return ready and self._approvals.write(self.attempt)
 
-    def _run(self, guard: Guard) -> tuple[bool, str]:
+    def _run(self, check: ReadinessCheck) -> tuple[bool, str]:
         from notbefore.delivery.process import ending, run, variables  # noqa: PLC0415 - imports subprocess
 
         listed = self._approvals.listed()
@@ -138,14 +147,14 @@ class StartRequest:
         values = {name: value for name, value in flat.items() if name not in _UNDECIDED}
         environment = variables(values, {"RULE": self.attempt.rule, "VM": listed.context.vm or ""})
         try:
-            code, said = run(guard.command, json_line(values), environment, guard.timeout.seconds, self._stop.is_set)
+            code, said = run(check.command, json_line(values), environment, check.timeout.seconds, self._stop.is_set)
         except (SendError, OSError) as error:
             return False, str(error)
         return code == 0, ending(code, said)
 
     # ---- the request
 
-    def send(self, guard: Guard | None = None) -> None:
+    def send(self, check: ReadinessCheck | None = None) -> None:
         """Send until IMDS has answered, or until there is an objection."""
         error = ""
         while (life := self._wait_until_approvable(error)) is not None:
@@ -173,7 +182,7 @@ class StartRequest:
                 self._pause(refusal)
                 continue
             self.attempt = self.attempt.accepted(life, self._clock.now())
-            ran = self.attempt.ran(guard) if guard is not None else None
+            ran = self.attempt.run_of(check) if check is not None else None
             self.end("approved", "accepted", ran.said if ran is not None else "")
             return
 

@@ -1,7 +1,7 @@
 """Whether an event is to be approved, by which rule, and when: ``judge(policy, life, vm)``. Pure.
 
-Approving lets Azure start an event at once, for all VMs in its ``Resources``. So the first rule that matches decides
-alone, no rule means no, and what is not known (who this VM is, how long it will take) never counts as a match.
+An approval lets Azure start an event at once, for all VMs in its ``Resources``. So the first matching rule alone
+decides, no match means no, and what is not known (the name of this VM, the expected interruption) never matches.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
 
-OPERATOR: Final = "operator"  # stands for the rule where somebody approves by hand
+OPERATOR: Final = "operator"  # the name of the rule in records of approvals by hand
 BY_RULE: Final = "rule"
-MAX_SETTLED: Final = 100  # steps of one event
+MAX_SETTLED: Final = 100  # decisions of one event that are remembered
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 EVENT_TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")  # of api-version 2020-07-01
 EVENT_SOURCES: Final = ("Platform", "User")
@@ -59,8 +59,8 @@ def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
                 yield key, f"expected one of {', '.join(known)}, got {word!r}"
 
 
-class Guard(Struct, frozen=True, forbid_unknown_fields=True):
-    """A command that says whether the machine is ready: drained, failed over, checkpointed."""
+class ReadinessCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command that exits with 0 if the machine is ready: drained, failed over, checkpointed."""
 
     command: tuple[str, ...]
     timeout: Duration = Duration("60s")
@@ -77,11 +77,11 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
 
     match: RuleMatch | Literal["all"] = RuleMatch()  # `all`: every event of this VM
     action: Literal["approve", "leave"] = "approve"
-    name: str = ""  # in metrics and records; without one its place in the list: `rules[0]`
+    name: str = ""  # in metrics and records; default: `rules[0]` and so on
     approve_after: Duration = Duration("0s")  # not earlier than so long after the event was first seen
     approve_before: Duration | None = None  # not earlier than so long before NotBefore; with `approve_after`, both hold
-    approve_when: Guard | None = None  # it exits with 0: ready. Runs once an event
-    for_all_resources: Literal["leader", "each"] | None = None  # needed where the event is not this VM's alone
+    approve_when: ReadinessCheck | None = None  # must exit with 0; it runs once for each event
+    for_all_resources: Literal["leader", "each"] | None = None  # needed if the event has several resources
 
     def __post_init__(self) -> None:
         if self.action == "leave" and (self.approve_after.seconds or self.approve_before or self.approve_when):
@@ -109,8 +109,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``approval`` of the configuration."""
 
     enabled: bool = False  # needs `notbefore run --allow-approval` as well
-    dry_run: bool = True  # say what would be approved, and send nothing
-    rules: tuple[Rule, ...] = ()  # the first that matches decides; without one an event is left alone
+    dry_run: bool = True  # record what would be approved, and send nothing
+    rules: tuple[Rule, ...] = ()  # the first one that matches decides; without a match nothing is approved
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.named_rules]
@@ -119,7 +119,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def named_rules(self) -> list[tuple[str, Rule]]:
-        """The rules, each with what it is called in metrics and records."""
+        """The rules with their names in metrics and records."""
         return [(rule.name or f"rules[{number}]", rule) for number, rule in enumerate(self.rules)]
 
     @property
@@ -129,21 +129,21 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decision(Struct, frozen=True):
-    """What the rules say of one event."""
+    """What the rules say about one event."""
 
     action: Literal["approve", "leave"]
     why: str  # in words
-    rule: str = ""  # the first that matched
-    step: str = ""  # what is decided once: this content of the event, under this rule as it is written
-    at: datetime | None = None  # for ``approve``: not before
-    guard: Guard | None = None
-    skipped: Reason | None = None  # for ``leave``: the rule would approve, and this stands against it
+    rule: str = ""  # the name of the first one that matches
+    step: str = ""  # identifies the decision: the content of the event and the text of the rule
+    at: datetime | None = None  # for ``approve``: not earlier
+    check: ReadinessCheck | None = None
+    skipped: Reason | None = None  # for ``leave``: why it is not approved although the rule would approve it
 
 
 def content_of(life: TrackedEvent) -> str:
-    """What stands for an event as it is: all that Azure can change.
+    """Return what identifies an event with its content: everything that Azure can change.
 
-    A list that flaps brings the same event again: its NotBefore tells. Without one it is another that comes back.
+    An event that is gone and comes back with the same NotBefore is the same. Without NotBefore it is another one.
     """
     return f"{life.event.digest()} {(life.event.not_before or life.first_seen).isoformat()}"
 
@@ -158,10 +158,10 @@ def unreadable(life: TrackedEvent, *, flawed: bool) -> str:
 def judge(
     policy: Policy, life: TrackedEvent, vm: str | None, *, flawed: bool = False, since: datetime | None = None
 ) -> Decision:
-    """What the rules say of an event as it is known, on the VM named ``vm``; no switch and no clock is looked at.
+    """Return what the rules say about an event, on the VM named ``vm``. Switches and clock do not matter here.
 
-    ``flawed``: a part of the event could not be read. What is not understood is not approved. ``since``: when the event
-    was first seen as it is, which the turn of a VM is counted from; its first sight, where nobody says.
+    ``flawed``: a part of the event could not be read. ``since``: when the event was first seen with this content; the
+    turns of the VMs after the leader count from there. Default: when the event was first seen.
     """
     if life.event.event_status != SCHEDULED:
         return Decision("leave", f"it is {life.event.event_status}: only what is Scheduled can be approved")
@@ -181,7 +181,7 @@ def _matches(rule: Rule, life: TrackedEvent) -> bool:
     match = rule.matcher
     if life.scope not in match.scope or not match.holds(life.event, life.notice):
         return False
-    # an approval stands for all of the resources; that one of them is to be left alone is enough to leave it alone
+    # an approval is for all resources, so all must match; to leave the event alone, one is enough
     pattern = match.resource if rule.action == "approve" else None
     return pattern is None or all(re.fullmatch(pattern, name) for name in life.event.resources)
 
@@ -196,53 +196,53 @@ def _approve(rule: Rule, life: TrackedEvent, vm: str | None, since: datetime) ->
     rank = 0
     if len(names) > 1:
         if rule.for_all_resources is None:
-            why = f"it stands for {len(names)} VMs, and the rule does not say for_all_resources"
+            why = f"it affects {len(names)} VMs, and the rule has no for_all_resources"
             return Decision("leave", why, skipped="several_resources")
         if rule.for_all_resources == "leader":
             if vm is None or vm.casefold() not in names:
-                return Decision("leave", "one of its resources speaks for all of them")
+                return Decision("leave", "another VM decides for all of them")
             rank = names.index(vm.casefold())
     turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
     at = life.first_seen + timedelta(seconds=rule.approve_after.seconds)
     if rule.approve_before is not None and life.not_before is not None:
         at = max(at, life.not_before - timedelta(seconds=rule.approve_before.seconds))
-    if rank:  # whoever comes before decides on each new content at once
+    if rank:  # the VMs before this one decide first, again for each new content
         at = max(at, since) + timedelta(seconds=rank * turn)
     if life.not_before is not None and at >= life.not_before:
         return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
-    return Decision("approve", "the rule says so", at=at, guard=rule.approve_when)
+    return Decision("approve", "the rule says so", at=at, check=rule.approve_when)
 
 
 class CommandRun(Struct, frozen=True):
-    """What became of a command that says whether the machine is ready."""
+    """The result of a readiness check; ``said`` is the end of its output."""
 
     state: Literal["running", "ready", "failed"]
     said: str = ""
 
 
 class ApprovalAttempt(Struct, frozen=True):
-    """How far the approval of one event has come; kept in the store, so that nothing is done twice."""
+    """How far the approval of one event has come. It is stored, so that nothing is done twice."""
 
-    life: TrackedEvent  # as it was decided on
+    life: TrackedEvent  # the event at the decision
     rule: str
-    step: str = ""  # of the decision; empty where somebody decided by hand
+    step: str = ""  # of the decision; empty for approvals by hand
     state: Literal["checking", "sending", "done"] = "checking"
     by: str = BY_RULE
     reason: str = ""  # why, in the words of the user who approved it by hand
     requests: int = 0  # start requests, counted before they are sent
-    outcome: str = ""  # how it ended, in words
-    settled: tuple[str, ...] = ()  # the steps that are over
-    approved: str = ""  # the content that was approved
-    approved_by: str = ""  # and by whom, when, in words
-    commands: dict[str, CommandRun] = {}  # each runs once an event, whichever rule asks
-    records: int = 0  # made of it so far
+    outcome: str = ""  # in words
+    settled: tuple[str, ...] = ()  # the decisions that were carried out
+    approved: str = ""  # the content of the event that was approved
+    approved_by: str = ""  # who approved it and when, in words
+    commands: dict[str, CommandRun] = {}  # by command; each runs once for the event, whichever rule asks
+    records: int = 0  # that were made of it
 
-    def settles(self, life: TrackedEvent, step: str) -> bool:
-        """All is done that is to be done for this step."""
+    def is_settled(self, life: TrackedEvent, step: str) -> bool:
+        """Return whether nothing is left to do for this decision."""
         return step in self.settled or self.approved == content_of(life)
 
     def next(self, life: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
-        """A decision anew; a machine that was ready before the event was gone need not be when it comes back."""
+        """Return the attempt for a new decision. If the event was gone meanwhile, the commands run again."""
         return ApprovalAttempt(
             life,
             rule,
@@ -256,35 +256,35 @@ class ApprovalAttempt(Struct, frozen=True):
         )
 
     def accepted(self, life: TrackedEvent, now: datetime) -> "ApprovalAttempt":
-        """With it written down that IMDS took the start request."""
+        """Return it with the note that IMDS accepted the start request."""
         who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
         how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
         return msgspec.structs.replace(self, approved=content_of(life), approved_by=how)
 
-    def ran(self, guard: Guard) -> CommandRun | None:
-        """What became of a command for this event; ``None`` before it was run."""
-        return self.commands.get("\n".join(guard.command))
+    def run_of(self, check: ReadinessCheck) -> CommandRun | None:
+        """Return the result of the check for this event; ``None`` if it has not run."""
+        return self.commands.get("\n".join(check.command))
 
-    def having_run(self, guard: Guard, ran: CommandRun) -> "ApprovalAttempt":
-        """With that written down."""
-        return msgspec.structs.replace(self, commands={**self.commands, "\n".join(guard.command): ran})
+    def with_run(self, check: ReadinessCheck, ran: CommandRun) -> "ApprovalAttempt":
+        """Return it with this result."""
+        return msgspec.structs.replace(self, commands={**self.commands, "\n".join(check.command): ran})
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
-        """It is over, and was told."""
+        """Return it as done; a record of it was made."""
         settled = (*self.settled, self.step) if self.step else self.settled
         return msgspec.structs.replace(self, state="done", outcome=outcome, settled=settled, records=self.records + 1)
 
-    def change(self, kind: ApprovalKind, reason: Reason, detail: str, where: "ApprovalContext") -> Change:
-        """The record of it. Unlike a step of the event it is this VM's own, and so is its id."""
+    def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
+        """Return the change to record. Unlike a change of the event it is this VM's own, and so is its id."""
         life = self.life
         return Change(
-            id=change_id(life.event.key, kind, f"{where.vm} {life.first_seen.isoformat()}", self.records),
+            id=change_id(life.event.key, kind, f"{context.vm} {life.first_seen.isoformat()}", self.records),
             kind=kind,
             reason=reason,
-            time=where.now,
+            time=context.now,
             event=life.event,
             scope=life.scope,
-            incarnation=where.incarnation,
+            incarnation=context.incarnation,
             first_seen=life.first_seen,
             not_before=life.not_before,
             notice_seconds=life.notice,
@@ -293,7 +293,7 @@ class ApprovalAttempt(Struct, frozen=True):
 
 
 class ApprovalContext(Struct, frozen=True):
-    """When and by whom something was done."""
+    """When something was done, on which VM, and on which document."""
 
     now: datetime
     vm: str | None
