@@ -45,6 +45,9 @@ class Shown:
         self.gate = threading.Event()  # while it is not set, the history is not answered
         self.gate.set()
 
+    def version(self) -> None:
+        pass
+
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 

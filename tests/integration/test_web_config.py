@@ -53,6 +53,9 @@ class Shown:
 
     body = METRICS
 
+    def version(self) -> None:
+        pass
+
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 

@@ -24,6 +24,9 @@ _PIECES: Final = re.compile(rb"\x00\x00\x00")  # in the input: a pause between t
 
 
 class _View:
+    def version(self) -> None:
+        pass
+
     def metrics(self, _accept: str) -> tuple[bytes, str]:
         return SECRET * 200, "text/plain"
 

@@ -57,7 +57,11 @@ class AgentView:
         self._outbox = outbox
         self._preview = preview
         self._in_use = in_use
-        self._text = MetricsText(self._scraped, source=lambda: state.snapshot.state)
+        self._text = MetricsText(self._scraped, source=self.version)
+
+    def version(self) -> object:
+        """Another object after each poll."""
+        return self._state.snapshot.state
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """``/metrics``: the body and the content type for this ``Accept`` header."""

@@ -70,7 +70,7 @@ class _BadRequestError(Exception):
 
 def make_app(view: View) -> App:
     """The application that shows ``view``."""
-    page = Recent(lambda: _page(view))
+    page = Recent(lambda: _page(view), source=view.version)
     routes: dict[str, Callable[[Environ], Response]] = {
         "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
         "/metrics": lambda environ: _metrics(view, environ),

@@ -33,6 +33,9 @@ class AgentStatus(Struct, frozen=True):
 class View(Protocol):
     """What the HTTP server shows. Its methods are called from several threads and never wait for the network."""
 
+    def version(self) -> object:
+        """Another object after each change of what is known."""
+
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """The body and the content type for this ``Accept`` header."""
 
