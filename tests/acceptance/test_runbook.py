@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from notbefore.commands.main import main
-from notbefore.delivery import secret
+from notbefore.config import secret
 
 secret.INSTALLED = Path(sys.argv.pop(1))
 sys.exit(main())

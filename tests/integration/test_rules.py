@@ -522,6 +522,7 @@ def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
 WAITED: Final = (
     "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or too late."
 )
+CRITICAL_WAITS: Final = "NotbeforeCriticalNotificationWaits"
 UNREADABLE: Final = "NotbeforeEventUnreadable"
 FLAWED: Final = Told(of_agent(reason="not_before"), "web_0: an event, or a part of it, cannot be read (not_before)")
 BLIND: Final = Told(
@@ -620,7 +621,7 @@ CASES += [
         "notifications are stuck until they are delivered",
         holding(
             (0, OutboxView()),
-            (60, OutboxView(rows={("chat", "pending"): 2}, oldest={"chat": at(60).timestamp()})),
+            (60, OutboxView(rows={("chat", "pending"): 2}, oldest={("chat", "info"): at(60).timestamp()})),
             (600, OutboxView()),
         ),
         [
@@ -635,6 +636,28 @@ CASES += [
                 ),
             ),
             seen(600, "NotbeforeNotificationsStuck"),
+        ],
+    ),
+    Case(
+        "a critical notification waits",
+        holding(
+            (0, OutboxView()),
+            (60, OutboxView(rows={("chat", "pending"): 1}, oldest={("chat", "critical"): at(60).timestamp()})),
+            (180, OutboxView(rows={("chat", "pending"): 1}, oldest={("chat", "warning"): at(150).timestamp()})),
+        ),
+        [
+            seen(75, CRITICAL_WAITS),
+            seen(
+                120,
+                CRITICAL_WAITS,
+                Told(
+                    of_agent(sink="chat", severity="critical"),
+                    "web_0: a critical notification does not reach chat",
+                    "It has waited for 1m 0s. It is tried again, and goes to the sinks of `fallback` where the route"
+                    " has one; whoever reads chat does not know of it yet.",
+                ),
+            ),
+            seen(180, CRITICAL_WAITS),
         ],
     ),
     Case(

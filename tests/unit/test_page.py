@@ -171,7 +171,7 @@ def test_a_start_whose_record_is_no_longer_kept_is_reckoned_from_the_end() -> No
 def test_the_agents_own_state_is_said() -> None:
     outbox = OutboxView(
         rows={("oncall", "pending"): 3, ("oncall", "dead"): 1, ("old", "pending"): 1},
-        oldest={"oncall": at(0).timestamp()},
+        oldest={("oncall", "critical"): at(0).timestamp()},
         counts={("oncall", "delivered"): 7},
     )
     text = said(

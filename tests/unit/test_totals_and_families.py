@@ -1,5 +1,6 @@
 """What is counted, and how it comes out as samples: bounded, complete, computed for the moment."""
 
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from notbefore.core.change import Change, Gap
 from notbefore.core.delivery import FALLBACK
 from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.routing import SEVERITIES
 from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
@@ -249,7 +251,7 @@ def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
 def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_configured() -> None:
     view = OutboxView(
         rows={("chat", "pending"): 3, ("gone", "dead"): 1},
-        oldest={"chat": at(0).timestamp()},
+        oldest={("chat", "info"): at(0).timestamp()},
         counts={("chat", "accepted"): 5, ("chat", "delivered"): 2, ("chat", FALLBACK): 1},
     )
     found = samples(Snapshot(Tracked(), Totals(), Figures(), at(60), view, ("chat", "hub")))
@@ -260,7 +262,9 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
     assert by_name["notbefore_template_errors"] == {("chat",): 1.0, ("hub",): 0.0, ("gone",): 0.0}
     assert by_name["notbefore_outbox_rows"][("chat", "pending")] == 3
     assert by_name["notbefore_outbox_rows"][("gone", "dead")] == 1
-    assert by_name["notbefore_outbox_oldest_pending_seconds"] == {("chat",): 60.0, ("hub",): 0.0, ("gone",): 0.0}
+    oldest = by_name["notbefore_outbox_oldest_pending_seconds"]
+    assert oldest.keys() == set(product(("chat", "hub", "gone"), SEVERITIES))
+    assert {labels: age for labels, age in oldest.items() if age} == {("chat", "info"): 60.0}
     assert set(by_name["notbefore_delivery_latency_seconds"]) == {("chat",), ("hub",), ("gone",)}
     assert by_name["notbefore_courier_running"] == {(): 0.0}
 

@@ -78,7 +78,7 @@ def _agents() -> list[Panel]:
         ),
         parts.stat_panel(
             "Oldest waiting notification",
-            "Age of the oldest notification that its far side has not accepted yet.",
+            "Age of the oldest notification that its receiver has not accepted yet.",
             "s",
             now(f"max({waiting}) or vector(0)"),
             ((None, "green"), (60, "yellow"), (300, "red")),

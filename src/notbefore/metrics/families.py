@@ -14,6 +14,7 @@ from msgspec import Struct
 from notbefore.core.delivery import FALLBACK, RESULTS, STATES
 from notbefore.core.document import STARTED
 from notbefore.core.lifecycle import Tracked, TrackedEvent
+from notbefore.core.routing import SEVERITIES
 from notbefore.core.text import escaped
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
@@ -217,14 +218,14 @@ BUILD: Final = Metric(
 DELIVERIES: Final = Metric(
     "notbefore_deliveries",
     "counter",
-    "Deliveries by what became of them. At any time accepted = delivered + expired + overflowed + dropped"
+    "Deliveries by what became of them. At any time accepted = delivered + expired + overflowed + dropped + yielded"
     " + the rows that are pending or dead; failed counts attempts that are made again.",
     ("sink", "result"),
 )
 LATENCY: Final = Metric(
     "notbefore_delivery_latency_seconds",
     "histogram",
-    "Time from the sight of a change to its acceptance by the far side.",
+    "Time from the sight of a change to its acceptance by the receiver.",
     ("sink",),
 )
 OUTBOX_ROWS: Final = Metric(
@@ -236,8 +237,8 @@ OUTBOX_ROWS: Final = Metric(
 OLDEST_PENDING: Final = Metric(
     "notbefore_outbox_oldest_pending_seconds",
     "gauge",
-    "Age of the oldest pending delivery; 0 without one.",
-    ("sink",),
+    "Age of the oldest pending delivery whose turn has come; 0 without one.",
+    ("sink", "severity"),
 )
 TEMPLATE_ERRORS: Final = Metric(
     "notbefore_template_errors",
@@ -399,7 +400,9 @@ def _outbox(view: Snapshot) -> Iterator[Family]:
     yield Family(OUTBOX_ROWS, {labels: float(outbox.rows.get(labels, 0)) for labels in product(sinks, STATES)})
     now = view.now.timestamp()
     oldest: dict[Labels, float | Histogram] = {
-        (sink,): max(0.0, now - outbox.oldest[sink]) if sink in outbox.oldest else 0.0 for sink in sinks
+        (sink, severity): max(0.0, now - outbox.oldest.get((sink, severity), now))
+        for sink in sinks
+        for severity in SEVERITIES
     }
     yield Family(OLDEST_PENDING, oldest)
     yield Family(TEMPLATE_ERRORS, {(sink,): float(outbox.counts.get((sink, FALLBACK), 0)) for sink in sinks})

@@ -67,7 +67,11 @@ class OutboxReader:
 
 
 def _view(db: sqlite3.Connection) -> OutboxView:
-    rows = db.execute("SELECT sink, state, count(*), min(created) FROM outbox GROUP BY sink, state").fetchall()
+    rows = db.execute("SELECT sink, state, count(*) FROM outbox GROUP BY sink, state").fetchall()
+    pending = db.execute(  # without what waits for other VMs to notify
+        "SELECT sink, severity, min(created) FROM outbox WHERE state = 'pending' AND (ahead = '[]' OR attempts > 0)"
+        " GROUP BY sink, severity"
+    ).fetchall()
     buckets: dict[str, list[int]] = {}
     sums: dict[str, float] = {}
     for sink, bucket, count, total in db.execute("SELECT sink, bucket, count, sum FROM delivery_latency"):
@@ -75,8 +79,8 @@ def _view(db: sqlite3.Connection) -> OutboxView:
         sums[sink] = sums.get(sink, 0.0) + total
     counts = db.execute("SELECT sink, result, count FROM delivery_counts").fetchall()
     return OutboxView(
-        rows={(sink, state): count for sink, state, count, _ in rows},
-        oldest={sink: created for sink, state, _, created in rows if state == "pending"},
+        rows={(sink, state): count for sink, state, count in rows},
+        oldest={(sink, severity): created for sink, severity, created in pending},
         counts={(sink, result): count for sink, result, count in counts},
         latency={sink: Histogram(LATENCY_BOUNDS, tuple(found), sums[sink]) for sink, found in buckets.items()},
     )

@@ -120,7 +120,7 @@ class PageModel(Struct, frozen=True):
                 name=name,
                 kind=kinds.get(name),
                 pending=outbox.rows.get((name, "pending"), 0),
-                oldest=self.seconds_since(outbox.oldest[name]) if name in outbox.oldest else None,
+                oldest=self.seconds_since(oldest) if (oldest := outbox.oldest_of(name)) is not None else None,
                 dead=outbox.rows.get((name, "dead"), 0),
                 delivered=outbox.counts.get((name, "delivered"), 0),
                 expired=outbox.counts.get((name, "expired"), 0),
