@@ -178,6 +178,7 @@ def test_the_event_becomes_another(world: World, document: bytes, reason: str) -
         listed(DurationInSeconds=6),
         listed(EventStatus="Started", NotBefore=""),
         listed(Description=5),
+        listed(ResourceType=7),  # the same in all that counts, and flawed
         body(),
         b"<html>",
     ],
@@ -199,10 +200,18 @@ def test_imds_is_asked_once_more_right_before_the_request(world: World, document
 
 
 def test_what_imds_confirms_is_sent_once_it_answers(world: World) -> None:
+    world.stop = stop = Waits()
     world.imds.fault("error", times=1)
     assert world.send() == "accepted"
+    assert stop.waits == [CHECK_INTERVAL]
     assert world.imds.start_requests == [ID]
     assert world.ends[-1]["azure.scheduled_event.approval.requests"] == 1
+
+
+def test_a_flaw_of_another_event_keeps_nothing_from_being_sent(world: World) -> None:
+    others = [item("other", NotBefore="soon"), {"EventType": "Freeze"}]
+    world.imds.set_document(body(item(NotBefore=FUTURE), *others))
+    assert world.send() == "accepted"
 
 
 def test_the_list_flaps(world: World) -> None:
