@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -122,7 +122,8 @@ class Azure:
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                with suppress(ConnectionError):  # the agent was killed while it asked
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -183,7 +184,10 @@ class Subject:
 
     def boot_another(self) -> None:
         """What lies on the disk is of another boot."""
-        with closing(sqlite3.connect(self.directory / "state" / "notbefore.db")) as db, db:
+        path = self.directory / "state" / "notbefore.db"
+        if not path.exists():  # it was killed before it had begun
+            return
+        with closing(sqlite3.connect(path)) as db, db:
             for key in ("seen", "beat"):
                 for (stored,) in db.execute("SELECT body FROM meta WHERE key = ?", (key,)).fetchall():
                     instant = msgspec.msgpack.decode(stored)
