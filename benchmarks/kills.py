@@ -137,6 +137,7 @@ class World(threading.Thread):
                 steps.append((f"e-{self.begun}", "announced"))
             self._show(listed, incarnation)
             self.shown |= dict.fromkeys(steps, time.monotonic())
+        time.sleep(self._pace[1])  # the last list is seen as long as the others
         self._show({}, 10_000_000)
         self.shown |= {(event_id.casefold(), "over"): time.monotonic() for event_id in listed}
 
