@@ -209,8 +209,7 @@ def test_what_imds_confirms_is_sent_once_it_answers(world: World) -> None:
 
 
 def test_a_flaw_of_another_event_keeps_nothing_from_being_sent(world: World) -> None:
-    others = [item("other", NotBefore="soon"), {"EventType": "Freeze"}]
-    world.imds.set_document(body(item(NotBefore=FUTURE), *others))
+    world.imds.set_document(body(item(NotBefore=FUTURE), item("other", NotBefore="soon")))
     assert world.send() == "accepted"
 
 
