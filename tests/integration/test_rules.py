@@ -31,8 +31,8 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
-class Told(NamedTuple):
-    """An alert as it is told; without a description, the rule's own with the labels filled in."""
+class Firing(NamedTuple):
+    """A firing alert; without a description, it is the rule's own with the labels filled in."""
 
     labels: dict[str, str]
     summary: str
@@ -44,10 +44,10 @@ class Look(NamedTuple):
 
     second: int
     alert: str
-    expected: tuple[Told, ...]
+    expected: tuple[Firing, ...]
 
 
-def seen(second: int, alert: str, *expected: Told) -> Look:
+def seen(second: int, alert: str, *expected: Firing) -> Look:
     return Look(second, alert, expected)
 
 
@@ -118,7 +118,7 @@ LIFE: Final = story(
     (300, [begun(reboot())]),
     (600, []),
 )
-REBOOT_OF_WEB_0: Final = Told(
+REBOOT_OF_WEB_0: Final = Firing(
     of_event("Reboot", "critical"),
     "Reboot of web_0, not before 1970-01-01 00:16:00 +0000 UTC",
     described("Reboot"),
@@ -137,9 +137,9 @@ def severities() -> list[FleetVm]:
     return [FleetVm("web_0", story((0, []), (60, listed)))]
 
 
-def named(event_id: str, event_type: str, severity: str, when: str) -> Told:
+def named(event_id: str, event_type: str, severity: str, when: str) -> Firing:
     summary = f"{event_type} of web_0" + (f", not before 1970-01-01 {when} +0000 UTC" if when else "")
-    return Told(of_event(event_type, severity, event_id=event_id), summary, described(event_type))
+    return Firing(of_event(event_type, severity, event_id=event_id), summary, described(event_type))
 
 
 CASES = [
@@ -205,15 +205,15 @@ CASES = [
             seen(
                 30,
                 "AzureScheduledEvent",
-                Told(
+                Firing(
                     of_event("Reboot", "critical", vm=""),
                     "Reboot of web, not before 1970-01-01 00:16:00 +0000 UTC",
-                    described("Reboot", "one that does not know its name web_0", "2"),
+                    described("Reboot", "a VM that does not know its name web_0", "2"),
                 ),
-                Told(
+                Firing(
                     {"event_id": "E2", "event_type": "Freeze", "event_source": "Platform", "severity": "info"},
                     "Freeze of several VMs",
-                    described("Freeze", "one that does not know its name", says="nothing more"),
+                    described("Freeze", "a VM that does not know its name", says="nothing more"),
                 ),
             )
         ],
@@ -232,7 +232,7 @@ CASES = [
             seen(
                 675,
                 "AzureScheduledEventImminent",
-                Told(of_event("Reboot", "critical"), "Reboot of web_0 may start in 4m 45s"),
+                Firing(of_event("Reboot", "critical"), "Reboot of web_0 may start in 4m 45s"),
             ),
             seen(1020, "AzureScheduledEventImminent"),
         ],
@@ -241,22 +241,22 @@ CASES = [
 ]
 SUDDEN: Final = begun(reboot())
 SUDDEN_DESCRIBED: Final = (
-    "A Reboot began without having been announced, which is how failing hardware looks. "
-    "Azure is at work on it already. "
+    "A Reboot started without an announcement. The usual cause is failed hardware, and Azure is already "
+    "recovering the VM. "
 )
-SUDDEN_TOLD: Final = Told(
+SUDDEN_FIRING: Final = Firing(
     of_event("Reboot", "critical", vm=""),
     "Reboot in web started without notice",
     SUDDEN_DESCRIBED + "Its id is E1.",
 )
-UNSCRAPED_TOLD: Final = Told(
+UNSCRAPED_FIRING: Final = Firing(
     of_event("Reboot", "critical", vm="", event_id="", event_source=""),
     "Reboot in web started without notice",
-    SUDDEN_DESCRIBED + "It was over before the next scrape: the agents' history has it.",
+    SUDDEN_DESCRIBED + "It was over before the next scrape: see the agents' history.",
 )
-UNREACHABLE: Final = Told(
+UNREACHABLE: Final = Firing(
     of_agent(),
-    "web_0: no answer of notbefore for five minutes",
+    "web_0: no answer from notbefore for five minutes",
 )
 SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
 TOO_LONG: Final = "AzureScheduledEventStartedTooLong"
@@ -271,8 +271,8 @@ CASES += [
         ],
         [
             seen(45, SUDDENLY),
-            seen(60, SUDDENLY, SUDDEN_TOLD),
-            seen(900, SUDDENLY, SUDDEN_TOLD),
+            seen(60, SUDDENLY, SUDDEN_FIRING),
+            seen(900, SUDDENLY, SUDDEN_FIRING),
             seen(1260, SUDDENLY),
         ],
         minutes=21,
@@ -283,17 +283,17 @@ CASES += [
             FleetVm("web_1", story((0, []), (50, [SUDDEN]), (55, []))),
             FleetVm("web_2", story((0, []), (50, [SUDDEN]), (55, [])), placed=False),
         ],
-        [seen(45, SUDDENLY), seen(60, SUDDENLY, UNSCRAPED_TOLD), seen(1020, SUDDENLY)],
+        [seen(45, SUDDENLY), seen(60, SUDDENLY, UNSCRAPED_FIRING), seen(1020, SUDDENLY)],
         minutes=17,
     ),
     Case(
         "a start without notice that takes its VM down after one scrape is told once, with its place",
         lambda: [FleetVm("web_0", story((0, []), (60, [SUDDEN]), (75, None)))],
         [
-            seen(60, SUDDENLY, SUDDEN_TOLD),
-            seen(75, SUDDENLY, SUDDEN_TOLD),
-            seen(600, SUDDENLY, SUDDEN_TOLD),
-            seen(960, SUDDENLY, SUDDEN_TOLD),
+            seen(60, SUDDENLY, SUDDEN_FIRING),
+            seen(75, SUDDENLY, SUDDEN_FIRING),
+            seen(600, SUDDENLY, SUDDEN_FIRING),
+            seen(960, SUDDENLY, SUDDEN_FIRING),
             seen(1020, SUDDENLY),
         ],
         minutes=18,
@@ -317,7 +317,7 @@ CASES += [
             seen(
                 1920,
                 TOO_LONG,
-                Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s"),
+                Firing(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s"),
             ),
             seen(2400, TOO_LONG),
         ],
@@ -329,8 +329,8 @@ CASES += [
         vms("web_0", "web_1", look=DOWN_FOR_LONG, web_0=story((0, [reboot(NotBefore=clock(900))]), (360, None))),
         [
             seen(2100, TOO_LONG),
-            seen(2160, TOO_LONG, Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s")),
-            seen(3600, TOO_LONG, Told(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 55m 0s")),
+            seen(2160, TOO_LONG, Firing(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s")),
+            seen(3600, TOO_LONG, Firing(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 55m 0s")),
             seen(3600, "AzureScheduledEvent", named("E1", "Reboot", "critical", "00:15:00")),
             seen(3600, "NotbeforeAgentUnreachable"),
             seen(3660, TOO_LONG),
@@ -391,20 +391,20 @@ LONG_DOWN: Final = story(
     (3090, []),  # before the first scrape
 )
 OUTAGE_TOLD: Final = (
-    Told(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than advertised"),
+    Firing(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than expected"),
 )
 CASES += [
     Case(
-        "an interruption that was longer than advertised is told for half an hour after the end",
+        "an interruption that was longer than expected fires for half an hour after the end",
         felt(20.0),
         [
             seen(540, LONGER),
             seen(
                 600,
                 LONGER,
-                Told(
+                Firing(
                     of_event("Freeze", "warning", vm=""),
-                    "Freeze in web interrupted a VM for 20s, longer than advertised",
+                    "Freeze in web interrupted a VM for 20s, longer than expected",
                 ),
             ),
             seen(2460, LONGER),
@@ -424,11 +424,11 @@ CASES += [
         minutes=84,
         interval=60,
     ),
-    Case("an interruption near what was advertised is none", felt(8.0), [seen(600, LONGER), seen(660, LONGER)]),
+    Case("an interruption near the expected one does not fire", felt(8.0), [seen(600, LONGER), seen(660, LONGER)]),
     Case(
         "less notice than Azure promises is told while the event is listed",
         announced(300),
-        [seen(75, SHORT, Told(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead"))],
+        [seen(75, SHORT, Firing(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead"))],
         minutes=2,
     ),
     Case(
@@ -437,7 +437,7 @@ CASES += [
         [
             seen(300, "AzureScheduledEvent", named("E1", "Freeze", "info", "00:06:00")),
             seen(300, "AzureScheduledEventImminent"),
-            seen(300, SHORT, Told(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead")),
+            seen(300, SHORT, Firing(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead")),
         ],
         minutes=6,
     ),
@@ -456,7 +456,7 @@ CASES += [
             seen(
                 30,
                 MANY,
-                Told(
+                Firing(
                     {"severity": "critical", "subscription": "s", "resource_group": "g", "scale_set": "web"},
                     "37.5% of the VMs of web go down within the hour",
                 ),
@@ -520,14 +520,14 @@ def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
 
 
 WAITED: Final = (
-    "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or too late."
+    "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or has expired."
 )
 CRITICAL_WAITS: Final = "NotbeforeCriticalNotificationWaits"
 UNREADABLE: Final = "NotbeforeEventUnreadable"
-FLAWED: Final = Told(of_agent(reason="not_before"), "web_0: an event, or a part of it, cannot be read (not_before)")
-BLIND: Final = Told(
+FLAWED: Final = Firing(of_agent(reason="not_before"), "web_0: an event, or a part of it, cannot be read (not_before)")
+BLIND: Final = Firing(
     of_agent(),
-    "web_0: notbefore sees nothing of what Azure schedules",
+    "web_0: notbefore gets no answer from IMDS",
 )
 CASES += [
     Case(
@@ -538,7 +538,7 @@ CASES += [
             seen(
                 120,
                 "AzureScheduledEventApprovalFailed",
-                Told(of_agent(rule="freezes"), "web_0: an approval by freezes did not come through"),
+                Firing(of_agent(rule="freezes"), "web_0: an approval by freezes failed"),
             ),
             seen(1080, "AzureScheduledEventApprovalFailed"),
         ],
@@ -567,7 +567,7 @@ CASES += [
             seen(
                 300,
                 "NotbeforeNoAgents",
-                Told({"job": "notbefore", "severity": "critical"}, "Prometheus knows no agent of notbefore at all"),
+                Firing({"job": "notbefore", "severity": "critical"}, "Prometheus has no notbefore agent as a target"),
             ),
         ],
     ),
@@ -590,7 +590,7 @@ CASES += [
     Case(
         "every fourth poll fails",
         agent(failing(4)),
-        [seen(900, "NotbeforeImdsFailing", Told(of_agent(), "web_0: 25% of the polls of IMDS fail"))],
+        [seen(900, "NotbeforeImdsFailing", Firing(of_agent(), "web_0: 25% of the polls of IMDS fail"))],
     ),
     Case(
         "an event cannot be read",
@@ -614,7 +614,7 @@ CASES += [
         agent(lambda _, vm: vm.polled(beat_lag=2.0)),
         [
             seen(285, "NotbeforeBeatLagging"),
-            seen(900, "NotbeforeBeatLagging", Told(of_agent(), "web_0: notbefore polls 2s late")),
+            seen(900, "NotbeforeBeatLagging", Firing(of_agent(), "web_0: notbefore polls 2s late")),
         ],
     ),
     Case(
@@ -629,9 +629,9 @@ CASES += [
             seen(
                 435,
                 "NotbeforeNotificationsStuck",
-                Told(
+                Firing(
                     of_agent(sink="chat"),
-                    "web_0: nothing reaches the sink chat",
+                    "web_0: notifications do not reach the sink chat",
                     WAITED,
                 ),
             ),
@@ -650,11 +650,11 @@ CASES += [
             seen(
                 120,
                 CRITICAL_WAITS,
-                Told(
+                Firing(
                     of_agent(sink="chat", severity="critical"),
                     "web_0: a critical notification does not reach chat",
-                    "It has waited for 1m 0s. It is tried again, and goes to the sinks of `fallback` where the route"
-                    " has one; whoever reads chat does not know of it yet.",
+                    "It has waited for 1m 0s. It is tried again, and goes to the sinks of `fallback` if its route"
+                    " has one. The readers of chat are not notified yet.",
                 ),
             ),
             seen(180, CRITICAL_WAITS),
@@ -668,7 +668,7 @@ CASES += [
             seen(
                 60,
                 "NotbeforeNotificationsDead",
-                Told(of_agent(sink="chat", state="dead"), "web_0: the sink chat refused 3 notifications for good"),
+                Firing(of_agent(sink="chat", state="dead"), "web_0: the sink chat permanently refused 3 notifications"),
             ),
             seen(600, "NotbeforeNotificationsDead"),
         ],
@@ -681,7 +681,7 @@ CASES += [
             seen(
                 180,
                 "NotbeforeNotificationsExpired",
-                Told(of_agent(sink="chat"), "web_0: notifications for chat were never delivered"),
+                Firing(of_agent(sink="chat"), "web_0: notifications for chat were never delivered"),
             ),
             seen(3840, "NotbeforeNotificationsExpired"),
         ],
@@ -693,7 +693,9 @@ CASES += [
         agent(degrading),
         [
             seen(120, "NotbeforeStoreDegraded"),
-            seen(180, "NotbeforeStoreDegraded", Told(of_agent("critical"), "web_0: notbefore cannot write its state")),
+            seen(
+                180, "NotbeforeStoreDegraded", Firing(of_agent("critical"), "web_0: notbefore cannot write its state")
+            ),
         ],
     ),
     Case(
@@ -704,7 +706,7 @@ CASES += [
             seen(
                 120,
                 "NotbeforeConfigReloadFailed",
-                Told(of_agent(), "web_0: the configuration of notbefore was not taken over"),
+                Firing(of_agent(), "web_0: notbefore could not reload its configuration"),
             ),
         ],
     ),
@@ -713,7 +715,7 @@ CASES += [
         agent(guessed),
         [
             seen(180, "NotbeforeLoginsFailing"),
-            seen(300, "NotbeforeLoginsFailing", Told(of_agent(), "web_0: 245 logins failed within 10 minutes")),
+            seen(300, "NotbeforeLoginsFailing", Firing(of_agent(), "web_0: 245 logins failed within 10 minutes")),
             seen(960, "NotbeforeLoginsFailing"),
         ],
         minutes=20,
@@ -763,14 +765,14 @@ def written(case: Case) -> dict[str, Any]:
             "alertname": look.alert,
             "exp_alerts": [
                 {
-                    "exp_labels": told.labels,
+                    "exp_labels": alert.labels,
                     "exp_annotations": {
-                        "summary": told.summary,
-                        "description": told.description or filled_in(look.alert, told.labels),
+                        "summary": alert.summary,
+                        "description": alert.description or filled_in(look.alert, alert.labels),
                         "runbook_url": f"{RUNBOOK_URL}#{look.alert.lower()}",
                     },
                 }
-                for told in look.expected
+                for alert in look.expected
             ],
         }
         for look in case.looks
