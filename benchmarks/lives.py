@@ -222,7 +222,8 @@ def troubles(record: dict[str, Any], life: Life, subject: Subject) -> list[str]:
         "it has not finished": get("outcome") == "finished" and not started,
         "it was not canceled": kind == "canceled" and life.starts is not None,
         "it is not over": kind in ("canceled", "finished", "ended") and seen < life.ends - 0.1,
-        "nothing was updated": kind == "updated",
+        # whom it affects may have been unreadable at first
+        "nothing was updated": kind == "updated" and get("previous_scope") != "unknown",
         "the scope is wrong": get("scope") not in ("self" if NAME in life.resources else "peer", "unknown"),
     }
     return [words for words, is_wrong in wrong.items() if is_wrong] + wrong_durations(get, life, subject, first)

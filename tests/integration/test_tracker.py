@@ -243,6 +243,20 @@ def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_w
     assert agents.last("change", "interruption_seconds") == ("finished", felt)
 
 
+def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    agents.waits(5, UNCHANGED)
+    for boot in ("second", "third"):
+        agents.die()
+        agents.clock.go(40)
+        agents.boot(boot)
+        agents.waits(1, REFUSED)
+    agents.sees()
+    assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", None)
+
+
 def test_a_restart_of_the_agent_is_no_interruption(agents: Agents) -> None:
     agents.sees()
     agents.sees(MINE)

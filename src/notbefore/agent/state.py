@@ -96,6 +96,10 @@ class AgentState:
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
         self._newest = replace(state, totals=replace(state.totals, since=since))
+        self.was_unanswered = state.unanswered  # an earlier process ended before IMDS answered it
+        if state.tracked.events and not state.unanswered:  # this one may as well
+            self._newest = replace(self._newest, unanswered=True)
+            store.commit(self._newest, ())
         self._snapshot = AgentSnapshot(self._newest, vm=self.vm_of(self._newest))
 
     @property
@@ -175,7 +179,7 @@ class AgentState:
         seen = self.clock.instant(poll.answered, poll.date)
         # while it is not known which VM this is, that of the events from before the boot stays
         owner = self.vm_of(state) if state.tracked.boot is None else state.seen_by
-        return replace(state, seen=seen, beat=seen, seen_by=owner, clean=False)
+        return replace(state, seen=seen, beat=seen, seen_by=owner, clean=False, unanswered=False)
 
     def _now(self) -> Instant:
         """This moment; IMDS's clock as it was at the last answer, and has gone on since."""

@@ -134,8 +134,11 @@ class Tracker:
         )
 
     def _gap_over_boot(self, state: StoredState, at: Instant) -> Gap | None:
-        """From the last beat before the boot to the start of this process, if beats were written down until then."""
-        if state.beat is None or not (state.clean or state.tracked.interrupting):
+        """From the last beat before the boot to the start of this process, if beats were written down until then.
+
+        If another process was started in between, and ended before IMDS answered it, the VM ran in between as well.
+        """
+        if self._state.was_unanswered or state.beat is None or not (state.clean or state.tracked.interrupting):
             return None
         between = elapsed(state.beat, at)
         since_start = at.uptime - self._started.boot

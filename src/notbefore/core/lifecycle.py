@@ -47,10 +47,8 @@ class Phase(Enum):
     OTHER = "other"  # a status that Azure may add
 
     @staticmethod
-    def of(event: Event | None) -> "Phase":
-        """The phase of an event as listed; ``None`` is one that is not listed."""
-        if event is None:
-            return Phase.ABSENT
+    def of(event: Event) -> "Phase":
+        """The phase of an event that is listed."""
         return {SCHEDULED: Phase.SCHEDULED, STARTED: Phase.STARTED}.get(event.event_status, Phase.OTHER)
 
 

@@ -226,7 +226,8 @@ def sentence(change: Change) -> str:
         when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
         return f"{what} announced: {when}"
     if change.no_longer_affected:
-        return f"{event.event_type} no longer affects this VM"
+        known = change.previous_scope == "self"
+        return f"{event.event_type} {'no longer affects' if known else 'does not affect'} this VM"
     if change.kind == "updated":
         return f"{what} changed"
     if change.approval is not None:

@@ -39,6 +39,7 @@ class StoredState(Struct, frozen=True):
     seen_by: Vm | None = None  # who this VM was then, if known: a disk may move to another one
     beat: Instant | None = None  # when the machine was last known to be running
     clean: bool = False  # the agent stopped in order, at ``beat``
+    unanswered: bool = False  # an agent was started after ``seen``, and IMDS has not answered it yet
     approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
 
     @property
@@ -248,7 +249,7 @@ class StateFile:
 
 _STATE_META: Final = {  # fields of StoredState that are rows of `meta`
     "totals": Totals, "vm": Vm | None, "seen": Instant | None, "seen_by": Vm | None, "beat": Instant | None,
-    "clean": bool,
+    "clean": bool, "unanswered": bool,
 }  # fmt: skip
 _META: Final[dict[str, Any]] = {
     **_STATE_META, "tracked": Tracked, "confirmed_time": ConfirmedTime, "merged_spare": str,
