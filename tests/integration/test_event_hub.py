@@ -159,7 +159,7 @@ def test_more_than_fits_goes_in_several_batches(tmp_path: Path) -> None:
     ("order", "said", "permanent"),
     [
         ("reject:com.microsoft:server-busy", "the hub is busy", False),
-        ("reject:amqp:resource-limit-exceeded", "the hub's quota is used up", False),
+        ("reject:amqp:resource-limit-exceeded", "the hub's quota is exhausted", False),
         ("reject:com.microsoft:entity-disabled", "entity-disabled", True),
         ("reject:amqp:not-found", "not-found", True),
         ("reject:amqp:internal-error", "refused", False),
@@ -168,9 +168,9 @@ def test_more_than_fits_goes_in_several_batches(tmp_path: Path) -> None:
         ("refuse:401", "refuses the key or the identity", True),
         ("refuse:403", "refuses the key or the identity", True),
         ("refuse:404", "there is no such hub", True),
-        ("refuse:429", "did not take the token", False),
-        ("refuse:500", "did not take the token", False),
-        ("refuse:503", "did not take the token", False),
+        ("refuse:429", "did not accept the token", False),
+        ("refuse:500", "did not accept the token", False),
+        ("refuse:503", "did not accept the token", False),
     ],
 )
 def test_each_refusal_has_its_own_words(hub: Hub, order: str, said: str, *, permanent: bool) -> None:

@@ -255,8 +255,8 @@ def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, fo
         ("apprise: {url: 'nosuch://x'}", "sinks.a.apprise: apprise does not know this address"),
         ("email: {url: 'mailto://x'}", "sinks.a.email: "),
         ("email: {url: 'mailto://me:hunter2@x.example.org', to: [a@x], ca_file: slack-url}", "sinks.a.email: "),
-        ("slack: {url: 'https://x', title: '{% if %}'}", "sinks.a.slack: title: this is no template: "),
-        ("slack: {url: 'https://x', body: '{{ event.type'}", "sinks.a.slack: body: this is no template: "),
+        ("slack: {url: 'https://x', title: '{% if %}'}", "sinks.a.slack: title: this is not a template: "),
+        ("slack: {url: 'https://x', body: '{{ event.type'}", "sinks.a.slack: body: this is not a template: "),
     ],
 )
 def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, settings: str, said: str) -> None:

@@ -169,7 +169,9 @@ class Exercise:
         self._outbox = Outbox(directory / FILE_NAME)
         self._recording = RecordingOutbox(self._outbox)
         # linger=0: the courier ends as soon as nothing is due
-        self._orders = Orders(str(directory / FILE_NAME), config.sinks, config.links, hidden=config.hidden, linger=0.0)
+        self._orders = Orders(
+            str(directory / FILE_NAME), config.sinks, config.links, hidden=config.hidden, patient=False, linger=0.0
+        )
 
     def send(self, change: Change, patience: float) -> None:
         """Deliver one change; failed attempts are repeated for ``patience`` seconds."""

@@ -35,7 +35,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     timeout: Duration = Duration("10s")  # for one attempt
     expire_after: Duration = Duration("24h")  # what is older is not sent any more, and counted as expired
-    expire_on_end: bool = True  # what was announced is not told once it is over
+    expire_on_end: bool = True  # what was announced is not sent once the event is over
     title: str | None = None  # a template (Jinja2) instead of the built-in text; not where the record is sent
     body: str | None = None  # as `title`
 
@@ -217,7 +217,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
     ca_file: str | None = None  # of a private CA, instead of the known ones
     format: Literal["structured", "binary"] = "structured"  # the envelope: around, or in the properties
-    heartbeat: Duration | None = None  # 5m and up: who is watched, so that a silent VM is told from a quiet one
+    heartbeat: Duration | None = None  # 5m and up: a sign of life of each VM
     timeout: Duration = Duration("15s")
     expire_after: Duration = Duration("7d")  # a stream is to be whole
     expire_on_end: bool = False

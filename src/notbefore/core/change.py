@@ -81,7 +81,7 @@ class Gap(Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """The interruption as the VM felt it: what the clock that noticed more of it says."""
+        """The measured interruption: the longer of both clocks, since either may have stood still."""
         return max(self.wall, self.monotonic)
 
     def widened(self, other: "Gap") -> "Gap":
@@ -89,11 +89,11 @@ class Gap(Struct, frozen=True):
         return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
 
 
-QUIET_SHIFT: Final = 60.0  # seconds by which NotBefore may move without anybody being told
+QUIET_SHIFT: Final = 60.0  # seconds by which NotBefore may move without a message
 
 
 def quiet(before: Event, after: Event, reported: datetime | None) -> bool:
-    """Nothing but NotBefore is another, and that by less than a minute from the one that was told."""
+    """Whether nothing but NotBefore has changed, and that by less than a minute since it was ``reported``."""
     if reported is None or after.not_before is None:
         return False
     shift = abs((after.not_before - reported).total_seconds())
@@ -124,7 +124,7 @@ class Change(Struct, frozen=True):
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
     scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end
-    interruption: Gap | None = None  # as this VM felt it; for events of ``self`` that were started
+    interruption: Gap | None = None  # measured on this VM; for events of ``self`` that have started
     approval: "Approval | None" = None  # for the kinds of approval
 
     @property
@@ -152,7 +152,7 @@ class Approval(Struct, frozen=True):
 def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:
     """32 hex digits: the same for the same step on every VM, after every restart.
 
-    A step is told from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often
+    A step differs from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often
     the same step happened before (``nth``: an EventId that comes back, a NotBefore that moves to and fro).
     """
     return hashlib.sha256("\n".join((event_key, kind, digest, str(nth))).encode()).hexdigest()[:32]

@@ -29,7 +29,7 @@ STATES: Final = ("pending", "dead", "repeating")
 class Delivery(Struct, frozen=True):
     """One change that is to go to one sink. Times are Unix seconds."""
 
-    delivery_id: str  # the same on every VM for the same step of the same event; the far side may deduplicate on it
+    delivery_id: str  # the same on every VM for the same step of the same event; the receiver may deduplicate by it
     event_key: str  # the order is kept within an event and a sink
     sink: str
     kind: MessageKind
@@ -66,9 +66,9 @@ class DeliveryResult(Struct, frozen=True):
     result: Literal["delivered", "retry", "dead", "yielded"]
     time: float  # Unix seconds
     due: float | None = None  # for ``retry``: when again
-    pause: bool = False  # for ``retry``: the far side asked for it, so nothing else is sent there before ``due``
+    pause: bool = False  # for ``retry``: the receiver asked for it: nothing is sent there before ``due``
     error: str = ""
-    thread: str | None = None  # what the sink wants to be told with later deliveries of this event
+    thread: str | None = None  # what the sink is given again with later deliveries of this event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
     fallback: bool = False  # the user's template failed, and the built-in text was sent
 

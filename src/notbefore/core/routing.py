@@ -1,4 +1,4 @@
-"""Which sinks a change goes to, how grave it is, and who of the VMs that see it speaks. Pure, in Alertmanager's manner.
+"""Which sinks a change goes to, how severe it is, and which VM notifies. Pure, in the manner of Alertmanager.
 
 Routes are tried in order; the first that matches wins unless it says ``continue``. Without any route, the changes of
 events that hit this VM go to every sink.
@@ -29,7 +29,7 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
 
     min: int | None = None  # seconds
     max: int | None = None  # seconds
-    unknown: bool = False  # also one that Azure does not know
+    unknown: bool = False  # also where Azure does not know it
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -45,7 +45,7 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked of an event; what is left empty does not matter."""
+    """What an event must be like; what is left empty does not matter."""
 
     event_type: tuple[str, ...] = ()
     event_source: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"resource: expected a regular expression, got {self.resource!r} ({error})") from None
 
     def holds(self, event: Event, notice: float | None) -> bool:
-        """Every matcher that is set agrees; ``scope`` is for whoever asks, who knows what an unknown one means."""
+        """Whether every matcher that is set agrees. ``scope`` is the caller's: it may be unknown."""
         return (
             _one_of(event.event_type, self.event_type)
             and _one_of(event.event_source or "", self.event_source)
@@ -73,13 +73,13 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
-    """What a route asks of a change."""
+    """What a change must be like for a route."""
 
     change: tuple[ChangeKind, ...] = ()
     event_status: tuple[str, ...] = ()
 
     def accepts(self, change: Change) -> bool:
-        """Every matcher that is set agrees; who was told that an event hits this VM is told that it no longer does."""
+        """Whether every matcher that is set agrees; also with an event that was this VM's, when it no longer is."""
         event = change.previous if change.no_longer_affected and change.previous is not None else change.event
         return (
             _one_of(change.kind, self.change)
@@ -93,12 +93,12 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     """One entry of ``routes``."""
 
     match: Match = Match()
-    sinks: tuple[str, ...] = ()  # where it goes; without any, nobody is told
+    sinks: tuple[str, ...] = ()  # where it goes; without any, nobody is notified
     go_on: bool = False  # try the routes after this one as well
     announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
-    quiet_updates: bool = True  # a NotBefore less than a minute from the one that was told is not told
-    remind_before: Duration | None = None  # so long before NotBefore it is said again, once
+    quiet_updates: bool = True  # no message where NotBefore moves by less than a minute
+    remind_before: Duration | None = None  # a reminder, so long before NotBefore
     fallback: tuple[str, ...] = ()  # sinks for what is critical, where one of `sinks` refuses it or takes too long
     fallback_after: Duration = Duration("60s")  # what has not been accepted by then takes too long
 
@@ -164,7 +164,7 @@ def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
 
 
 def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
-    # an event that may be ours wakes whoever wants to be woken for ours: rather once too often
+    # an event that may be ours goes where ours go: rather one message too many
     return not wanted or scope in wanted or (scope == "unknown" and "self" in wanted)
 
 

@@ -1,7 +1,8 @@
 """The courier's process: ``python -m notbefore.delivery``, started by the agent with its orders on standard input.
 
-Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave to a
-successor, ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second, the sign of life.
+Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave (a
+successor waits), ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second as a sign of
+life.
 """
 
 import os
@@ -40,24 +41,24 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def _control() -> socket.socket:
-    """What the agent says after the orders. A thread hands it on: standard input cannot be waited for everywhere."""
+    """What the agent writes after the orders, as a socket: on Windows ``select`` cannot wait for standard input."""
     reader, writer = socket.socketpair()
     control = os.dup(0)
-    # what a library or a program finds as its standard input is looked at when it starts: on Windows, where one that is
-    # being read is waited for, it would hang with this thread
+    # Libraries and programs look at their standard input when they start. On Windows that would wait for this thread,
+    # which reads it; so they get another one.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
-    def hand_on() -> None:
+    def forward() -> None:
         with closing(writer), suppress(OSError):
-            while said := os.read(control, 4096):
-                writer.sendall(said)
+            while data := os.read(control, 4096):
+                writer.sendall(data)
 
-    threading.Thread(target=hand_on, name="control", daemon=True).start()
+    threading.Thread(target=forward, name="control", daemon=True).start()
     return reader
 
 
 def main() -> int:
-    """Be a courier until there is nothing to do."""
+    """Deliver until there has been nothing to do for a while; returns the exit code."""
     orders = unseal(_read_line(0))
     redact = Redactor(known_secrets(orders.sinks))
     set_up(orders.log_format, orders.log_level, redact)
@@ -66,7 +67,7 @@ def main() -> int:
         os.set_blocking(1, False)
 
     def beat() -> None:
-        with suppress(OSError):  # the agent is gone, or does not look just now
+        with suppress(OSError):  # the agent is gone, or does not read now
             os.write(1, b".")
 
     def sink(name: str) -> Sink:
@@ -91,7 +92,7 @@ if __name__ == "__main__":
     except (StoreError, sqlite3.Error, OSError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"notbefore courier: {error}\n")
         code = LOST_STATE
-    except Exception as error:  # noqa: BLE001 - a bug; its text may hold what must not be told
+    except Exception as error:  # noqa: BLE001 - a bug; its text may hold a secret
         sys.stderr.write(f"notbefore courier: {type(error).__name__}: this should not have happened\n")
         code = LOST_STATE
     sys.stderr.flush()

@@ -172,8 +172,9 @@ class Courier:
         if name not in self._workers:
             config = self._orders.sinks[name]
             checks = Checks(
-                lambda: known_secrets({name: config}),
-                lambda delivery: bool(delivery.ahead) and self._peers.any_alive(delivery.ahead),
+                secrets=lambda: known_secrets({name: config}),
+                patient=self._orders.patient,
+                others_notify=lambda delivery: bool(delivery.ahead) and self._peers.any_alive(delivery.ahead),
             )
             self._workers[name] = Worker(name, lambda: self._make(name), self._report, config.settings.BATCH, checks)
         return self._workers[name]

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 EVERY: Final = 60.0  # seconds between two counts
-MAX_CAUSES: Final = 20  # of one sink that are told apart
+MAX_CAUSES: Final = 20  # of one sink that have a line of their own
 _VARYING: Final = re.compile(r"[0-9a-f]{8,}|\d+", re.IGNORECASE)  # ids, times and ports make no other cause
 
 log = logging.getLogger("notbefore.courier")

@@ -1,4 +1,4 @@
-"""``Message``: what a sink is given; ``Receipt``: what it answers; ``Sink``: the Protocol between."""
+"""``Message``: what a sink is given; ``Receipt``: what it returns; ``Sink``: the Protocol of all sinks."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -53,9 +53,9 @@ class Message(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """The far side has it."""
+    """The receiver has accepted the message."""
 
-    thread: str | None = None  # to be told with later messages of the same event
+    thread: str | None = None  # given to the sink again with later messages of the same event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
     fallback: bool = False  # a template failed, and the built-in text was sent
 
@@ -64,11 +64,11 @@ class Sink(Protocol):
     """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, links)``."""
 
     def send(self, message: Message) -> Receipt:
-        """Hand a message over: return once the far side has accepted it, raise ``errors.SendError`` when it did not."""
+        """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
@@ -77,14 +77,14 @@ class BatchSink(Protocol):
     """A sink that takes several messages at once (``SinkSettings.BATCH``)."""
 
     def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
-        """Hand them over; what came of each, in the order given."""
+        """Send them; returns what came of each, in the order given."""
         ...
 
 
 @runtime_checkable
 class ConnectableSink(Protocol):
-    """A sink that can be asked whether it would take a message."""
+    """A sink that can be asked whether it would accept a message."""
 
     def connect(self) -> None:
-        """Ask; raises ``errors.SendError`` where it would not."""
+        """Ask, and send nothing; raises ``errors.SendError`` where it would not."""
         ...

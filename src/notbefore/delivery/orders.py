@@ -1,4 +1,4 @@
-"""``Orders``: what the agent tells its courier, and the few words that go between them."""
+"""``Orders``: what the courier needs to know, as the agent hands it over, and the few words that go between them."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -16,14 +16,14 @@ HUNG: Final = 10  # exit codes of a courier
 LOST_STATE: Final = 11
 
 BEAT: Final = 1.0  # seconds between signs of life
-STOP_SECONDS: Final = 10.0  # to send what is due once told to stop
-LEAVE_SECONDS: Final = 2.0  # what takes longer is not waited for once told to leave: the successor sends it again
-STOP, LEAVE, WAKE = b"t", b"l", b"w"  # what the agent says through the pipe; LEAVE: a successor waits
+STOP_SECONDS: Final = 10.0  # to send what is due before it stops
+LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
+STOP, LEAVE, WAKE = b"t", b"l", b"w"  # what the agent writes after the orders; LEAVE: a successor waits
 MAX_ORDERS: Final = 60 * 1024  # bytes: less than a pipe holds, so that the agent never waits for a courier to read
 
 
 class Orders(Struct, frozen=True):
-    """What the agent tells a courier through its pipe: all that it needs to know."""
+    """All that a courier needs to know; the agent writes it to the courier's pipe."""
 
     state_file: str
     sinks: dict[str, SinkConfig] = {}
@@ -33,6 +33,7 @@ class Orders(Struct, frozen=True):
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's
     spare_file: str | None = None  # it holds the outbox while the state file cannot be written
+    patient: bool = True  # what is critical is tried again where a refusal may pass: not in a drill
     linger: float = 60.0  # seconds with nothing to do after which it leaves
     deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt is given up as hanging
 

@@ -12,7 +12,7 @@ from notbefore.config.sinks import PeersConfig
 
 MAX_ASKED: Final = 10  # VMs: the first ones in Resources
 TIMEOUT: Final = 1.0  # seconds for one answer
-TOTAL: Final = 5.0  # seconds for all of them
+TOTAL: Final = 3.0  # seconds for all of them
 
 
 class Peers:

@@ -1,8 +1,8 @@
-"""The words of a message: built-in ones that help at three in the morning, or the user's templates.
+"""The texts of a message: the built-in ones, or the user's templates.
 
-A template is Jinja2, sandboxed. What it is given: ``event`` (type, status, source, description, resources, id,
+A template is Jinja2, sandboxed. It is given: ``event`` (type, status, source, description, resources, id,
 not_before, duration), ``vm`` (name, resource_group, scale_set, zone, location, subscription, resource_id), ``change``,
-``severity``, ``title`` and ``body`` (the built-in texts), ``record``. One that fails falls back to the built-in text.
+``severity``, ``title`` and ``body`` (the built-in texts), ``record``. Where it fails, the built-in text is sent.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Text(Struct, frozen=True):
     facts: tuple[Fact, ...]
     time: datetime | None = None
     body: str | None = None  # the user's, instead of meaning and facts
-    fallback: bool = False  # a template of the user's failed
+    fallback: bool = False  # a template failed, and this is the built-in text
 
     @property
     def plain(self) -> str:
@@ -65,7 +65,7 @@ class Text(Struct, frozen=True):
 
 
 def built_in(message: Message, now: datetime) -> Text:
-    """The built-in words, as of ``now``."""
+    """The built-in texts, as of ``now``."""
     record = message.record
     subject = record.vm_name or ", ".join(record.resources[:1]) or "a VM"
     if record.scope == "peer" and not record.no_longer_affected:
@@ -95,7 +95,7 @@ def _sink_failed(message: Message) -> Text:
 
 
 def one_line(text: str) -> str:
-    """Without line ends, which could forge another line, and without marks that rearrange what is shown."""
+    """Without line ends, which could forge another line, and without marks that change the direction of text."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
@@ -168,7 +168,7 @@ def _clock(time: datetime | None) -> str:
 
 
 class Renderer:
-    """The words of one sink. ``escape`` makes a value harmless in the format of a template's text."""
+    """Makes the texts of one sink. ``escape`` makes a value harmless in the format of the template."""
 
     def __init__(self, title: str | None, body: str | None, escape: Callable[[str], str] = str) -> None:
         self._sources = {"title": title, "body": body}
@@ -176,27 +176,27 @@ class Renderer:
         self._templates: dict[str, Any] = {}
 
     def __call__(self, message: Message, now: datetime | None = None) -> Text:
-        """The message in words: the user's where there are any and they work."""
+        """The texts of a message: the user's, where there are templates and they work."""
         now = now or datetime.now(UTC)
         text = built_in(message, now)
         if not any(self._sources.values()):
             return text
         try:
-            return self._worded(message, text, now)
+            return self._from_templates(message, text, now)
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
             log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
             return Text(text.title, text.meaning, text.facts, text.time, fallback=True)
 
     def trouble(self, message: Message) -> str:
-        """Why the user's words fail for this message; empty where they do not."""
+        """Why the user's templates fail for this message; empty where they do not."""
         now = datetime.now(UTC)
         try:
-            self._worded(message, built_in(message, now), now)
+            self._from_templates(message, built_in(message, now), now)
         except Exception as error:  # noqa: BLE001 - as above
             return str(error)
         return ""
 
-    def _worded(self, message: Message, text: Text, now: datetime) -> Text:
+    def _from_templates(self, message: Message, text: Text, now: datetime) -> Text:
         values = _values(message, text, now)
         title, body = self._render("title", values), self._render("body", values)
         return Text(one_line(title or "") or text.title, text.meaning, text.facts, text.time, body=body or None)
@@ -212,12 +212,12 @@ class Renderer:
 
 
 def compile_template(source: str, escape: Callable[[str], str]) -> Any:
-    """A Jinja2 template whose values are escaped; raises ``jinja2.TemplateError`` where it is none."""
+    """A Jinja2 template whose values are escaped; raises ``jinja2.TemplateError`` for a syntax error."""
     from jinja2 import StrictUndefined  # noqa: PLC0415 - only who writes templates needs it
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
 
     def harmless(value: object) -> str:
-        return escape(str(value))  # a list or a mapping holds Azure's words as well; `|safe` is no way round it
+        return escape(str(value))  # a list or a mapping holds Azure's words as well; `|safe` does not switch it off
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, finalize=harmless)
     return environment.from_string(source)

@@ -1,4 +1,4 @@
-"""``Worker``: the one thread of a sink. It makes the sink on first use, sends what it is given, and says what came."""
+"""``Worker``: the one thread of a sink. It makes the sink on first use, sends, and reports the results."""
 
 import logging
 import queue
@@ -28,6 +28,7 @@ class Checks(Struct, frozen=True):
     """What a worker asks, in its thread."""
 
     secrets: Callable[[], list[str]] = list  # those that the sink would be made with now
+    patient: bool = True  # what is critical is tried again where a refusal may pass
     others_notify: Callable[[Delivery], bool] = lambda _delivery: False  # a VM that comes before this one sends it
 
 
@@ -69,17 +70,17 @@ class Worker:
         self._thread.start()
 
     def give(self, deliveries: Sequence[Delivery]) -> None:
-        """Have them sent after what was given before. All of an event come at once: see ``_held_back``."""
+        """Send them after what was given before. All deliveries of an event are given together: see ``_held_back``."""
         self._waiting.update({one.delivery_id: one for one in deliveries})
         for one in deliveries:
             self._jobs.put(one)
 
     def leave(self) -> None:
-        """End the thread after what was given."""
+        """End the thread, once it has sent what it was given."""
         self._jobs.put(None)
 
     def abandon(self) -> list[Delivery]:
-        """Give up on what hangs, whenever its thread may end; returns what was given and not begun."""
+        """Give up the thread, which hangs; returns the deliveries that it was given and has not begun."""
         begun, left = {one.delivery_id for one in self._current}, list(self._waiting.values())
         self._waiting = {}
         self.leave()
@@ -87,7 +88,7 @@ class Worker:
 
     @property
     def busy(self) -> int:
-        """How many deliveries it was given and has not answered for."""
+        """How many deliveries it was given, and has not reported."""
         return len(self._waiting)
 
     @property
@@ -96,13 +97,13 @@ class Worker:
         return self._thread.is_alive()
 
     def hangs(self, limit: float) -> list[Delivery]:
-        """The deliveries on which it has been for more than ``limit`` seconds."""
+        """The deliveries on which it has worked for more than ``limit`` seconds."""
         since, current = self._since, self._current
         return current if since is not None and time.monotonic() - since > limit else []
 
     def _run(self) -> None:
         while (first := self._jobs.get()) is not None:
-            # what was abandoned meanwhile, another has
+            # what was taken back by `abandon`, another worker has
             given = [one for one in (first, *self._more()) if self._waiting.get(one.delivery_id) is one]
             if not given:
                 continue
@@ -113,29 +114,30 @@ class Worker:
                 attempts = [SendAttempt(one) for one in given if one not in mine]
                 if mine:
                     attempts += self._attempts(mine)
-            except Exception as error:  # a sink's library may raise anything; the others must go on
+            except Exception as error:  # a library of a sink may raise anything; the other sinks must go on
                 log.exception("sink %s: this should not have happened", self.name)
                 attempts = [SendAttempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
-            attempts = [_patient(attempt, time.time()) for attempt in attempts]
+            if self._checks.patient:
+                attempts = [_patient(attempt, time.time()) for attempt in attempts]
             self.quick = time.monotonic() - self._since < 0.25  # noqa: PLR2004 - a quarter of a second
             self._since, self._current = None, []
             for attempt in [*attempts, *self._held_back(attempts)]:
                 expected = self._waiting.pop(attempt.delivery.delivery_id, None) is not None
-                if expected or attempt.receipt is not None:  # given up and failed late: it is tried again already
+                if expected or attempt.receipt is not None:  # abandoned, and failed late: it is tried again already
                     self._report(attempt)
         if self._sink is not None:
             self._sink.close()
 
     def _held_back(self, attempts: list[SendAttempt]) -> list[SendAttempt]:
-        """What was given after one that is to be tried again, of the same event: it must not come before that one.
+        """Return the deliveries queued behind a failed one of the same event, so that the order per event is kept.
 
-        Where the far side asks for a pause, all that was given.
+        After a Retry-After, return everything that is queued.
         """
         done = {attempt.delivery.delivery_id for attempt in attempts}
         again = [(one.delivery.event_key, one.error) for one in attempts if one.error and not one.error.permanent]
         failed = {event_key for event_key, _ in again}
         pause = max((error.retry_after or 0.0 for _, error in again), default=0.0)
-        text = "it asked for a pause" if pause else "an earlier one of the same event is to be sent first"
+        text = "the receiver asked for a pause" if pause else "an earlier one of the same event is to be sent first"
         error = SendError(text, retry_after=pause or None)
         return [
             SendAttempt(one, None, error)
@@ -144,14 +146,14 @@ class Worker:
         ]
 
     def _more(self) -> Iterator[Delivery]:
-        """What can go along at once."""
+        """The deliveries that can be sent together with the first one."""
         for _ in range(self._batch - 1):
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return
             if job is None:
-                self._jobs.put(None)  # the end is for later
+                self._jobs.put(None)  # the end comes after them
                 return
             yield job
 
@@ -159,7 +161,7 @@ class Worker:
         found = self._once(given)
         if self._sink is None or not any(one.error for one in found) or self._checks.secrets() == self._made_with:
             return found
-        # a secret is another one by now: what was refused with the old one is no dead letter yet
+        # a secret has changed: what was refused with the old one is tried once more with the new one
         self._sink.close()
         self._sink, self._since = None, time.monotonic()
         refused = [one for one in found if one.error and one.error.permanent]
@@ -169,7 +171,7 @@ class Worker:
     def _once(self, given: list[Delivery]) -> list[SendAttempt]:
         try:
             sink = self._sink or self._new()
-        except NotBeforeError as error:  # a secret that cannot be read, say: somebody will mend it
+        except NotBeforeError as error:  # such as a secret that cannot be read: that can be put right
             return [SendAttempt(one, None, SendError(str(error))) for one in given]
         opened: dict[str, Message] = {}
         found: list[SendAttempt] = []
@@ -188,7 +190,7 @@ class Worker:
         return found
 
     def _new(self) -> Sink:
-        self._made_with = self._checks.secrets()  # before: one that changes in between is noticed
+        self._made_with = self._checks.secrets()  # read first: a change in between is noticed
         self._sink = self._make()
         return self._sink
 

@@ -28,7 +28,7 @@ REGISTRY: Final = {
 
 
 def check_templates(config: SinkConfig) -> None:
-    """Raise ``ConfigError`` where a template is none. What a template names is known only when it is filled in."""
+    """Raise ``ConfigError`` for a syntax error in a template. A wrong name in it shows only when it is rendered."""
     for key in ("title", "body"):
         source = getattr(config.settings, key)
         if source is None:
@@ -40,7 +40,7 @@ def check_templates(config: SinkConfig) -> None:
         try:
             compile_template(source, str)
         except TemplateSyntaxError as error:
-            raise ConfigError(f"{key}: this is no template: {error.message} (its line {error.lineno})") from None
+            raise ConfigError(f"{key}: this is not a template: {error.message} (its line {error.lineno})") from None
 
 
 def try_out(name: str, config: SinkConfig, links: Links) -> None:

@@ -74,7 +74,7 @@ class Sink:
         service.socket_connect_timeout = service.socket_read_timeout = settings.timeout.seconds
 
     def send(self, message: Message) -> Receipt:
-        """Have apprise send it."""
+        """Send it through apprise."""
         text = self._render(message)
         links = [link for link in (self._links.dashboard, self._links.runbook) if link]
         body = "\n".join([text.plain, *links])

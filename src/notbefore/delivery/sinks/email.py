@@ -23,18 +23,18 @@ from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
 from notbefore.errors import ConfigError, SendError
 
-DOMAIN: Final = "notbefore.invalid"  # of message ids: it is nobody's, RFC 2606
-PERMANENT: Final = range(500, 600)  # SMTP replies that would be the same tomorrow
+DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that belongs to nobody, RFC 2606
+PERMANENT: Final = range(500, 600)  # SMTP replies that are final
 EXPECTED: Final = (
     "url: expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org, or mailto://HOST?..."
 )
-REMEMBERED: Final = 100  # deliveries of which some recipients have theirs, and others do not yet
+REMEMBERED: Final = 100  # deliveries that some recipients have, and others do not have yet
 
 log = logging.getLogger("notbefore.email")
 
 
 class Sink:
-    """A mail server and who is written to."""
+    """A mail server, and the recipients."""
 
     def __init__(self, name: str, settings: Email, links: Links) -> None:
         self._name = name
@@ -48,15 +48,15 @@ class Sink:
         self._accepted: dict[str, set[str]] = {}  # delivery -> recipients that have it already
 
     def send(self, message: Message) -> Receipt:
-        """Hand it to the server; accepted is when it has taken it for every recipient."""
+        """Send it; it is accepted when the server has taken it for every recipient."""
         text = self._render(message)
         mail = compose(message, text, self._account, self._links)
         try:
             server = self._connected()
             try:
-                self._hand_over(server, mail, message.delivery_id)
+                self._transfer(server, mail, message.delivery_id)
             finally:
-                # not `with server`: what it says to QUIT says nothing of the mail
+                # not `with server`: its answer to QUIT says nothing about the mail
                 with suppress(OSError, smtplib.SMTPException):
                     server.quit()
                 server.close()
@@ -87,14 +87,14 @@ class Sink:
             raise
         return server
 
-    def _hand_over(self, server: smtplib.SMTP, mail: EmailMessage, delivery_id: str) -> None:
+    def _transfer(self, server: smtplib.SMTP, mail: EmailMessage, delivery_id: str) -> None:
         done = self._accepted.setdefault(delivery_id, set())
         recipients = dict.fromkeys((*self._account.to, *self._account.hidden))
         missing = [address for address in recipients if address not in done]
         try:
             refused = server.send_message(mail, from_addr=self._account.sender, to_addrs=missing)
             done.update(address for address in missing if address not in refused)
-        except smtplib.SMTPRecipientsRefused as answer:  # none of them has it; others may, of an earlier attempt
+        except smtplib.SMTPRecipientsRefused as answer:  # none of these; others may have it already
             refused = answer.recipients
         if not refused:
             del self._accepted[delivery_id]
@@ -103,7 +103,7 @@ class Sink:
         if refused:
             error = _refused(refused)
             if error.permanent and done:  # the others have it, and these never will
-                log.error("sink %s: some recipients are refused for good (%s)", self._name, error)
+                log.error("sink %s: some recipients were refused for good (%s)", self._name, error)
                 return
             raise error
 
@@ -196,7 +196,7 @@ def _words(text: bytes | str) -> str:
 def compose(message: Message, text: Text, account: Account, links: Links) -> EmailMessage:
     """The mail: text and HTML. All mails of one event refer to the same root, so that they are one thread."""
     mail = EmailMessage()
-    # a title is one line; were it not, EmailMessage would refuse it rather than begin another header
+    # a title is one line; EmailMessage would refuse another one, and not let it begin a header
     mail["Subject"] = text.title[:200]
     mail["From"] = formataddr(("notbefore", account.sender))
     mail["To"] = ", ".join(account.to)

@@ -70,7 +70,7 @@ class Sink:
         return outcome
 
     def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
-        """Send what is due, each event's changes together and in order; what came of each, in the order given."""
+        """Send them, the changes of each event together and in order; returns what came of each, in the order given."""
         return self._runner.run(self._send_many(messages))
 
     def connect(self) -> None:
@@ -78,7 +78,7 @@ class Sink:
         self._runner.run(self._connect())
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._runner.run(self._drop())
         self._runner.close()
 
@@ -88,7 +88,7 @@ class Sink:
         try:
             async with asyncio.timeout(self._settings.timeout.seconds):
                 await self._open().create_batch()
-        except Exception as error:  # noqa: BLE001 - the SDK raises many; each is told apart
+        except Exception as error:  # noqa: BLE001 - the SDK raises many; `outcome_of` sorts them
             await self._drop()
             raise outcome_of(error) from None
 
@@ -102,10 +102,10 @@ class Sink:
                 try:
                     async with asyncio.timeout_at(deadline):
                         await self._send_group(group, outcomes)
-                except Exception as error:  # noqa: BLE001 - the SDK raises many; each is told apart
+                except Exception as error:  # noqa: BLE001 - the SDK raises many; `outcome_of` sorts them
                     failure = outcome_of(error)
                     await self._drop()
-                    # one that was refused says nothing of the others; a connection that is lost is lost to all
+                    # a refusal concerns one message; a lost connection concerns all of them
                     broken = None if isinstance(error, EventDataSendError) else failure
             if failure is not None:
                 outcomes.update({one.delivery_id: failure for one in group if one.delivery_id not in outcomes})
@@ -155,7 +155,7 @@ class Sink:
     async def _drop(self) -> None:
         for closing in (self._client, self._credential):
             if closing is not None:
-                with suppress(Exception):  # it is broken: that is why
+                with suppress(Exception):  # it is broken already
                     await asyncio.wait_for(closing.close(), CLOSE_SECONDS)
         self._client = self._credential = None
 
@@ -236,11 +236,11 @@ class _Audience:
         await self._credential.close()
 
 
-# ---- what the SDK raises, told apart
+# ---- what the SDK raises
 
 
 def outcome_of(error: Exception) -> SendError:
-    """Each failure in words, and whether it is for good."""
+    """The failure in words, and whether it is permanent."""
     cause = " ".join(str(error).split())[:MAX_CAUSE]
     if isinstance(error, TimeoutError | OperationTimeoutError):
         return SendError("the hub did not answer in time")
@@ -249,7 +249,7 @@ def outcome_of(error: Exception) -> SendError:
     if isinstance(error, EventDataSendError | ConnectError | ConnectionLostError):
         return _by_condition(error, cause)
     if type(error).__name__ in _NO_TOKEN or (isinstance(error, EventHubError) and "token" in cause.casefold()):
-        return SendError(f"no token was to be had: {cause}")
+        return SendError(f"no token could be obtained: {cause}")
     return SendError(f"{type(error).__name__}: {cause}", permanent=isinstance(error, ValueError))
 
 
@@ -257,34 +257,34 @@ _NO_TOKEN: Final = ("ClientAuthenticationError", "CredentialUnavailableError")  
 
 
 def _by_status(cause: str) -> SendError:
-    """A token was not taken: for good where ``$cbs`` says so; where it is unwell, or a token has run out, for now."""
+    """A token was not accepted: permanently where ``$cbs`` says so; not where it fails, or the token has expired."""
     said = re.search(r"Status code: (\d{3})\b", cause)
     if said is None or not outcome_of_status(int(said[1])).permanent:
-        return SendError(f"the hub did not take the token: {cause}")
+        return SendError(f"the hub did not accept the token: {cause}")
     why = "there is no such hub" if said[1] == "404" else "the hub refuses the key or the identity"
     return SendError(f"{why}: {cause}", permanent=True)
 
 
 def _by_condition(error: Exception, cause: str) -> SendError:
-    told = f"{cause} {error.__cause__ or ''} {error.__context__ or ''}"
-    if _names(told, "com.microsoft:server-busy"):
+    text = f"{cause} {error.__cause__ or ''} {error.__context__ or ''}"
+    if _names(text, "com.microsoft:server-busy"):
         return SendError(f"the hub is busy: {cause}", retry_after=BUSY_SECONDS)
-    if _names(told, "amqp:resource-limit-exceeded"):
-        return SendError(f"the hub's quota is used up: {cause}", retry_after=BUSY_SECONDS)
+    if _names(text, "amqp:resource-limit-exceeded"):
+        return SendError(f"the hub's quota is exhausted: {cause}", retry_after=BUSY_SECONDS)
     if (
-        _names(told, "amqp:unauthorized-access") and "expired" in told.casefold()
+        _names(text, "amqp:unauthorized-access") and "expired" in text.casefold()
     ):  # the next connection has another token
-        return SendError(f"the token has run out: {cause}")
-    if "certificate verify failed" in told:
-        return SendError(f"the server's certificate is not to be trusted: {cause}")
+        return SendError(f"the token has expired: {cause}")
+    if "certificate verify failed" in text:
+        return SendError(f"the certificate of the server is not trusted: {cause}")
     for condition in PERMANENT:
-        if _names(told, condition):
+        if _names(text, condition):
             return SendError(f"{condition}: {cause}", permanent=True)
     words = "refused" if isinstance(error, EventDataSendError) else "the hub cannot be reached"
     return SendError(f"{words}: {cause}")
 
 
-def _names(told: str, condition: str) -> bool:
+def _names(text: str, condition: str) -> bool:
     """The SDK writes some conditions as the wire does, others as ``ErrorCondition.NotFound``."""
     camel = "".join(word.capitalize() for word in condition.rpartition(":")[2].split("-"))
-    return condition in told or f"ErrorCondition.{camel}" in told
+    return condition in text or f"ErrorCondition.{camel}" in text

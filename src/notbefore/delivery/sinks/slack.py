@@ -1,4 +1,4 @@
-"""Slack: an incoming webhook, or ``chat.postMessage`` with a bot's token; then later changes go under the first.
+"""Slack: an incoming webhook, or ``chat.postMessage`` with a bot's token; later changes then answer the first.
 
 Block Kit; times in the reader's own zone by Slack's date markup. What comes from Azure cannot mention anybody.
 """
@@ -75,7 +75,7 @@ class Sink:
         self._http = Http(settings.timeout.seconds)
 
     def send(self, message: Message) -> Receipt:
-        """Post it, as text alone where Slack refuses the blocks; accepted is what Slack calls ok."""
+        """Post it, as text alone where Slack refuses the blocks. It is accepted when Slack says `ok`."""
         text = self._render(message)
         payload = content(message, text, self._links, datetime.now(UTC))
         post = self._post_webhook if self._token is None else partial(self._post_message, message)
@@ -126,7 +126,7 @@ class Sink:
         return _checked(answer)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
 
 

@@ -48,7 +48,7 @@ class Sink:
         self._log: Any = win32evtlogutil
         self._settings = settings
         self._render = Renderer(settings.title, settings.body)
-        if not registered(settings):  # Windows takes the entries all the same
+        if not registered(settings):  # Windows accepts the entries all the same
             log.warning("sink %s: %s", name, how_to_register(settings))
 
     def send(self, message: Message) -> Receipt:
@@ -59,11 +59,11 @@ class Sink:
             self._log.ReportEvent(self._settings.source, event_id, eventType=kind, strings=strings)
         except self._log.error as error:
             permanent = getattr(error, "winerror", 0) in REFUSED
-            raise SendError(f"the event log does not take it: {error}", permanent=permanent) from None
+            raise SendError(f"the event log refused the entry: {error}", permanent=permanent) from None
         return Receipt(fallback=text.fallback)
 
     def connect(self) -> None:
-        """Is the source registered? Nothing is written."""
+        """Ask whether the source is registered; writes nothing."""
         if not registered(self._settings):
             raise SendError(how_to_register(self._settings))
 
