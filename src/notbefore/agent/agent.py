@@ -11,6 +11,7 @@ import platform
 import select
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.stdout import StdoutWriter
 from notbefore.agent.systemd import SystemdNotifier
 from notbefore.agent.tracker import Tracker
+from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config
 from notbefore.config.sinks import Otlp
@@ -67,12 +69,14 @@ class Agent:
         self._exports = ExportFigures()
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
         self._stopping = False
+        self._retried = clock.monotonic()  # to write a state that could not be written
         self._reload_wanted = False  # a SIGHUP came
         self._reading: ConfigReading | None = None  # under way
         self._reader, self._writer = socket.socketpair()  # wakes the main thread
         for end in (self._reader, self._writer):
             end.settimeout(0)
 
+        self._errors = UnforeseenErrors(self._poke)
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = OutboxReader(self._store.path, self._store.spare_path)
         self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke)
@@ -81,7 +85,7 @@ class Agent:
         self._state = AgentState(self._store, clock, self._change_settings, listeners)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
-        self._polling = Polling(config, self._tracker, self._state)
+        self._polling = Polling(config, self._tracker, self._state, errors=self._errors)
         self._approver = Approver(ApprovalLog(self._state), self._approval_settings)
         self._control = ControlSocket(self._store.path.parent, self._approver.answer) if allow_approval else None
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
@@ -114,6 +118,7 @@ class Agent:
             courier=self._couriers.figures,
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
+            unforeseen=self._errors.counts,
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
@@ -151,6 +156,7 @@ class Agent:
     def run(self) -> int:
         """Serve and poll; returns the exit code."""
         previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        previous_hook, threading.excepthook = threading.excepthook, self._errors.thread_ended
         previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
             self._export(self._config.otlp)  # first: it exports what is logged from here on
@@ -166,28 +172,39 @@ class Agent:
         finally:
             self._stop()
             signal.set_wakeup_fd(previous_fd)
+            threading.excepthook = previous_hook
             for number, handler in previous.items():
                 signal.signal(number, handler)
             self._reader.close()
             self._writer.close()
-        return 0
+        return int(self._errors.given_up)
 
     def _supervise(self) -> None:
         """Until a signal stops the agent: write beats, look after the courier and the state, take signals."""
-        tried = self._clock.monotonic()
-        while True:
-            self._state.write_beat()
-            self._heartbeats.send_due()
-            self._outbox.refresh()
-            self._couriers.tick()  # the first one sends what was left by the boot before
-            self._store.look_after()
-            if self._store.degraded and self._clock.monotonic() - tried >= RETRY_INTERVAL:
-                tried = self._clock.monotonic()
-                self._store.retry()
-            self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
-            self._reload_configuration()
-            if self._wait_for_stop(self._patience()):
-                return
+        stop = False
+        while not stop and not self._errors.given_up:
+            for name, work in (
+                ("beat", self._state.write_beat),
+                ("heartbeats", self._heartbeats.send_due),
+                ("outbox", self._outbox.refresh),
+                ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
+                ("store", self._look_after_store),
+                ("systemd", self._beat_for_systemd),
+                ("reload", self._reload_configuration),
+            ):
+                with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
+                    work()
+            with self._errors.guarded("main", "wait"):
+                stop = self._wait_for_stop(self._patience())
+
+    def _look_after_store(self) -> None:
+        self._store.look_after()
+        if self._store.degraded and self._clock.monotonic() - self._retried >= RETRY_INTERVAL:
+            self._retried = self._clock.monotonic()
+            self._store.retry()
+
+    def _beat_for_systemd(self) -> None:
+        self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
 
     def _patience(self) -> float:
         # idle, only signals need attention here; a new event is noticed within this time, and Azure's notice is
@@ -230,7 +247,7 @@ class Agent:
         before, figures = self._config, self._config_figures
         try:
             config = reading.result()
-            polling = Polling(config, self._tracker, self._state, self._polling)
+            polling = Polling(config, self._tracker, self._state, self._polling, errors=self._errors)
         except ConfigError as error:
             self._config_figures = ConfigFigures(figures.loaded, True, increased(figures.reloads, "failure"))  # noqa: FBT003 - by position
             log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - its text says all

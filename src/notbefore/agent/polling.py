@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from notbefore.agent.state import AgentState
 from notbefore.agent.tracker import Tracker
+from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsClient, may_be_elsewhere
@@ -33,7 +34,16 @@ class Polling:
     ``previous``: the one before the reload; where it has found IMDS, it need not be looked for again.
     """
 
-    def __init__(self, config: Config, tracker: Tracker, state: AgentState, previous: "Polling | None" = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        tracker: Tracker,
+        state: AgentState,
+        previous: "Polling | None" = None,
+        *,
+        errors: UnforeseenErrors | None = None,
+    ) -> None:
+        self._errors = errors or UnforeseenErrors()
         self._tracker = tracker
         self._state = state
         self._clock = clock = state.clock
@@ -93,9 +103,11 @@ class Polling:
         return self._may_search and self._configured == configured
 
     def _poll(self) -> None:
-        self.poller.run(self._handle, self._stop)
+        self.poller.run(self._handle, self._stop, lambda: self._errors.guarded("poll"))
 
     def _handle(self, poll: Poll) -> None:
+        if poll.error is not None and self._stop.is_set():  # cut off by `stop`; the state may be closed by now
+            return
         if poll.error is None and not self._answered:  # IMDS answers: now it can say who this VM is as well
             self._answered = True
             self._ask_identity.set()
@@ -116,24 +128,32 @@ class Polling:
         return self._state.snapshot.poll.answered is None and tried
 
     def _identify(self) -> None:
-        self._tracker.identify(None)
+        with self._errors.guarded("identity", "at the start", vital=False):
+            self._tracker.identify(None)
         failures = 0
         while not self._stop.is_set():
-            try:
-                self._tracker.identify(fetch_vm(self._identity_client))
-                self._identified.set()
-                failures, wait = 0, IDENTITY_REFRESH
-                if self._is_silent() and self._found_elsewhere():
-                    continue
-            except ImdsError as error:
-                if (self._is_silent() or self._never_answered(failures + 1)) and self._found_elsewhere():
-                    continue
-                if failures == 0 and not self._stop.is_set():
-                    log.warning("IMDS does not say who this VM is (%s); asking again", error)
-                wait = IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
-                failures += 1
+            known = elsewhere = False
+            with self._errors.guarded("identity", vital=False):  # the events are polled without it
+                known, elsewhere = self._ask_identity_once(failures)
+            if elsewhere:
+                continue
+            wait = IDENTITY_REFRESH if known else IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
+            failures = 0 if known else failures + 1
             self._ask_identity.wait(wait)
             self._ask_identity.clear()
+
+    def _ask_identity_once(self, failures: int) -> tuple[bool, bool]:
+        """``failures``: in a row so far. Return whether IMDS named this VM, and whether it was found elsewhere."""
+        try:
+            self._tracker.identify(fetch_vm(self._identity_client))
+        except ImdsError as error:
+            if (self._is_silent() or self._never_answered(failures + 1)) and self._found_elsewhere():
+                return False, True
+            if failures == 0 and not self._stop.is_set():
+                log.warning("IMDS does not say who this VM is (%s); asking again", error)
+            return False, False
+        self._identified.set()
+        return True, self._is_silent() and self._found_elsewhere()
 
     def _found_elsewhere(self) -> bool:
         """Look for IMDS, but not all the time; returns whether it is asked at another address from now on."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from msgspec import Struct
@@ -39,14 +40,25 @@ class Poller:
         self._last: bytes | None = None
         self._etag: str | None = None
 
-    def run(self, handle: Callable[[Poll], None], stop: threading.Event) -> None:
-        """Poll until ``stop`` is set."""
+    def run(
+        self,
+        handle: Callable[[Poll], None],
+        stop: threading.Event,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Poll until ``stop`` is set. Each poll is made and handled under a ``guard``, which may hold an exception."""
         failures = 0
         while not stop.wait(max(0.0, self.due - time.monotonic())):
-            poll = self.poll()
-            handle(poll)
-            failures = failures + 1 if poll.error else 0
-            self.due = self._next(failures, poll.error)
+            error, handled = None, False
+            with guard():
+                poll = self.poll()
+                error = poll.error
+                handle(poll)
+                handled = True
+            if not handled:
+                self.forget()  # the body was not taken in: the next one is new, even if it is the same
+            failures = failures + 1 if error else 0
+            self.due = self._next(failures, error)
 
     def poll(self) -> Poll:
         """Make one request."""

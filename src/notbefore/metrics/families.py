@@ -209,6 +209,12 @@ AUTH_FAILURES: Final = Metric(
     "counter",
     "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
 )
+UNFORESEEN: Final = Metric(
+    "notbefore_unforeseen_errors",
+    "counter",
+    "Errors in the agent that its code does not foresee, by thread: the log has a traceback of each.",
+    ("thread",),
+)
 CONFIG_LOADED: Final = Metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
 )
@@ -430,6 +436,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(LAST_RELOAD, _once(float(not config.refused)))
     yield Family(CONFIG_LOADED, _once(config.loaded))
     yield Family(AUTH_FAILURES, _once(figures.auth_failures))
+    yield Family(UNFORESEEN, _by_one(figures.unforeseen))
     yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
     yield Family(VM, {vm: 1.0} if figures.vm else {})

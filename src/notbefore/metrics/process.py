@@ -14,6 +14,7 @@ POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
 
 
+THREADS: Final = ("main", "poll", "identity", "http", "other")  # of the agent; the label of its unforeseen errors
 OTLP_RESULTS: Final = ("success", "rejected", "failure")
 
 
@@ -78,6 +79,7 @@ class Figures(Struct, frozen=True):
     store_damaged: int = 0  # files set aside
     store_unreadable_rows: int = 0  # found since the start
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
+    unforeseen: dict[str, int] = field(default_factory=lambda: _zeros(THREADS))  # errors by thread
     auth_failures: int | None = None  # of the listener; None where no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count

@@ -31,6 +31,7 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
     "azure_scheduled_event_resources": "{vm}",
     "azure_scheduled_events_pending": "{event}",
     "notbefore_config_reloads": "{reload}",
+    "notbefore_unforeseen_errors": "{error}",
     "notbefore_courier_starts": "{start}",
     "notbefore_deliveries": "{delivery}",
     "notbefore_documents_rejected": "{document}",

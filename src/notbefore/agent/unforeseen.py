@@ -1,0 +1,68 @@
+"""``UnforeseenErrors``: an exception that nobody foresaw ends no thread. It is logged, counted, and tried again."""
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from notbefore.metrics.process import THREADS
+from notbefore.metrics.totals import increased
+
+MAX_IN_A_ROW: Final = 10  # failures of the same work, with no success between, after which the process ends
+
+log = logging.getLogger("notbefore.agent")
+
+
+class UnforeseenErrors:
+    """Guards the loops of the agent's threads. ``give_up`` is called when the process has to end; it may not wait."""
+
+    def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:
+        self.given_up = False  # the process is to end with an exit code that has it restarted
+        self.counts: dict[str, int] = dict.fromkeys(THREADS, 0)  # by thread, since the start of the process
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self._in_a_row: dict[str, int] = {}
+        self._logged: set[tuple[str, str]] = set()  # bounded by the places of the code that can raise
+
+    @contextmanager
+    def guarded(self, thread: str, work: str = "", *, vital: bool = True) -> Iterator[None]:
+        """One round of ``work`` in ``thread``; an exception ends it. Vital work that always fails ends the process."""
+        name = f"{thread} {work}".rstrip()
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - this is the place for what nobody foresaw
+            self._caught(thread, name, error)
+            if vital and self._in_a_row[name] >= MAX_IN_A_ROW:
+                self._end(f"{name} failed {MAX_IN_A_ROW} times in a row")
+        else:
+            if name in self._in_a_row:
+                del self._in_a_row[name]
+
+    def thread_ended(self, arguments: threading.ExceptHookArgs) -> None:
+        """A thread without a guard was ended by an exception: ``threading.excepthook``."""
+        name = arguments.thread.name if arguments.thread is not None else "unknown"
+        thread = name.partition(" ")[0].partition("-")[0]
+        if isinstance(arguments.exc_value, Exception):
+            self._caught(thread, name, arguments.exc_value)
+            if thread != "http":  # what comes from the network may not end the watching
+                self._end(f"the thread {name} has ended")
+
+    def _caught(self, thread: str, name: str, error: Exception) -> None:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = (name, f"{type(error).__name__} {frame.filename}:{frame.lineno}")
+        with self._lock:
+            self.counts = increased(self.counts, thread if thread in THREADS else "other")
+            self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+            new = place not in self._logged
+            self._logged.add(place)
+        if new:  # the same error is counted, and not logged again
+            log.error("unforeseen error in %s (%s): please report it", name, type(error).__name__, exc_info=error)
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            first, self.given_up = not self.given_up, True
+        if first:
+            log.error("%s: the agent ends with exit code 1, so that its service manager restarts it", why)
+            self._give_up()

@@ -1,0 +1,147 @@
+"""An exception that nobody foresaw ends no loop of the agent: it is logged once, counted, and tried again."""
+
+import json
+import logging
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notbefore.agent import polling, tracker
+from notbefore.agent.clock import Clock
+from notbefore.agent.unforeseen import MAX_IN_A_ROW, UnforeseenErrors
+from notbefore.config.load import load
+from notbefore.core.document import parse
+from notbefore.imds.identity import fetch_vm
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually
+from support.azure import ME, body, item
+from support.tracking import Tracking
+
+# the installed command, with a parser that fails as a mistake in it would
+BROKEN = """
+import sys
+from notbefore.agent import tracker
+from notbefore.commands.main import main
+
+def parse(*_):
+    raise RuntimeError("a mistake of ours")
+
+tracker.parse = parse
+sys.exit(main())
+"""
+
+
+class BrokenAgent(RunningAgent):
+    """Each document that it reads meets a mistake in the code."""
+
+    @staticmethod
+    def before(_state: Path) -> list[str]:
+        return ["sh", "-c", 'shift 3; exec "$0" -c "$BROKEN" "$@"', sys.executable]
+
+
+class Failing:
+    """Fails so many times, then does what ``real`` does."""
+
+    def __init__(self, real: Any, times: int) -> None:
+        self.real, self.left = real, times
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("a mistake of ours")
+        return self.real(*arguments)
+
+
+def test_a_body_that_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracker, "parse", Failing(parse, 3))
+    errors, agent = UnforeseenErrors(), Tracking(tmp_path, Clock())
+    with Simulator((ME,)) as imds:
+        imds.set_document(body(item("E1")))
+        config = load(None, {}, {"imds.endpoint": imds.endpoint, "imds.interval": "200ms"})
+        watcher = polling.Polling(config, agent.tracker, agent.state, errors=errors)
+        watcher.start()
+        try:
+            eventually(lambda: agent.said)
+            assert watcher.alive
+        finally:
+            watcher.stop()
+            agent.close()
+    assert [record["azure.scheduled_event.id"] for record in agent.said] == ["E1"]
+    assert errors.counts["poll"] == 3
+    assert [record.exc_info is not None for record in caplog.records if "unforeseen" in record.message] == [True]
+
+
+def test_the_thread_that_asks_who_this_vm_is_goes_on_after_an_unforeseen_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "fetch_vm", Failing(fetch_vm, 1))
+    errors, agent = UnforeseenErrors(), Tracking(tmp_path, Clock())
+    with Simulator((ME,)) as imds:
+        config = load(None, {}, {"imds.endpoint": imds.endpoint, "imds.interval": "200ms"})
+        watcher = polling.Polling(config, agent.tracker, agent.state, errors=errors)
+        watcher.start()
+        try:
+            eventually(lambda: agent.known.vm_name == ME)
+            assert watcher.alive
+        finally:
+            watcher.stop()
+            agent.close()
+    assert errors.counts["identity"] == 1
+
+
+def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKEN", BROKEN)
+    monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
+    with Simulator((ME,)) as imds, BrokenAgent(imds.endpoint, tmp_path / "state") as agent:
+        eventually(lambda: agent.answers("/healthz"))
+        eventually(lambda: agent.metric('notbefore_unforeseen_errors_total{thread="poll"}'))
+        assert agent.process.wait(30) == 1
+        agent.stop()
+    lines = [json.loads(line) for line in agent.log.splitlines()]
+    (logged,) = [line for line in lines if "unforeseen error in poll" in line["body"]]
+    assert "a mistake of ours" in logged["exception"]
+    assert f"poll failed {MAX_IN_A_ROW} times in a row" in agent.log
+
+
+def test_what_succeeds_between_failures_is_never_given_up() -> None:
+    ended: list[bool] = []
+    errors = UnforeseenErrors(lambda: ended.append(True))
+    for number in range(5 * MAX_IN_A_ROW):
+        with errors.guarded("main", "store"):
+            if number % MAX_IN_A_ROW:
+                raise OSError
+    assert not errors.given_up
+    with errors.guarded("main", "store"):
+        raise OSError
+    assert errors.given_up
+    assert ended == [True]
+
+
+def test_work_that_is_not_vital_may_always_fail() -> None:
+    errors = UnforeseenErrors()
+    for _ in range(2 * MAX_IN_A_ROW):
+        with errors.guarded("identity", vital=False):
+            raise OSError
+    assert not errors.given_up
+    assert errors.counts["identity"] == 2 * MAX_IN_A_ROW
+
+
+@pytest.mark.parametrize(("name", "label", "ends"), [("stdout", "other", True), ("http-scrape-1", "http", False)])
+def test_a_thread_that_an_exception_ends_is_logged_and_counted(
+    name: str, label: str, ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = UnforeseenErrors()
+    monkeypatch.setattr(threading, "excepthook", errors.thread_ended)
+    thread = threading.Thread(target=Failing(None, 1), name=name)
+    thread.start()
+    thread.join()
+    assert errors.counts[label] == 1
+    assert errors.given_up == ends
+    assert any(record.exc_info for record in caplog.records if record.levelno == logging.ERROR)
