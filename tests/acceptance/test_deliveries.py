@@ -78,7 +78,7 @@ def kinds(peer: HttpPeer) -> list[str]:
 
 
 def ids(peer: HttpPeer) -> list[str]:
-    return [request.headers["idempotency-key"] for request in peer.requests]
+    return [request.headers["x-notbefore-delivery-id"] for request in peer.requests]
 
 
 def count(agent: RunningAgent, result: str, sink: str = "hook") -> float:
@@ -414,7 +414,7 @@ def test_a_drill_says_which_template_failed_and_why(peer: HttpPeer, place: Place
 def test_check_config_tries_what_can_be_tried_without_sending(peer: HttpPeer, place: Place) -> None:
     secret = "hunter2-hunter2"
     for settings, said in (
-        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack: title: this is no template"),
+        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack: title: this is not a template"),
         ({"apprise": {"url": f"nosuch://me:{secret}@x/"}}, "sinks.it.apprise: apprise does not know this address"),
     ):
         done = notbefore("check-config", place.write({"it": settings}))

@@ -138,7 +138,7 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
         peer.default = Say()
         os.kill(agent.courier(), signal.SIGKILL)
         eventually(lambda: kinds(peer) == ["announced"] * 2)
-        assert len({request.headers["idempotency-key"] for request in peer.requests}) == 1
+        assert len({request.headers["x-notbefore-delivery-id"] for request in peer.requests}) == 1
         assert starts(agent, "crashed") == 1
         eventually(lambda: delivered(agent) == 1)
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
