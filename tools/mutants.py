@@ -34,7 +34,7 @@ ROOT: Final = Path(__file__).parent.parent
 TESTS: Final = {
     "core/lifecycle": ["tests/unit/test_lifecycle.py"],
     "core/approval": ["tests/unit/test_approval.py"],
-    "store/outbox": ["tests/integration/test_outbox.py"],
+    "store/outbox": [f"tests/integration/test_{name}.py" for name in ("outbox", "spare", "outbox_command")],
     "store/outbox_intake": ["tests/integration/test_outbox.py"],
     "store/outbox_reader": ["tests/integration/test_outbox.py", "tests/integration/test_outbox_command.py"],
     "agent/tracker": ["tests/integration/test_tracker.py"],
