@@ -1,1 +1,1 @@
-"""What is measured: the one place where a metric is defined."""
+"""Metrics: their definitions, and the counts that they are computed from."""

@@ -1,6 +1,6 @@
-"""The one place where a metric is defined: name, type, help, labels, and how its samples come from what is known now.
+"""The definition of every metric: its name, type, help and labels, and how its samples are computed.
 
-``samples(view)`` is computed at each scrape and each export; nothing is set beforehand, so nothing can be stale.
+``samples(view)`` is computed at each scrape and each export; nothing is set before that, so no sample is stale.
 Names follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
 """
 
@@ -39,7 +39,7 @@ MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of 
 
 
 class Metric(Struct, frozen=True):
-    """The definition of one family. ``name`` of a counter stands without ``_total``."""
+    """The definition of one family. The ``name`` of a counter does not include ``_total``."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram", "unknown"]
@@ -48,7 +48,7 @@ class Metric(Struct, frozen=True):
 
 
 class Family(Struct, frozen=True):
-    """A metric with its samples of one moment: label values -> value."""
+    """A metric with its samples at one moment: label values -> value."""
 
     metric: Metric
     samples: dict[Labels, float | Histogram]
@@ -56,22 +56,22 @@ class Family(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """All that samples are computed from."""
+    """Everything that samples are computed from."""
 
     tracked: Tracked
     totals: Totals
     figures: Figures
     now: datetime
     outbox: OutboxView = OutboxView()
-    sinks: tuple[str, ...] = ()  # those that are configured: their series are always there
-    rules: tuple[str, ...] = ()  # of approval, those that may approve: likewise
+    sinks: tuple[str, ...] = ()  # the configured ones: their series always exist
+    rules: tuple[str, ...] = ()  # the approval rules that may approve: their series always exist
 
 
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 _BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
 _KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
 
-PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Scheduled events listed by Azure now.", _BY_STATE)
+PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", _BY_STATE)
 INFO: Final = Metric(
     "azure_scheduled_event_info",
     "gauge",
@@ -81,13 +81,13 @@ INFO: Final = Metric(
 NOT_BEFORE: Final = Metric(
     "azure_scheduled_event_not_before_timestamp_seconds",
     "gauge",
-    "Unix time before which the event does not start; the last one known once it is started.",
+    "NotBefore as Unix time: the event does not start before it. Keeps its last known value once the event is started.",
     ("event_id",),
 )
 SECONDS_TO_NOT_BEFORE: Final = Metric(
     "azure_scheduled_event_seconds_to_not_before",
     "gauge",
-    "Seconds from this scrape to NotBefore; negative once it has passed, absent once the event is started.",
+    "Seconds from this scrape to NotBefore; negative after NotBefore, absent once the event is started.",
     ("event_id",),
 )
 STARTED_AT: Final = Metric(
@@ -99,44 +99,46 @@ STARTED_AT: Final = Metric(
 EXPECTED: Final = Metric(
     "azure_scheduled_event_expected_duration_seconds",
     "gauge",
-    "Interruption that Azure expects (DurationInSeconds); absent when unknown.",
+    "Interruption that Azure expects (DurationInSeconds); absent if unknown.",
     ("event_id",),
 )
 GIVEN_NOTICE: Final = Metric(
     "azure_scheduled_event_given_notice_seconds",
     "gauge",
-    "Notice of this event: its last known NotBefore less its first sight; 0 where it began without notice,"
-    " absent where its beginning was not seen.",
+    "Notice of this event: last known NotBefore minus the time when it was first seen; 0 if it started without notice,"
+    " absent if the agent did not see it appear.",
     ("event_id",),
 )
-RESOURCES: Final = Metric("azure_scheduled_event_resources", "gauge", "VMs that the event affects.", ("event_id",))
+RESOURCES: Final = Metric(
+    "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",)
+)
 NEXT: Final = Metric(
     "azure_scheduled_events_next_not_before_timestamp_seconds",
     "gauge",
-    "Earliest NotBefore of the events that are not started, as a Unix time; absent when there is none.",
+    "Earliest NotBefore of the events that are not started, as Unix time; absent if there is none.",
     ("scope",),
 )
 INCARNATION: Final = Metric(
     "azure_scheduled_events_document_incarnation",
     "gauge",
-    "DocumentIncarnation of the last document; it may jump, and go back.",
+    "DocumentIncarnation of the last document; it may jump or decrease.",
 )
 CHANGES: Final = Metric(
     "azure_scheduled_event_changes",
     "counter",
-    "Changes seen in the life of events. `ended`: gone, and nobody saw how.",
+    "Changes in the life of events. `ended`: the event is gone, and nobody saw how.",
     ("change", "event_type", "event_source", "scope"),
 )
 NOTICE: Final = Metric(
     "azure_scheduled_event_notice_seconds",
     "histogram",
-    "Notice at the first sight of an event: NotBefore less that time; 0 where it began without notice.",
+    "NotBefore minus the time when the event was first seen; 0 if it started without notice.",
     ("event_type",),
 )
 SCHEDULED_TIME: Final = Metric(
     "azure_scheduled_event_scheduled_seconds",
     "histogram",
-    "Time from the first sight of an event to its start.",
+    "Time from when the event was first seen to its start.",
     ("event_type",),
 )
 STARTED_TIME: Final = Metric(
@@ -145,33 +147,37 @@ STARTED_TIME: Final = Metric(
 INTERRUPTION: Final = Metric(
     "azure_scheduled_event_interruption_seconds",
     "histogram",
-    "Interruption of this VM as it felt it: the longest time without a beat while an event of its own was started.",
+    "Measured interruption of this VM: the longest time in which the agent did not run while an event of this VM was"
+    " started.",
     ("event_type",),
 )
 APPROVALS: Final = Metric(
     "azure_scheduled_event_approvals",
     "counter",
-    "What became of events that a rule would approve, or that were approved by hand (rule `operator`).",
+    "Results for events that a rule approves, or that were approved by hand (rule `operator`).",
     ("rule", "result"),
 )
 POLLS: Final = Metric(
-    "notbefore_polls", "counter", "Polls of IMDS by result; all but changed and unchanged are errors.", ("result",)
+    "notbefore_polls",
+    "counter",
+    "Polls of IMDS by result; all except `changed` and `unchanged` are errors.",
+    ("result",),
 )
 POLL_DURATION: Final = Metric(
-    "notbefore_poll_duration_seconds", "histogram", "Time to the end of an answer of IMDS, errors included."
+    "notbefore_poll_duration_seconds", "histogram", "Duration of a poll of IMDS, including errors."
 )
 LAST_POLL: Final = Metric(
     "notbefore_last_successful_poll_timestamp_seconds",
     "gauge",
-    "Unix time of the last good answer of IMDS; absent before the first.",
+    "Unix time of the last valid answer from IMDS; absent before the first.",
 )
 BEAT_LAG: Final = Metric(
     "notbefore_beat_lag_seconds",
     "gauge",
-    "How late the last beat was, or how long the next one is overdue at this scrape.",
+    "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
 )
 REJECTED: Final = Metric(
-    "notbefore_documents_rejected", "counter", "Answers of IMDS that are no document, by reason.", ("reason",)
+    "notbefore_documents_rejected", "counter", "Answers of IMDS that are not a valid document, by reason.", ("reason",)
 )
 FLAWS: Final = Metric(
     "notbefore_event_flaws",
@@ -180,20 +186,23 @@ FLAWS: Final = Metric(
     ("reason",),
 )
 FOLDED: Final = Metric(
-    "notbefore_series_folded", "counter", "Labels replaced by `other` to bound the series, by family.", ("family",)
+    "notbefore_series_folded",
+    "counter",
+    "Labels replaced by `other` to limit the number of series, by family.",
+    ("family",),
 )
 UNLISTED: Final = Metric(
-    "notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}, which have no series."
+    "notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}; they have no series."
 )
 DEGRADED: Final = Metric(
     "notbefore_store_degraded",
     "gauge",
-    "1 while the state cannot be written: what is new does not survive a reboot.",
+    "1 while the state file cannot be written: new data do not survive a reboot.",
 )
 UNREADABLE_ROWS: Final = Metric(
     "notbefore_store_unreadable_rows",
     "counter",
-    "Rows of the state that could not be read: each was kept beside, and cost what it held.",
+    "Rows of the state file that could not be read. Each was set aside; its content is lost to the agent.",
 )
 DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(
@@ -202,7 +211,7 @@ RELOADS: Final = Metric(
 LAST_RELOAD: Final = Metric(
     "notbefore_config_last_reload_successful",
     "gauge",
-    "0 while the last reload of the configuration is one that failed.",
+    "0 if the last reload of the configuration failed, otherwise 1.",
 )
 AUTH_FAILURES: Final = Metric(
     "notbefore_http_auth_failures",
@@ -224,42 +233,43 @@ BUILD: Final = Metric(
 DELIVERIES: Final = Metric(
     "notbefore_deliveries",
     "counter",
-    "Deliveries by what became of them. At any time accepted = delivered + expired + overflowed + dropped + yielded"
-    " + the rows that are pending or dead; failed counts attempts that are made again.",
+    "Deliveries by result. At any time accepted = delivered + expired + overflowed + dropped + yielded + the rows that"
+    " are pending or dead. `failed` counts attempts that are repeated.",
     ("sink", "result"),
 )
 LATENCY: Final = Metric(
     "notbefore_delivery_latency_seconds",
     "histogram",
-    "Time from the sight of a change to its acceptance by the receiver.",
+    "Time from when a change was seen to its acceptance by the receiver.",
     ("sink",),
 )
 OUTBOX_ROWS: Final = Metric(
     "notbefore_outbox_rows",
     "gauge",
-    "Deliveries in the outbox: pending; dead, refused for good; repeating, delivered and sent again while it lasts.",
+    "Deliveries in the outbox: `pending`; `dead` (permanently refused); `repeating` (delivered, and sent again while"
+    " the event lasts).",
     ("sink", "state"),
 )
 OLDEST_PENDING: Final = Metric(
     "notbefore_outbox_oldest_pending_seconds",
     "gauge",
-    "Age of the oldest pending delivery whose turn has come; 0 without one.",
+    "Age of the oldest pending delivery that is due; 0 if there is none.",
     ("sink", "severity"),
 )
 TEMPLATE_ERRORS: Final = Metric(
     "notbefore_template_errors",
     "counter",
-    "Messages sent with the built-in text, for their template failed.",
+    "Messages sent with the built-in text because their template failed.",
     ("sink",),
 )
-COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while a courier runs.")
+COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
 COURIER_STARTS: Final = Metric(
-    "notbefore_courier_starts", "counter", "Couriers that were started, by why.", ("reason",)
+    "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",)
 )
 OTLP_EXPORTS: Final = Metric(
     "notbefore_otlp_exports",
     "counter",
-    "Exports over OTLP by result; `rejected`: taken in part. Absent unless OTLP is configured.",
+    "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",
     ("signal", "result"),
 )
 VM_LABELS: Final = (
@@ -274,15 +284,15 @@ VM_LABELS: Final = (
     "update_domain",
 )
 VM: Final = Metric(
-    "notbefore_vm_info", "gauge", "Who this VM is, as IMDS says; always 1, absent until known.", VM_LABELS
+    "notbefore_vm_info", "gauge", "The identity of this VM, from IMDS; always 1, absent until known.", VM_LABELS
 )
 
 
 def samples(view: Snapshot) -> Iterator[Family]:
-    """Every family with its samples at ``view.now``; a family without a sample is left out."""
-    kept, own = view.totals.since, view.figures.since  # what the state keeps, and what each start begins anew
+    """Every family with its samples at ``view.now``; families without samples are left out."""
+    kept, own = view.totals.since, view.figures.since  # counts that the state keeps, and those that each start resets
     for families, since in (
-        (_listed(view), own),  # what is listed is an UpDownCounter of OpenTelemetry
+        (_listed(view), own),  # counts of listed events are UpDownCounters in OpenTelemetry, with a start time
         ((*_counted(view.totals), _approvals(view)), kept),
         (_outbox(view), kept),
         (_agent(view.figures), own),
@@ -311,7 +321,7 @@ def _listed(view: Snapshot) -> Iterator[Family]:
 
 
 def _urgency(life: TrackedEvent) -> float:
-    """Sort key: what is started first, then by NotBefore; without one last."""
+    """Sort key: started events first, then by NotBefore; events without NotBefore last."""
     if life.event.event_status == STARTED:
         return 0.0
     return life.not_before.timestamp() if life.not_before else float("inf")
@@ -394,7 +404,7 @@ def _approvals(view: Snapshot) -> Family:
 
 
 def _known(bounds: tuple[float, ...]) -> dict[str, Histogram]:
-    """The known types without observations: a VM has few events, and increase() does not see the first otherwise."""
+    """Empty histograms for the known types, so that increase() counts the first event of a VM."""
     return {event_type: Histogram.empty(bounds) for event_type in TYPES}
 
 

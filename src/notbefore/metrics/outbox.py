@@ -1,4 +1,4 @@
-"""``OutboxView``: what is in the outbox, and what was counted of it, as figures."""
+"""``OutboxView``: the numbers of the outbox that metrics are computed from."""
 
 from msgspec import Struct
 
@@ -6,12 +6,12 @@ from notbefore.metrics.totals import Histogram
 
 
 class OutboxView(Struct, frozen=True):
-    """What is in the outbox, and what was counted of it."""
+    """The rows in the outbox, and the counts of deliveries."""
 
     rows: dict[tuple[str, str], int] = {}  # (sink, state)
-    oldest: dict[tuple[str, str], float] = {}  # (sink, severity) -> when the oldest pending one was seen
+    oldest: dict[tuple[str, str], float] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
     counts: dict[tuple[str, str], int] = {}  # (sink, result)
-    latency: dict[str, Histogram] = {}  # sink -> change seen to accepted by the receiver
+    latency: dict[str, Histogram] = {}  # sink -> seconds from when a change was seen to its acceptance
 
     def oldest_of(self, sink: str) -> float | None:
         """When the oldest change was seen that is pending for the sink, in Unix seconds; ``None`` without one."""

@@ -1,4 +1,4 @@
-"""The agent's own figures: how its polling, its store and its configuration fare. They begin anew with each start."""
+"""Figures of the agent process: polling, store, courier, configuration. They begin again at each start."""
 
 from datetime import datetime
 from typing import Final, get_args

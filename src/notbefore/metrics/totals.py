@@ -1,4 +1,4 @@
-"""What was counted since the agent's first start: counters and histograms of the domain, which survive a restart."""
+"""Counters and histograms of events since the agent's first start; they survive a restart."""
 
 from bisect import bisect_left
 from datetime import datetime

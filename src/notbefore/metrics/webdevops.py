@@ -1,7 +1,7 @@
-"""The names of webdevops' azure-scheduledevents-exporter and -manager, for dashboards that were built on them.
+"""The metric names of webdevops' azure-scheduledevents-exporter and -manager, for dashboards that use them.
 
-``exposition.compat: webdevops`` adds them to the scrape. They carry NotBefore as a label, so every move of it is a new
-series, and one series for each VM that an event affects: use them to switch, then leave them (docs/switching.md).
+``exposition.compat: webdevops`` adds them to the scrape. They have NotBefore as a label, so every move begins a new
+series, and one series for each VM that an event affects: use them only while you switch (docs/switching.md).
 """
 
 from collections.abc import Iterator
