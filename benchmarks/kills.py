@@ -105,7 +105,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class World(threading.Thread):
-    """Scheduled events that come, start and go: always 20 at a time, until told to stop.
+    """Scheduled events that come, start and go: always 20 at a time, until asked to stop.
 
     ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each step was listed.
     """

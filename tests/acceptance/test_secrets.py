@@ -79,7 +79,7 @@ class Zoo:
         self.sinks[name] = {kind: {"timeout": "1s", **settings}}
 
     def http(self, way: str, url: str) -> None:
-        """Every kind of sink that speaks HTTP, against one far side."""
+        """Every kind of sink that speaks HTTP, against one receiver."""
         host = url.partition("://")[2]
         hook = self.found("url", f"{url}/{self.secret()}?key={self.secret()}")
         signed = {**self.found("secret", self.secret()), "headers": {"Authorization": f"Bearer {self.secret()}"}}

@@ -607,7 +607,7 @@ def test_a_line_carries_its_exception_and_odd_texts_do_no_harm(lines: LogLines) 
 
 def test_what_the_sending_itself_logs_is_not_sent() -> None:
     logger = logging.getLogger("notbefore.test")
-    thread = threading.Thread(target=lambda: logger.warning("the far side is down"))
+    thread = threading.Thread(target=lambda: logger.warning("the receiver is down"))
     handler = LogLines("info", thread, Redactor())
     logger.addHandler(handler)
     thread.start()

@@ -1,4 +1,4 @@
-"""What is particular to each sink, against real far sides."""
+"""What is particular to each sink, against real receivers."""
 
 import hashlib
 import hmac

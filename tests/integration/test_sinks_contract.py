@@ -41,7 +41,7 @@ CANARY = "canary-7f3a9b2c"
 
 
 class Far:
-    """A sink, and how its far side is told what to do."""
+    """A sink, and how its receiver is made to answer."""
 
     config: SinkConfig
     down: SinkConfig

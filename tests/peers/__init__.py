@@ -1,1 +1,1 @@
-"""Far sides that are programs of their own."""
+"""Receivers that are programs of their own."""

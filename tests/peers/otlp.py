@@ -1,4 +1,4 @@
-"""Far sides of OTLP: a receiver that decodes what it is sent, over HTTP and gRPC, and a real collector before it."""
+"""Receivers of OTLP: one that decodes what it is sent, over HTTP and gRPC, and a real collector before it."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""The far sides of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a test says."""
+"""The receivers of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a test says."""
 
 import http.server
 import select

@@ -10,7 +10,7 @@ from boards.queries import STALE, chosen, counted, each_event, events, increase_
 
 NOTICE: Final = each_event("azure_scheduled_event_given_notice_seconds")
 KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
-FELT: Final = "azure_scheduled_event_interruption_seconds"
+INTERRUPTION: Final = "azure_scheduled_event_interruption_seconds"
 LATENCY: Final = "notbefore_delivery_latency_seconds"
 
 
@@ -191,23 +191,23 @@ def _notice_by_type() -> Panel:
 
 
 def _interruptions() -> Panel:
-    hits = increase_by("event_type", f"{FELT}_count")
+    hits = increase_by("event_type", f"{INTERRUPTION}_count")
     asked = [
         rows(f"avg by (event_type) ({each_event('azure_scheduled_event_expected_duration_seconds')})", "expected"),
         rows(hits, "hits"),
-        rows(f"{increase_by('event_type', f'{FELT}_sum')} / ({hits} > 0)", "mean"),
-        rows(quantile_by("event_type", 0.95, FELT), "p95"),
+        rows(f"{increase_by('event_type', f'{INTERRUPTION}_sum')} / ({hits} > 0)", "mean"),
+        rows(quantile_by("event_type", 0.95, INTERRUPTION), "p95"),
     ]
     columns = [
         Column("event_type", "Type"),
         Column("Value #expected", "Advertised", "s", decimals=1),
-        Column("Value #hits", "Felt by", "short", decimals=0),
+        Column("Value #hits", "Measured on", "short", decimals=0),
         Column("Value #mean", "Mean", "s", decimals=1),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
-        "Interruption: advertised and felt",
-        "Advertised: the mean DurationInSeconds of the events in the time range that have one. Felt: how often"
+        "Interruption: expected and measured",
+        "Expected: the mean DurationInSeconds of the events in the time range that have one. Measured: how often"
         " a VM could measure how long it stood still, the mean, and the 95th percentile.",
         asked,
         columns,
@@ -259,7 +259,7 @@ def _notifications() -> Panel:
     ]
     return parts.table_panel(
         "Notifications",
-        "By sink, in the time range: accepted by the far side; attempts that failed and are made again; lost: refused"
+        "By sink, in the time range: accepted by the receiver; attempts that failed and are repeated; lost: refused"
         " for good, expired or pushed out; waiting now; and the time from the change to its acceptance.",
         asked,
         columns,

@@ -44,10 +44,10 @@ def events(selector: str = "", *, by: str = "event_id") -> str:
 
 
 def hits() -> str:
-    """A series for each listed event and VM that it hits; of a VM that is down, what it told last."""
-    told = f'{INFO}{{scope="self"}}'
-    lost = f"last_over_time({told}[{EVENT}]) unless on (job, instance) ({UP} == 1) and on (event_id) {INFO}"
-    return f"({told} or on (job, instance, event_id) ({lost}))"
+    """A series for each listed event and VM that it affects; for a VM that is down, its last known one."""
+    listed = f'{INFO}{{scope="self"}}'
+    lost = f"last_over_time({listed}[{EVENT}]) unless on (job, instance) ({UP} == 1) and on (event_id) {INFO}"
+    return f"({listed} or on (job, instance, event_id) ({lost}))"
 
 
 def chosen_hits() -> str:
@@ -61,7 +61,7 @@ def started() -> str:
 
 
 def known() -> str:
-    """One series for each event that a chosen VM is told of, or that hits one which is down."""
+    """One series for each event that a selected VM lists, or that affects a selected VM which is down."""
     return f"group by (event_id) ({chosen(INFO)} or {chosen_hits()})"
 
 
@@ -73,7 +73,7 @@ def known_started() -> str:
 def listed(*, peers: bool = False) -> str:
     """One series for each listed event and VM that it hits, with what a table shows of both.
 
-    ``peers``: also for those that a VM is told of and not hit by. The status is what anybody knows, for the VM may be
+    ``peers``: also the listed events that do not affect the VM. The status is from any VM, because this one may be
     down.
     """
     labels = "name, event_id, event_type, event_source, scope, description"
@@ -89,7 +89,7 @@ def coming(*, peers: bool = False) -> str:
 
 
 def of_event(metric: str) -> str:
-    """A metric of the event, told once."""
+    """A metric of the event, once for all VMs."""
     return f"max by (event_id) ({metric})"
 
 
@@ -145,12 +145,12 @@ def failing() -> str:
         "state cannot be written": f"(time() - {last}) and on (job, instance) (notbefore_store_degraded == 1)",
         "never polled": f"(time() - {started}) unless on (job, instance) {LAST_POLL}",
     }
-    told = (f'label_replace({expr}, "problem", "{problem}", "", "")' for problem, expr in problems.items())
+    named = (f'label_replace({expr}, "problem", "{problem}", "", "")' for problem, expr in problems.items())
     nameless = (
         f"group by (job, instance) ({UP} or {loaded})"
         f" unless on (job, instance) last_over_time(notbefore_vm_info[{LONG}])"
     )
-    return f"({' or '.join(told)}) * on (job, instance) group_left (name) ({last_name(LONG)} or ({nameless}))"
+    return f"({' or '.join(named)}) * on (job, instance) group_left (name) ({last_name(LONG)} or ({nameless}))"
 
 
 def failing_agents() -> str:

@@ -8,7 +8,7 @@ from boards import parts, queries
 from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import chosen, counted, increase_by, listed, of_event, quantile_by, rate_by
 
-FELT: Final = "azure_scheduled_event_interruption_seconds"
+INTERRUPTION: Final = "azure_scheduled_event_interruption_seconds"
 BY_EVENT: Final = "event_type, event_id, scope"
 
 
@@ -23,7 +23,7 @@ def build() -> str:
     return parts.dashboard_json(
         "notbefore-vm",
         "Azure Scheduled Events: one VM",
-        "What is scheduled for one VM and its neighbours, what it felt of it, and how its agent fares.",
+        "Events of one VM and of its group, their measured interruptions, and the health of its agent.",
         panels,
         time="24h",
         one_vm=True,
@@ -112,7 +112,7 @@ def _listed() -> Panel:
     ]
     return parts.table_panel(
         "Listed now",
-        "What this VM is told: events that hit it (self) and those of its neighbours (peer).",
+        "Events that this VM lists: those that affect it (self), and those of other VMs of its group (peer).",
         asked,
         columns,
         none="nothing scheduled",
@@ -149,17 +149,19 @@ def _countdown() -> Panel:
 
 
 def _interruptions() -> Panel:
-    hit = rate_by("event_type", f"{FELT}_count")
+    hit = rate_by("event_type", f"{INTERRUPTION}_count")
     hits = f'{queries.INFO}{{scope="self"}}'
     expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (job, instance, event_id) {hits}")
     return parts.lines_panel(
-        "Interruption: advertised and felt",
-        "Felt: seconds for which the VM stood still in its events, at the end of each. Advertised: DurationInSeconds of"
-        " the events that hit it, while they are listed.",
+        "Interruption: expected and measured",
+        "Measured: interruption of the VM by each event, in seconds, at the end of the event. Expected:"
+        " DurationInSeconds of the events that affect it, while they are listed.",
         "s",
         # the mean of those in a window: increase() extrapolates, in a quotient that cancels
-        over_time(f"{rate_by('event_type', f'{FELT}_sum')} / ({hit} > 0)", "felt, {{event_type}}", "felt"),
-        over_time(f"max({expected})", "advertised", "advertised"),
+        over_time(
+            f"{rate_by('event_type', f'{INTERRUPTION}_sum')} / ({hit} > 0)", "measured, {{event_type}}", "measured"
+        ),
+        over_time(f"max({expected})", "expected", "expected"),
         dots=True,
         points=200,
     )
@@ -218,7 +220,7 @@ def _deliveries() -> Panel:
     ]
     return parts.table_panel(
         "Notifications of this VM",
-        "By sink, in the time range: accepted by the far side; attempts that failed and are made again; refused for"
+        "By sink, in the time range: accepted by the receiver; attempts that failed and are repeated; refused for"
         " good, expired or pushed out. Then the age of the oldest that waits, and how long acceptance took.",
         asked,
         columns,

@@ -20,7 +20,9 @@ VariableSignal = Literal["METRICS", "LOGS"]
 PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 ENDPOINTS: Final = ("endpoint", "metrics_endpoint", "logs_endpoint")
 CERTIFICATES: Final = ("cert_file", "key_file")
-SHARED: Final = frozenset(Connection.__struct_fields__) - {"metrics_endpoint"}  # what a sink takes over of ``otlp``
+SHARED: Final = frozenset(Connection.__struct_fields__) - {
+    "metrics_endpoint"
+}  # the keys of ``otlp`` that a sink also uses
 
 
 class Variables:
@@ -159,7 +161,7 @@ def _file(text: str) -> str:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """All of them or none, as the specification of resource attributes wants it."""
+    """All attributes or none: the specification requires that one wrong pair discards the whole value."""
     if any(item.strip() and not env_pairs(item) for item in text.split(",")):
         raise ValueError("expected NAME=VALUE, with commas between several and %XX for what is special")
     return env_pairs(text)

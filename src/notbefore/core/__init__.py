@@ -1,1 +1,1 @@
-"""The core: what Azure said becomes what changed. Pure: no I/O, no clock, no logging."""
+"""The core: documents of IMDS to changes, records, deliveries and approvals. Pure: no I/O, no clock, no logging."""

@@ -1,4 +1,4 @@
-"""What ``/api/v1/events`` answers, and the page and the commands read: the events that are listed now. Pure."""
+"""The events that are listed now, as ``/api/v1/events`` returns them to the page and the commands. Pure."""
 
 from datetime import datetime
 

@@ -1,6 +1,6 @@
-"""``Record``: a change as flat, typed data, for log lines, OTLP, the page and everything that is sent.
+"""``Record``: a change as flat, typed data, for log lines, OTLP, the page and notifications.
 
-Inside the program its fields are typed; ``flat`` gives the attributes as they are written out. Attribute names follow
+Its fields are typed; ``flat`` returns the attributes as they are written out. Attribute names follow
 OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the
 rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 """
@@ -157,7 +157,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
 
 
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
-    """A sign of life: this VM is watched, so that a silent one can be told from a quiet one."""
+    """A sign of life, which distinguishes a VM without events from one without an agent."""
 
     pending: int = field(name="azure.scheduled_events.pending")
     service_version: str = field(name="service.version")

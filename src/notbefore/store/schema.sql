@@ -101,7 +101,7 @@ CREATE TABLE delivery_latency (
 
 CREATE TABLE sink_reports (
     sink TEXT PRIMARY KEY,              -- that refused a message
-    time REAL NOT NULL                  -- when another sink was last told so
+    time REAL NOT NULL                  -- when this was last reported to another sink
 ) WITHOUT ROWID;
 
 CREATE TABLE threads (

@@ -1,7 +1,7 @@
 """The spare state file: in memory (`/dev/shm`), used while the state file cannot be written.
 
 It is an ordinary state file, so the agent and the courier work on it as on the other. It begins with the outbox of the
-state file, as far as that can be read, and its rows are taken over into the state file when that can be written again.
+state file, as far as that can be read, and its rows are merged into the state file when that can be written again.
 It survives the end of the agent, but not the end of the machine.
 
 One of the two files is in use at any time: the spare one, if it is there. The courier looks for it inside each of its
@@ -98,7 +98,7 @@ def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
 
 
 def is_merged(path: Path, main: StateFile) -> bool:
-    """Whether the state file has taken over this spare file: who did it ended before it was removed."""
+    """Whether this spare file is already merged: the agent that merged it ended before it removed the file."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         return bool(db.execute("SELECT name FROM spare").fetchone()[0] == main.merged_spare())
     return False
@@ -107,7 +107,7 @@ def is_merged(path: Path, main: StateFile) -> bool:
 def merge(
     spare: StateFile, main: StateFile, state: StoredState, changes: Sequence[StoredChange], moment: Moment
 ) -> None:
-    """Take over a spare file into the state file, write what both lack, close the spare file and remove it.
+    """Merge a spare file into the state file, write what both lack, close the spare file and remove it.
 
     All of it is one transaction, during which the courier waits. It may end at any point and be done again. Raises
     ``sqlite3.Error``, ``OSError`` or ``StoreError``: then nothing has changed.

@@ -202,7 +202,7 @@ class Store:
         return Loaded()
 
     def _spare_left_behind(self) -> bool:
-        """An agent ended while it used a spare file; not while it removed one that it had taken over."""
+        """Whether an agent ended while it used a spare file, and not while it removed one that it had merged."""
         if not self.spare_path.exists():
             return False
         if self._main.is_open and spare.is_merged(self.spare_path, self._main):
@@ -300,7 +300,7 @@ class Store:
         spare.remove(self.spare_path)
 
     def _recover(self) -> None:
-        """Write to the state file again, and take over the spare one; nothing changes where that is not possible."""
+        """Merge the spare file into the state file, and write to that one again; if this fails, nothing changes."""
         try:
             if self._main.replaced:
                 self._follow()

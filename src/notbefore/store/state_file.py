@@ -232,12 +232,12 @@ class StateFile:
                 outbox_intake.no_longer_affected(db, key)
 
     def merged_spare(self) -> str:
-        """The name of the spare file that was taken over last."""
+        """The name of the spare file that was merged last."""
         name: str = _Reader(self.db).meta().get("merged_spare", "")
         return name
 
     def mark_merged(self, db: sqlite3.Connection, spare: str) -> None:
-        """Inside a transaction of the caller: a spare file of that name was taken over."""
+        """Note, in the caller's transaction, that the spare file of that name was merged."""
         _write_meta(db, {"merged_spare": spare})
 
     def give_space_back(self) -> None:
