@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # an agent without the file does not import it
 LOGIN: Final = "notbefore.login"  # of the environ: a ``Login``
 PROBES: Final = ("/healthz", "/readyz")  # they answer without a password, but give no reasons then
 REMEMBERED: Final = 16  # passwords that were right
-RETRY_AFTER: Final = 10  # seconds; what a client is told whose password was not checked
+RETRY_AFTER: Final = 10  # seconds; sent to a client whose password was not checked
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="notbefore", charset="UTF-8"')
 
 

@@ -20,7 +20,7 @@ from notbefore.web.fair_queue import KNOWN_ADDRESSES, FairQueue, WaitingLogin, n
 
 WORKERS: Final = {"metrics": 1, "page": 1, "other": 2}
 LANES: Final = {"/metrics": "metrics", "/": "page"}  # the rest: other
-REFUSAL_PAUSE: Final = 2.0  # seconds until a refused login is told: who comes again at once is not answered at once
+REFUSAL_PAUSE: Final = 2.0  # seconds before a refused login is answered, so that an immediate retry is slow
 STOP_PATIENCE: Final = 3.0  # seconds; the dearest hash takes one, with its decoys two
 LOG_INTERVAL: Final = 60.0  # seconds between two lines about failed logins
 LOGGED_ADDRESSES: Final = 5  # in one line, those with the most failures
@@ -86,7 +86,7 @@ class LoginThread:
         self._passwords = passwords
         self._hand_over = hand_over  # takes a channel whose login is decided
         self._queue = FairQueue()
-        self._refused: deque[tuple[float, Channel]] = deque()  # and when they are told, in monotonic seconds
+        self._refused: deque[tuple[float, Channel]] = deque()  # with the monotonic time of the answer
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
