@@ -493,6 +493,10 @@ def degrading(second: int, vm: FleetVm) -> None:
     vm.figures = replace(vm.figures, store_degraded=second >= 120)
 
 
+def upgraded(second: int, vm: FleetVm) -> None:
+    vm.figures = replace(vm.figures, package_replaced="9.9.9" if 120 <= second < 1200 else "")
+
+
 def refusing(second: int, vm: FleetVm) -> None:
     vm.figures = replace(vm.figures, config=ConfigFigures(refused=second >= 120))
 
@@ -697,6 +701,16 @@ CASES += [
                 180, "NotbeforeStoreDegraded", Firing(of_agent("critical"), "web_0: notbefore cannot write its state")
             ),
         ],
+    ),
+    Case(
+        "another version is on disk for long, and then restarted",
+        agent(upgraded),
+        [
+            seen(960, "NotbeforeRestartNeeded"),
+            seen(1020, "NotbeforeRestartNeeded", Firing(of_agent(), "web_0: notbefore was upgraded and not restarted")),
+            seen(1260, "NotbeforeRestartNeeded"),
+        ],
+        minutes=22,
     ),
     Case(
         "the last reload failed",

@@ -26,6 +26,7 @@ from notbefore.agent.control_socket import ControlSocket
 from notbefore.agent.courier import CourierManager, check
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
+from notbefore.agent.package import RunningPackage
 from notbefore.agent.polling import Polling
 from notbefore.agent.start_request import ApprovalSettings
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
@@ -79,7 +80,8 @@ class Agent:
         self._errors = UnforeseenErrors(self._poke)
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = OutboxReader(self._store.path, self._store.spare_path)
-        self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke)
+        self._package = RunningPackage()
+        self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke, self._package)
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake)
         self._state = AgentState(self._store, clock, self._change_settings, listeners)
@@ -119,6 +121,7 @@ class Agent:
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
             unforeseen=self._errors.counts,
+            package_replaced=self._package.replaced,
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
@@ -168,6 +171,7 @@ class Agent:
             if self._control is not None:
                 self._control.start()
             self._systemd.ready()
+            self._package.keep()
             self._supervise()
         finally:
             self._stop()
@@ -297,6 +301,7 @@ class Agent:
         self._stdout.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
+        self._package.close()
 
 
 _SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from notbefore.agent.clock import Clock
 from notbefore.agent.courier_process import CourierProcess
-from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, STOP, STOP_SECONDS, WAKE, Orders, seal
+from notbefore.agent.package import RunningPackage
+from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, OTHER_VERSION, STOP, STOP_SECONDS, WAKE, Orders, seal
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
@@ -37,8 +38,14 @@ class CourierManager:
     """
 
     def __init__(
-        self, orders: Orders, clock: Clock, next_due: Callable[[], float | None], poke: Callable[[], None]
+        self,
+        orders: Orders,
+        clock: Clock,
+        next_due: Callable[[], float | None],
+        poke: Callable[[], None],
+        package: RunningPackage | None = None,
     ) -> None:
+        self._package = package or RunningPackage()
         check(orders)
         self.figures = CourierFigures()
         self._orders = orders
@@ -74,6 +81,9 @@ class CourierManager:
     def tick(self) -> None:
         """Take in the courier's signs of life, end it if there are none; start one when something is due."""
         woken, self._woken = self._woken, False
+        if self._package.look() and self._courier is not None:
+            self._reason = "upgrade"
+            self._courier.send(LEAVE)  # what it imports from now on would be of another version than itself
         if self._courier is not None:
             self._check(self._courier)
         if self._courier is not None:
@@ -109,7 +119,9 @@ class CourierManager:
 
     def _start(self) -> None:
         try:
-            self._courier = CourierProcess(self._orders)
+            if self._package.look():
+                self._reason = "upgrade"
+            self._courier = CourierProcess(self._orders, self._package.copy)
         except (OSError, ConfigError) as error:
             log.error("the courier cannot be started (%s): deliveries wait", error)  # noqa: TRY400 - its text says all
             self._pause()
@@ -136,6 +148,10 @@ class CourierManager:
             self._failures = 0
         if code == HUNG:
             self._reason = "hung"
+        elif code == OTHER_VERSION:
+            self._reason = "upgrade"
+            log.warning("the courier on disk is of another version than this agent: restart the agent")
+            self._pause()
         elif code != DONE:
             self._reason = "crashed"
             log.warning("the courier ended unexpectedly (exit code %d): another is started", code)

@@ -16,18 +16,25 @@ import time
 from contextlib import closing, suppress
 from typing import Any, Final
 
+from notbefore.agent.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.delivery.orders import BEAT, Orders, seal
 
 
 class CourierProcess:
-    """Starts a courier with these orders; raises ``OSError`` or ``ConfigError``. Only ``reap`` waits."""
+    """Starts a courier with these orders; raises ``OSError`` or ``ConfigError``. Only ``reap`` waits.
 
-    def __init__(self, orders: Orders) -> None:
+    ``copy``: the file descriptor of the package that it is started from, where that on disk is another one.
+    """
+
+    def __init__(self, orders: Orders, copy: int | None = None) -> None:
         line = seal(orders, dict(os.environ))
         self.started = time.monotonic()  # seconds
         self.missed = 0  # seconds in a row without a sign of life
         self._counted = self.started
-        self._process: _Spawned | _Piped = (_Spawned if hasattr(os, "posix_spawn") else _Piped)(environment(orders))
+        variables = environment(orders)
+        self._process: _Spawned | _Piped = (
+            _Spawned(variables, copy) if hasattr(os, "posix_spawn") else _Piped(variables)
+        )
         self.send(line)
 
     @property
@@ -69,14 +76,16 @@ class CourierProcess:
 class _Spawned:
     """Started by ``posix_spawn``, with pipes that do not block."""
 
-    def __init__(self, variables: dict[str, str]) -> None:
+    def __init__(self, variables: dict[str, str], copy: int | None) -> None:
         stdin_read, self._stdin = os.pipe()
         self.beats, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self.beats, False)
         actions = [(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)]
+        if copy is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, copy, COPY))
         try:
-            self.pid = os.posix_spawn(sys.executable, command(), variables, file_actions=actions)
+            self.pid = os.posix_spawn(sys.executable, command(copy), variables, file_actions=actions)
         except OSError:
             self._close()
             raise
@@ -163,9 +172,9 @@ class _Piped:
                 pipe.write(message)
 
 
-def command() -> list[str]:
+def command(copy: int | None = None) -> list[str]:
     """The courier's command line. -P: no module is imported from the working directory."""
-    return [sys.executable, "-P", "-m", "notbefore.delivery"]
+    return [sys.executable, "-P", *(FROM_DISK if copy is None else FROM_COPY)]
 
 
 def environment(orders: Orders) -> dict[str, str]:

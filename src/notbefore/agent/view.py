@@ -117,9 +117,9 @@ class AgentView:
 
     def ready(self) -> CheckResult:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
-        polling = self._in_use().polling
+        _, polling, _, figures = self._in_use()
         known = self._state.snapshot
-        reasons = []
+        reasons = [figures.package_replaced] if figures.package_replaced else []
         if self._store.degraded:
             reasons.append(
                 f"the state cannot be written, what is new does not survive a reboot: {self._store.degraded}"

@@ -19,7 +19,7 @@ import msgspec
 
 from notbefore.delivery.courier import AgentPipe, Courier
 from notbefore.delivery.message import Sink
-from notbefore.delivery.orders import LOST_STATE, unseal
+from notbefore.delivery.orders import LOST_STATE, OTHER_VERSION, Origin, unseal
 from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import make
 from notbefore.errors import StoreError
@@ -59,7 +59,10 @@ def _control() -> socket.socket:
 
 def main() -> int:
     """Deliver until there has been nothing to do for a while; returns the exit code."""
-    orders = unseal(_read_line(0))
+    line = _read_line(0)
+    if Origin.read(line) != Origin.here():
+        return OTHER_VERSION
+    orders = unseal(line)
     redact = Redactor(known_secrets(orders.sinks))
     set_up(orders.log_format, orders.log_level, redact)
     path = Path(orders.state_file)

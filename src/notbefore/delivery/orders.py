@@ -6,14 +6,17 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from notbefore import __version__
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Links, PeersConfig, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
+from notbefore.store.schema import SCHEMA_VERSION
 
 DONE: Final = 0
 HUNG: Final = 10  # exit codes of a courier
 LOST_STATE: Final = 11
+OTHER_VERSION: Final = 12  # the orders are of another version of this package
 
 BEAT: Final = 1.0  # seconds between signs of life
 STOP_SECONDS: Final = 10.0  # to send what is due before it stops
@@ -44,7 +47,8 @@ def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
     def encode(value: object) -> Any:
         return value.sealed(environment) if isinstance(value, Secret) else str(value)
 
-    line = msgspec.json.encode(orders, enc_hook=encode) + b"\n"
+    sealed = {"origin": Origin.here(), **msgspec.structs.asdict(orders)}
+    line = msgspec.json.encode(sealed, enc_hook=encode) + b"\n"
     if len(line) > MAX_ORDERS:
         raise ConfigError(f"the sinks' settings are more than {MAX_ORDERS} bytes in all: shorten the templates")
     return line
@@ -57,3 +61,26 @@ def unseal(line: bytes) -> Orders:
         return Secret.read(value) if kind is Secret else Duration(value)
 
     return msgspec.json.decode(line, type=Orders, dec_hook=decode)
+
+
+class Origin(Struct, frozen=True):
+    """Of which code orders are. A courier that is of another one takes none: it may misread them, or the state."""
+
+    version: str = ""
+    schema: int = 0
+
+    @classmethod
+    def here(cls) -> "Origin":
+        """Of the code that runs."""
+        return cls(__version__, SCHEMA_VERSION)
+
+    @classmethod
+    def read(cls, line: bytes) -> "Origin":
+        """Of sealed orders, whatever else they hold; raises ``msgspec.MsgspecError``."""
+        return msgspec.json.decode(line, type=_Sealed).origin
+
+
+class _Sealed(Struct, frozen=True):
+    """What orders of every version have."""
+
+    origin: Origin = Origin()

@@ -218,6 +218,11 @@ AUTH_FAILURES: Final = Metric(
     "counter",
     "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
 )
+PACKAGE_REPLACED: Final = Metric(
+    "notbefore_package_replaced",
+    "gauge",
+    "1 once the package on disk is not the one that runs: the agent is to be restarted.",
+)
 UNFORESEEN: Final = Metric(
     "notbefore_unforeseen_errors",
     "counter",
@@ -446,6 +451,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(LAST_RELOAD, _once(float(not config.refused)))
     yield Family(CONFIG_LOADED, _once(config.loaded))
     yield Family(AUTH_FAILURES, _once(figures.auth_failures))
+    yield Family(PACKAGE_REPLACED, _once(float(bool(figures.package_replaced))))
     yield Family(UNFORESEEN, _by_one(figures.unforeseen))
     yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)

@@ -9,7 +9,7 @@ from notbefore.core.document import FlawReason
 from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
 from notbefore.metrics.totals import Histogram, increased
 
-COURIER_STARTS: Final = ("due", "crashed", "hung", "reload")  # why a courier was started
+COURIER_STARTS: Final = ("due", "crashed", "hung", "reload", "upgrade")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
 
@@ -80,6 +80,7 @@ class Figures(Struct, frozen=True):
     store_unreadable_rows: int = 0  # found since the start
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     unforeseen: dict[str, int] = field(default_factory=lambda: _zeros(THREADS))  # errors by thread
+    package_replaced: str = ""  # by which version, in words; empty while the one on disk is the one that runs
     auth_failures: int | None = None  # of the listener; None where no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count

@@ -1,6 +1,7 @@
 """The schema of the state file: how a file is brought to it, and how others than the agent open the file."""
 
 import os
+import pkgutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -12,7 +13,9 @@ from notbefore.errors import StoreError
 BUSY_SECONDS: Final = 0.5  # how long the agent and its courier wait for another's transaction
 COMMAND_BUSY_SECONDS: Final = 5.0  # how long commands wait for it
 DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # the primary codes of a damaged file
-SCHEMA: Final = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+SCHEMA: Final = (
+    pkgutil.get_data(__package__, "schema.sql") or b""
+).decode()  # also out of a ZIP file: agent/package.py
 SCHEMA_VERSION: Final = 1
 MIGRATIONS: Final[dict[int, str]] = {}  # schema version -> the statements that lead to the next one
 
