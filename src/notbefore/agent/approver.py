@@ -1,6 +1,6 @@
 """``Approver``: approves events where both switches are on, and exactly those that the rules or an operator name.
 
-One thread decides; each event that is to be approved gets a thread of its own, since its command may take a minute.
+One thread decides; each event to approve gets a thread of its own, because its command may take a minute.
 """
 
 import logging
