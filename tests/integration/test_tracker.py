@@ -39,12 +39,12 @@ THIS_VM = Vm(name=ME)
 class Agents:
     """One agent after the other on one machine and one state file."""
 
-    def __init__(self, directory: Path, clock: SteppedClock) -> None:
+    def __init__(self, directory: Path, clock: SteppedClock, vm: Vm | None = THIS_VM) -> None:
         self.clock, self._earlier = clock, list[dict[str, Any]]()
         self._directory, self._incarnation = directory, 0
         self.settings = ChangeSettings()
         self.now = self._start()
-        self.identify(THIS_VM)
+        self.identify(vm)
 
     def _start(self) -> Tracking:
         return Tracking(self._directory, self.clock, self.settings)
@@ -131,6 +131,58 @@ def test_a_beat_without_an_answer_is_no_watching(agents: Agents) -> None:
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("interval", "claimed"), [(None, ("ended", "start_may_be_missed")), (2.0, ("canceled", "gone_before_start"))]
+)
+def test_how_many_polls_were_missed_depends_on_the_interval(
+    agents: Agents, interval: float | None, claimed: tuple[str, str]
+) -> None:
+    if interval is not None:
+        agents.now.tracker.use_api_version("2020-07-01", interval)
+    agents.sees()
+    agents.sees({**OTHERS, "NotBefore": None})
+    agents.clock.go(7)
+    agents.answers_missed(2)
+    agents.sees()
+    assert agents.last("change", "reason", event_id="other") == claimed
+
+
+def test_an_agent_that_is_restarted_and_knows_its_vm_claims_what_was_gone_over_the_boot(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(BEGUN, OTHERS)
+    agents.die(in_order=True)
+    agents.clock.go(60)
+    agents.boot("second", vm=None)
+    agents.sees()
+    agents.die()
+    agents.boot("second")
+    agents.sees()
+    assert agents.last("change", "reason", "scope") == ("finished", "machine_rebooted", "self")
+    assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
+
+
+def test_an_update_over_a_boot_is_reported_once_the_vm_is_known(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.die()
+    agents.clock.go(60)
+    agents.boot("second", vm=None)
+    agents.sees({**MINE, "Description": "another"})
+    assert agents.last("change") == ("announced",)
+    agents.identify(THIS_VM)
+    assert agents.last("change", "scope") == ("updated", "self")
+
+
+def test_learning_more_of_the_vm_costs_no_measurement(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    agents.identify(Vm(name=ME, location="norwayeast"))
+    agents.waits(1, UNCHANGED)
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(0.9))
+
+
 def test_learning_the_name_is_no_answer(agents: Agents) -> None:
     agents.sees()
     agents.sees(OTHERS)
@@ -166,9 +218,35 @@ def test_the_disk_of_another_vm_is_no_memory_of_this_one(agents: Agents, caplog:
     assert "this disk was another VM's: 2 events of that VM are forgotten" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "own"),
+    [
+        (Vm(name=ME, vm_id="A-1"), Vm(name="renamed", vm_id="a-1"), True),  # the id decides, in whatever case
+        (Vm(name=ME, vm_id="A-1"), Vm(name=ME, vm_id="a-2"), False),
+        (Vm(name=ME), Vm(name=ME.lower(), vm_id="a-1"), True),  # without an id the name
+        (Vm(name=ME, vm_id="A-1"), Vm(name=PEER), False),
+        (None, Vm(name=ME), False),  # nobody knows whose it was
+    ],
+)
+def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
+    tmp_path: Path, before: Vm | None, after: Vm, *, own: bool
+) -> None:
+    clock = SteppedClock()
+    agents = Agents(tmp_path / "other", clock, before)
+    agents.sees()
+    agents.sees(OTHERS)
+    agents.die()
+    agents.clock.go(60)
+    agents.boot("second", vm=after)
+    reported = len(agents.said)
+    agents.sees()
+    agents.die()
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == (["ended"] if own else [])
+
+
 @pytest.mark.parametrize(("vm_id", "kinds"), [("0-1", ["finished", "ended"]), ("0-7", [])])
 def test_what_was_gone_over_a_boot_waits_until_it_is_known_whose_it_was(
-    agents: Agents, vm_id: str, kinds: list[str]
+    agents: Agents, caplog: pytest.LogCaptureFixture, vm_id: str, kinds: list[str]
 ) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
     agents.sees()
@@ -181,10 +259,11 @@ def test_what_was_gone_over_a_boot_waits_until_it_is_known_whose_it_was(
     agents.waits(5, UNCHANGED)
     agents.die()
     agents.boot("second", vm=None)  # a restart forgets nothing of it
-    agents.waits(5, UNCHANGED)
-    assert len(agents.said) == reported
+    agents.sees(item("new", Resources=[PEER]))  # nor does another document
+    assert [one["azure.scheduled_event.id"] for one in agents.said[reported:]] == ["new"]
     agents.identify(Vm(name=ME, vm_id=vm_id))
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == kinds
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported + 1 :]] == kinds
+    assert ("this disk was another VM's" in caplog.text) == (not kinds)
 
 
 def test_what_was_answered_while_an_event_was_started_is_known_after_a_crash(agents: Agents) -> None:
@@ -255,6 +334,30 @@ def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(ag
         agents.waits(1, REFUSED)
     agents.sees()
     assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "in_order", "uptime", "outcome"),
+    [
+        (2, False, 5.0, "finished"),  # it went down at some time before the boot, which was after NotBefore
+        (2, False, 60.0, "unknown"),  # the boot was before NotBefore
+        (2, True, 5.0, "unknown"),  # it was stopped before NotBefore
+        (4, True, 5.0, "finished"),
+    ],
+)
+def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
+    agents: Agents, seconds: int, uptime: float, outcome: str, *, in_order: bool
+) -> None:
+    agents.sees()
+    agents.clock.go(895)
+    agents.sees(MINE)  # three seconds before its NotBefore
+    agents.waits(seconds, UNCHANGED)
+    agents.die(in_order=in_order)
+    agents.clock.go(40)
+    agents.clock.booted = uptime
+    agents.boot("second")
+    agents.sees()
+    assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", outcome)
 
 
 def test_a_restart_of_the_agent_is_no_interruption(agents: Agents) -> None:
@@ -615,6 +718,7 @@ def test_the_configured_name_overrides_the_one_of_imds(agents: Agents, caplog: p
     assert [one.scope for one in agents.now.listed.events.values()] == ["self", "peer"]
     names = [one.getMessage() for one in caplog.records if one.getMessage().startswith("this VM is")]
     assert names == [f"this VM is {PEER}", f"this VM is {PEER}", f"this VM is {ME}"]
+    assert caplog.text.count("nothing is approved while they differ") == 2
 
 
 def test_who_the_vm_is_is_logged_once_and_known_after_a_kill(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
