@@ -175,8 +175,14 @@ class RunningAgent:
 
     def courier(self) -> int:
         """The id of the courier's process, once there is one."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return int(eventually(lambda: path.read_text(encoding="ascii").split())[0])
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+
+        def couriers() -> list[int]:
+            # beside it, for a moment after the start, a process copies the package: see agent/package.py
+            found = [Path(f"/proc/{child}/cmdline") for child in children.read_text(encoding="ascii").split()]
+            return [int(one.parent.name) for one in found if one.exists() and b"copy_package" not in one.read_bytes()]
+
+        return int(eventually(couriers)[0])
 
     @property
     def kinds(self) -> list[str]:
