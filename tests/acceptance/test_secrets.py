@@ -201,8 +201,7 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
 
             eventually(tried, patience=90)
             eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics", "/v1/logs"})
-            path = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
-            courier = Path("/proc") / eventually(lambda: path.read_text(encoding="ascii").split())[0]
+            courier = Path("/proc") / str(agent.courier())
             told["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
             told["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()
             told["metrics"] = get(agent.port, "/metrics")[1]
