@@ -122,7 +122,7 @@ def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) ->
     with RunningAgent(imds.endpoint, tmp_path) as second:
         second.ready()
         assert second.metric(CHANGES % ("announced", "Freeze")) == 1
-        assert second.metric('azure_scheduled_event_notice_seconds_count{event_type="Freeze"}') == 1
+        assert second.metric('azure_scheduled_event_initial_notice_seconds_count{event_type="Freeze"}') == 1
         assert len(second.json("/api/v1/history")["changes"]) == 1
         imds.set_document(started())
         second.told("started")  # and the announcement is not told again

@@ -212,7 +212,7 @@ def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Promethe
 
 
 def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:
-    assert prometheus.value('count(azure_scheduled_event_info{instance=~"127.+"})') == 2 * 3
+    assert prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})') == 2 * 3
     listed = panel_of("fleet", "Events listed now", "stat")["targets"][0]
     (shown,) = series(prometheus, listed, {**EVERYTHING, "vm": "|".join(LIVE)})
     assert shown["values"] == [3.0]

@@ -86,7 +86,7 @@ def count(agent: RunningAgent, result: str, sink: str = "hook") -> float:
 
 
 def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
-    return agent.metric(f'notbefore_outbox_rows{{sink="{sink}",state="{state}"}}') or 0.0
+    return agent.metric(f'notbefore_outbox_deliveries{{sink="{sink}",state="{state}"}}') or 0.0
 
 
 def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, peer: HttpPeer, place: Place) -> None:

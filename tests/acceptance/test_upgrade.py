@@ -119,9 +119,9 @@ def test_deliveries_go_on_while_another_version_is_on_disk_and_after_the_restart
         imds.set_document(listed())
         with agent_of(installed, imds, hook, tmp_path).ready() as agent:
             eventually(lambda: copied(agent))
-            assert agent.metric("notbefore_package_replaced") == 0
+            assert agent.metric("notbefore_restart_needed") == 0
             installed.install(installed.newer)
-            eventually(lambda: agent.metric("notbefore_package_replaced"))
+            eventually(lambda: agent.metric("notbefore_restart_needed"))
             eventually(lambda: b"(9.9.9) is not the one that runs" in get(agent.port, "/readyz")[1])
             assert get(agent.port, "/readyz")[0] == 200
             imds.set_document(listed("E1"))
@@ -131,7 +131,7 @@ def test_deliveries_go_on_while_another_version_is_on_disk_and_after_the_restart
         with agent_of(installed, imds, hook, tmp_path).ready() as newer:
             imds.set_document(listed("E1", "E2"))
             eventually(lambda: arrived(hook)[1:])
-            assert newer.metric("notbefore_package_replaced") == 0
+            assert newer.metric("notbefore_restart_needed") == 0
             eventually(lambda: newer.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') == 2)
     assert arrived(hook) == ["E1", "E2"]
 
@@ -144,7 +144,7 @@ def test_a_courier_that_runs_while_another_version_is_installed_is_replaced(
         with agent_of(installed, imds, hook, tmp_path).ready() as agent:
             eventually(lambda: arrived(hook) == ["E1"])  # and its courier lingers for a minute
             installed.install(installed.newer)
-            eventually(lambda: agent.metric("notbefore_package_replaced"))
+            eventually(lambda: agent.metric("notbefore_restart_needed"))
             imds.set_document(listed("E1", "E2"))
             eventually(lambda: arrived(hook)[1:])
             eventually(lambda: agent.metric('notbefore_courier_starts_total{reason="upgrade"}'))

@@ -90,7 +90,7 @@ def test_alertmanager_takes_the_example() -> None:
         ("alertname=AzureScheduledEvent event_id=E severity=critical exercise=true", "chat"),
         ("alertname=AzureScheduledEventStartedWithoutNotice severity=critical", "oncall,chat"),
         ("alertname=NotbeforeNoAgents severity=critical", "oncall,chat"),
-        ("alertname=NotbeforeNotPolling severity=warning", "chat"),
+        ("alertname=NotbeforeImdsDown severity=warning", "chat"),
     ],
 )
 def test_alerts_reach_whom_they_concern(labels: str, receivers: str) -> None:

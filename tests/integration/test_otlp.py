@@ -146,7 +146,7 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     request = exported(busy().both()[0])
     found = starts(request)
     kept, own = round(SINCE.timestamp() * 1e9), round(BEGUN.timestamp() * 1e9)
-    assert found["azure.scheduled_event.changes"] == found["azure.scheduled_event.notice"] == {kept}
+    assert found["azure.scheduled_event.changes"] == found["azure.scheduled_event.initial_notice"] == {kept}
     assert found["notbefore.deliveries"] == {kept}
     assert found["notbefore.polls"] == found["notbefore.poll.duration"] == {own}
     assert {start for each in found.values() for start in each} == {kept, own}
@@ -169,7 +169,7 @@ def test_metrics_and_records_have_one_set_of_attribute_names() -> None:
         sent(receiver.url, one)
         record = attributes(receiver.records[0].attributes)
         assert {logs.schema_url for logs in receiver.logs[0].resource_logs} == {SCHEMA_URL}
-    (info,) = (m for m in metrics_of(exported(busy().both()[0])) if m.name == "azure.scheduled_event.info")
+    (info,) = (m for m in metrics_of(exported(busy().both()[0])) if m.name == "azure.scheduled_event.status")
     names = {point.key for point in info.gauge.data_points[0].attributes}
     assert {
         f"azure.scheduled_event.{name}" for name in ("id", "type", "status", "source", "scope", "description")

@@ -57,7 +57,7 @@ def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: MetricsTe
     parse: Any = text_string_to_metric_families  # has no types
     families = {family.name: family for family in parse(body.decode())}
     assert families["azure_scheduled_event_changes"].type == "counter"
-    assert families["azure_scheduled_event_notice_seconds"].type == "histogram"
+    assert families["azure_scheduled_event_initial_notice_seconds"].type == "histogram"
     assert "process_resident_memory_bytes" in families
 
 
@@ -71,7 +71,7 @@ def test_both_formats_hold_the_same_samples(exposition: MetricsText) -> None:
 
 def test_the_buckets_of_a_histogram_are_cumulative(exposition: MetricsText) -> None:
     body = exposition.render("text/plain")[0].decode()
-    start = 'azure_scheduled_event_notice_seconds_bucket{event_type="Freeze"'
+    start = 'azure_scheduled_event_initial_notice_seconds_bucket{event_type="Freeze"'
     counts = [float(line.split()[-1]) for line in body.splitlines() if line.startswith(start)]
     assert counts == sorted(counts)
     assert counts[-1] == 3  # a, c, d; b is of another type
@@ -125,9 +125,9 @@ def test_a_scrape_after_a_change_shows_it() -> None:
     exposition = MetricsText(
         lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0))), interval=60.0, source=lambda: tracked
     )
-    assert "azure_scheduled_event_info{" not in exposition.render("")[0].decode()
+    assert "azure_scheduled_event_status{" not in exposition.render("")[0].decode()
     tracked = diff(tracked, document(item()), now(0)).tracked
-    assert "azure_scheduled_event_info{" in exposition.render("")[0].decode()
+    assert "azure_scheduled_event_status{" in exposition.render("")[0].decode()
 
 
 def test_times_are_unix_seconds() -> None:
@@ -154,7 +154,7 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
         if what == "observe":
             totals = totals.plus(step.changes[0])
         elif what == "count":
-            figures = replace(figures, polling=replace(figures.polling, beat_lag=figures.polling.beat_lag + 1))
+            figures = replace(figures, polling=replace(figures.polling, delay=figures.polling.delay + 1))
         elif what == "wait":
             moment += number
         else:

@@ -470,12 +470,12 @@ CASES += [
 
 
 def never_answered(_: int, vm: FleetVm) -> None:
-    vm.polled(last_success=None)
+    vm.polled(answering=False)
 
 
 def silent_from(begin: int) -> Callable[[int, FleetVm], None]:
     def change(second: int, vm: FleetVm) -> None:
-        vm.polled(last_success=at(min(second, begin)).timestamp())
+        vm.polled(answering=second < begin)
 
     return change
 
@@ -579,17 +579,17 @@ CASES += [
     Case(
         "an agent that gets no answer any more",
         agent(silent_from(60)),
-        [seen(300, "NotbeforeNotPolling"), seen(315, "NotbeforeNotPolling", BLIND)],
+        [seen(225, "NotbeforeImdsDown"), seen(240, "NotbeforeImdsDown", BLIND)],
     ),
     Case(
         "an agent that never got one",
         agent(never_answered),
-        [seen(165, "NotbeforeNotPolling"), seen(180, "NotbeforeNotPolling", BLIND)],
+        [seen(165, "NotbeforeImdsDown"), seen(180, "NotbeforeImdsDown", BLIND)],
     ),
     Case(
         "an agent that polls",
         agent(failing(100)),
-        [seen(900, "NotbeforeNotPolling"), seen(900, "NotbeforeImdsFailing"), seen(900, "NotbeforeBeatLagging")],
+        [seen(900, "NotbeforeImdsDown"), seen(900, "NotbeforeImdsFailing"), seen(900, "NotbeforePollsDelayed")],
     ),
     Case(
         "every fourth poll fails",
@@ -614,11 +614,11 @@ CASES += [
         minutes=18,
     ),
     Case(
-        "the beat lags",
-        agent(lambda _, vm: vm.polled(beat_lag=2.0)),
+        "polls are late",
+        agent(lambda _, vm: vm.polled(delay=2.0)),
         [
-            seen(285, "NotbeforeBeatLagging"),
-            seen(900, "NotbeforeBeatLagging", Firing(of_agent(), "web_0: notbefore polls 2s late")),
+            seen(285, "NotbeforePollsDelayed"),
+            seen(900, "NotbeforePollsDelayed", Firing(of_agent(), "web_0: notbefore polls 2s late")),
         ],
     ),
     Case(

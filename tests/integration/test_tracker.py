@@ -628,10 +628,10 @@ def test_each_poll_is_counted_once_by_its_result(agents: Agents) -> None:
     assert status.figures.duration.count == 3
     assert status.figures.duration.sum == pytest.approx(0.04)
     agents.now.tracker.handle(Poll(0.25, 0.02))
-    assert agents.now.known.poll.figures.beat_lag == 0.25
+    assert agents.now.known.poll.figures.delay == 0.25
     agents.now.tracker.handle(Poll(0.5, 2.0, error=ImdsError("refused", "no")))
     figures = agents.now.known.poll.figures
-    assert (figures.beat_lag, figures.duration.count, figures.results["refused"]) == (0.5, 5, 1)
+    assert (figures.delay, figures.duration.count, figures.results["refused"]) == (0.5, 5, 1)
 
 
 FLAWED = {**MINE, "NotBefore": "soon"}

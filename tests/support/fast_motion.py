@@ -57,7 +57,7 @@ class FleetVm:
         self.tracked, self.last = step.tracked, second
         for one in step.changes:
             self.totals = self.totals.plus(one)
-        self.polled(last_success=at(second).timestamp())
+        self.polled(last_success=at(second).timestamp(), answering=True)
         self.change(second, self)
         return True
 

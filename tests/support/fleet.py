@@ -119,10 +119,10 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
     simulator.start("hardware-failure")
     simulator.start("memory-preserving-update", resources=LIVE)
     for expr, least in {
-        'count(azure_scheduled_event_info{instance=~"127.+"})': 6.0,
+        'count(azure_scheduled_event_status{instance=~"127.+"})': 6.0,
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="delivered"}[5m]))': 1.0,
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="failed"}[5m]))': 1.0,
-        'sum(increase(azure_scheduled_event_interruption_seconds_count{instance=~"127.+"}[5m]))': 0.5,
+        'sum(increase(azure_scheduled_event_measured_interruption_seconds_count{instance=~"127.+"}[5m]))': 0.5,
         'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
         'count(up{instance=~"127.+"} == 0)': 1.0,
         'count(up{job="node"})': float(len(EXPORTERS)),

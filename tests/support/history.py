@@ -62,6 +62,7 @@ class PastVm:
             self._poll(now, step)
         else:
             self.polling.results["timeout"] += round(step)
+            self.polling = replace(self.polling, answering=False)
         vm = {
             "name": self.name,
             "location": self.location,
@@ -97,7 +98,7 @@ class PastVm:
         for seconds in (0.002, 0.004):
             self.polling = self.polling.plus("unchanged", 0.001, seconds)
         self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02)
-        self.polling = replace(self.polling, last_success=now)
+        self.polling = replace(self.polling, last_success=now, answering=True)
 
     def _deliver(self, sink: str) -> None:
         number = sum(self.counts.values())

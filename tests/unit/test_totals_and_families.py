@@ -13,7 +13,7 @@ from notbefore.core.routing import SEVERITIES
 from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import MAX_SERIES, TYPES, Histogram, Totals
+from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, TYPES, Histogram, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -79,7 +79,7 @@ def test_a_family_without_samples_is_left_out(agent: Agent) -> None:
 
 def test_an_unknown_duration_has_no_sample(agent: Agent) -> None:
     agent.sees(1, item("known"), item("unknown", DurationInSeconds=-1))
-    expected = agent.families(1)["azure_scheduled_event_expected_duration_seconds"].samples
+    expected = agent.families(1)["azure_scheduled_event_expected_interruption_seconds"].samples
     assert expected == {("known",): 5.0}
 
 
@@ -98,7 +98,7 @@ def test_the_next_not_before_is_the_earliest_of_its_scope(agent: Agent) -> None:
 
 def test_the_info_carries_what_the_event_is_with_a_short_description(agent: Agent) -> None:
     agent.sees(1, item(Description="d" * 1000, EventSource=None))
-    (labels,) = agent.families(1)["azure_scheduled_event_info"].samples
+    (labels,) = agent.families(1)["azure_scheduled_event_status"].samples
     assert labels == (ID, "Freeze", "Scheduled", "unknown", "self", "d" * 120)
 
 
@@ -121,38 +121,38 @@ def test_changes_of_this_vms_events_stand_at_zero_before_the_first(agent: Agent)
 def test_the_histograms_observe_notice_schedule_start_and_interruption(agent: Agent) -> None:
     agent.sees(10, item()).sees(900, item(**STARTED)).sees(910, item(**STARTED), gap=Gap(4.0, 3.0)).sees(1500)
     for name, total in (("notice", 890), ("scheduled", 890), ("started", 600), ("interruption", 4.0)):
-        histogram = agent.value(f"azure_scheduled_event_{name}_seconds", 1500, "Freeze")
+        histogram = agent.value(HISTOGRAMS[name], 1500, "Freeze")
         assert (histogram.count, histogram.sum) == (1, total)
 
 
 def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
     agent.sees(1, item(EventType="Reboot", **STARTED))
-    notice = agent.value("azure_scheduled_event_notice_seconds", 1, "Reboot")
+    notice = agent.value("azure_scheduled_event_initial_notice_seconds", 1, "Reboot")
     assert (notice.counts[0], notice.sum) == (1, 0)
 
 
 def test_an_event_that_comes_back_started_had_no_notice_either() -> None:
     agent = Agent().sees(0).sees(1, item()).sees(2).sees(3, item(**STARTED))
-    notice = agent.value("azure_scheduled_event_notice_seconds", 4, "Freeze")
+    notice = agent.value("azure_scheduled_event_initial_notice_seconds", 4, "Freeze")
     assert (notice.counts[0], notice.count) == (1, 2)
 
 
 def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
     agent = Agent().sees(0, item(), silence=None)
-    assert agent.value("azure_scheduled_event_notice_seconds", 0, "Freeze").count == 0
-    assert agent.value("azure_scheduled_event_given_notice_seconds", 0, ID) is None
+    assert agent.value("azure_scheduled_event_initial_notice_seconds", 0, "Freeze").count == 0
+    assert agent.value("azure_scheduled_event_current_notice_seconds", 0, ID) is None
 
 
 def test_notice_and_interruption_stand_at_zero_before_the_first(agent: Agent) -> None:
     for name in ("notice", "interruption"):
-        family = agent.families(1)[f"azure_scheduled_event_{name}_seconds"].samples
+        family = agent.families(1)[HISTOGRAMS[name]].samples
         assert {
             labels: histogram.count for labels, histogram in family.items() if isinstance(histogram, Histogram)
         } == {(event_type,): 0 for event_type in TYPES}
 
 
 def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_started(agent: Agent) -> None:
-    name = "azure_scheduled_event_given_notice_seconds"
+    name = "azure_scheduled_event_current_notice_seconds"
     agent.sees(10, item())
     assert agent.value(name, 10, ID) == 890
     agent.sees(20, item(NotBefore="Sun, 01 Mar 2026 12:25:00 GMT"))
@@ -185,7 +185,7 @@ def test_no_family_has_more_than_200_series_whatever_azure_invents(flooded: Agen
         assert series <= MAX_SERIES, name
     assert flooded.value("azure_scheduled_event_changes", 3_000, "announced", "other", "other", "self") > 1_000
     assert flooded.value("notbefore_series_folded", 3_000, "azure_scheduled_event_changes") > 1_000
-    assert flooded.value("notbefore_series_folded", 3_000, "azure_scheduled_event_notice_seconds") > 1_000
+    assert flooded.value("notbefore_series_folded", 3_000, "azure_scheduled_event_initial_notice_seconds") > 1_000
     assert flooded.value("notbefore_events_without_series", 3_000) == 300
 
 
@@ -260,8 +260,8 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
     assert by_name["notbefore_deliveries"][("hub", "dead")] == 0
     assert ("chat", FALLBACK) not in by_name["notbefore_deliveries"]
     assert by_name["notbefore_template_errors"] == {("chat",): 1.0, ("hub",): 0.0, ("gone",): 0.0}
-    assert by_name["notbefore_outbox_rows"][("chat", "pending")] == 3
-    assert by_name["notbefore_outbox_rows"][("gone", "dead")] == 1
+    assert by_name["notbefore_outbox_deliveries"][("chat", "pending")] == 3
+    assert by_name["notbefore_outbox_deliveries"][("gone", "dead")] == 1
     oldest = by_name["notbefore_outbox_oldest_pending_seconds"]
     assert oldest.keys() == set(product(("chat", "hub", "gone"), SEVERITIES))
     assert {labels: age for labels, age in oldest.items() if age} == {("chat", "info"): 60.0}

@@ -15,7 +15,7 @@ def build() -> str:
     """The dashboard as JSON."""
     panels = parts.grid(
         (3, [(4, panel) for panel in _figures()]),
-        (8, [(14, _table()), (10, _lag())]),
+        (8, [(14, _table()), (10, _delay())]),
         (7, [(8, _polls()), (8, _errors()), (8, _answers())]),
         (7, [(6, _deliveries()), (6, _outbox()), (6, _memory()), (6, _cpu())]),
     )
@@ -67,7 +67,7 @@ def _table() -> Panel:
     asked = [
         rows(f"max by (name, job, instance, version, api_version) ({version})", "build"),
         rows(named(f"(time() - {LAST_POLL})"), "poll"),
-        rows(named("notbefore_beat_lag_seconds"), "lag"),
+        rows(named("notbefore_poll_delay_seconds"), "delay"),
         rows(named("(time() - process_start_time_seconds)"), "up"),
         rows(named("process_resident_memory_bytes"), "memory"),
     ]
@@ -77,13 +77,13 @@ def _table() -> Panel:
         Column("version", "Version", width=80),
         Column("api_version", "API", width=100),
         Column("Value #poll", "Last poll", "s", steps=parts.AGE, width=90, decimals=1),
-        Column("Value #lag", "Lag", "s", width=80, decimals=2),
+        Column("Value #delay", "Delay", "s", width=80, decimals=2),
         Column("Value #up", "Running", "s", width=90, decimals=1),
         Column("Value #memory", "Resident", "bytes", width=90, decimals=0),
     ]
     return parts.table_panel(
         "Agents",
-        "Each agent: its version and that of IMDS's interface, how long ago IMDS last answered, how late its beat is,"
+        "Each agent: its version and that of IMDS's interface, how long ago IMDS last answered, how late its polls are,"
         " how long it has been running, and what it holds in memory.",
         asked,
         columns,
@@ -91,15 +91,15 @@ def _table() -> Panel:
     )
 
 
-def _lag() -> Panel:
-    lag = chosen("notbefore_beat_lag_seconds")
+def _delay() -> Panel:
+    delay = chosen("notbefore_poll_delay_seconds")
     return parts.lines_panel(
-        "Lag of the beat",
-        "How late the polls are, over all agents. A Preempt gives 30 s of notice: what lags is taken from that.",
+        "Delay of polls",
+        "How late the polls are, over all agents. A Preempt gives 30 s of notice: a delay is taken from that.",
         "s",
-        over_time(f"quantile(0.5, {lag})", "median", "p50"),
-        over_time(f"quantile(0.95, {lag})", "95 %", "p95"),
-        over_time(f"max({lag})", "worst", "max"),
+        over_time(f"quantile(0.5, {delay})", "median", "p50"),
+        over_time(f"quantile(0.95, {delay})", "95 %", "p95"),
+        over_time(f"max({delay})", "worst", "max"),
     )
 
 
@@ -159,7 +159,7 @@ def _outbox() -> Panel:
         "Notifications that are kept: pending; dead, which an operator must look at; repeating, sent again while the"
         " event lasts. And the couriers that were started, by why.",
         "short",
-        over_time(f"sum by (state) ({chosen('notbefore_outbox_rows')})", "{{state}}", "rows"),
+        over_time(f"sum by (state) ({chosen('notbefore_outbox_deliveries')})", "{{state}}", "rows"),
         over_time(f"{starts} > 0", "started: {{reason}}", "starts"),
     )
 

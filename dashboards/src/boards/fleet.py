@@ -8,9 +8,9 @@ from boards import parts, queries
 from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import STALE, chosen, counted, each_event, events, increase_by, listed, of_event, quantile_by
 
-NOTICE: Final = each_event("azure_scheduled_event_given_notice_seconds")
+NOTICE: Final = each_event("azure_scheduled_event_current_notice_seconds")
 KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
-INTERRUPTION: Final = "azure_scheduled_event_interruption_seconds"
+INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
 LATENCY: Final = "notbefore_delivery_latency_seconds"
 
 
@@ -88,8 +88,8 @@ def _agents() -> list[Panel]:
 
 def _coming() -> Panel:
     due = f"clamp_min({of_event('azure_scheduled_event_not_before_timestamp_seconds')} - time(), 0)"
-    notice = of_event("azure_scheduled_event_given_notice_seconds")
-    expected = of_event("azure_scheduled_event_expected_duration_seconds")
+    notice = of_event("azure_scheduled_event_current_notice_seconds")
+    expected = of_event("azure_scheduled_event_expected_interruption_seconds")
     resources = of_event("azure_scheduled_event_resources")
     asked = [
         rows(f"{listed()} * on (event_id) group_left () {resources}", "resources"),
@@ -193,7 +193,7 @@ def _notice_by_type() -> Panel:
 def _interruptions() -> Panel:
     hits = increase_by("event_type", f"{INTERRUPTION}_count")
     asked = [
-        rows(f"avg by (event_type) ({each_event('azure_scheduled_event_expected_duration_seconds')})", "expected"),
+        rows(f"avg by (event_type) ({each_event('azure_scheduled_event_expected_interruption_seconds')})", "expected"),
         rows(hits, "hits"),
         rows(f"{increase_by('event_type', f'{INTERRUPTION}_sum')} / ({hits} > 0)", "mean"),
         rows(quantile_by("event_type", 0.95, INTERRUPTION), "p95"),
@@ -235,7 +235,7 @@ def _approvals() -> Panel:
 
 
 def _notifications() -> Panel:
-    waiting = chosen('notbefore_outbox_rows{state="pending"}')
+    waiting = chosen('notbefore_outbox_deliveries{state="pending"}')
 
     def deliveries(results: str) -> str:
         return increase_by("sink", f'notbefore_deliveries_total{{result=~"{results}"}}')

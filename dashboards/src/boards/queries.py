@@ -13,7 +13,7 @@ UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
 EVENT: Final = "6h"  # for this long a VM that is down keeps an event that others list still, as in the rules
 LONG: Final = "7d"  # for this long it is known who an agent was that is silent, whatever the time range
 
-INFO: Final = "azure_scheduled_event_info"
+INFO: Final = "azure_scheduled_event_status"
 LAST_POLL: Final = "notbefore_last_successful_poll_timestamp_seconds"
 
 PROMISED: Final = {"Freeze": 900, "Reboot": 900, "Redeploy": 600, "Preempt": 30, "Terminate": 300}
@@ -162,6 +162,6 @@ def notice_buckets() -> str:
     """The notices of events by bucket. A scale set counts once: its VMs tell of the same events."""
     alone = f'label_replace({VM}, "group", "$1", "name", "(.*)")'
     group = f'label_replace({alone}, "group", "$1", "scale_set", "(.+)")'
-    increase = "increase(azure_scheduled_event_notice_seconds_bucket[$__rate_interval])"
+    increase = "increase(azure_scheduled_event_initial_notice_seconds_bucket[$__rate_interval])"
     joined = f"{increase} * on (job, instance) group_left (resource_group, group) {group}"
     return f"sum by (le) (max by (le, event_type, resource_group, group) ({joined}))"

@@ -8,7 +8,7 @@ from boards import parts, queries
 from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import chosen, counted, increase_by, listed, of_event, quantile_by, rate_by
 
-INTERRUPTION: Final = "azure_scheduled_event_interruption_seconds"
+INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
 BY_EVENT: Final = "event_type, event_id, scope"
 
 
@@ -18,7 +18,7 @@ def build() -> str:
         (4, [(4, panel) for panel in _figures()] + [(8, _identity())]),
         (6, [(14, _listed()), (10, _states())]),
         (7, [(8, _countdown()), (8, _interruptions()), (8, _changes())]),
-        (7, [(8, _polls()), (8, _lag()), (8, _deliveries())]),
+        (7, [(8, _polls()), (8, _delay()), (8, _deliveries())]),
     )
     return parts.dashboard_json(
         "notbefore-vm",
@@ -93,8 +93,8 @@ def _identity() -> Panel:
 
 def _listed() -> Panel:
     due = f"clamp_min({of_event('azure_scheduled_event_not_before_timestamp_seconds')} - time(), 0)"
-    notice = of_event("azure_scheduled_event_given_notice_seconds")
-    expected = of_event("azure_scheduled_event_expected_duration_seconds")
+    notice = of_event("azure_scheduled_event_current_notice_seconds")
+    expected = of_event("azure_scheduled_event_expected_interruption_seconds")
     asked = [
         rows(listed(peers=True), "listed"),
         rows(f"{queries.coming(peers=True)} * on (event_id) group_left () {due}", "countdown"),
@@ -151,7 +151,7 @@ def _countdown() -> Panel:
 def _interruptions() -> Panel:
     hit = rate_by("event_type", f"{INTERRUPTION}_count")
     hits = f'{queries.INFO}{{scope="self"}}'
-    expected = chosen(f"azure_scheduled_event_expected_duration_seconds and on (job, instance, event_id) {hits}")
+    expected = chosen(f"azure_scheduled_event_expected_interruption_seconds and on (job, instance, event_id) {hits}")
     return parts.lines_panel(
         "Interruption: expected and measured",
         "Measured: interruption of the VM by each event, in seconds, at the end of the event. Expected:"
@@ -190,12 +190,12 @@ def _polls() -> Panel:
     )
 
 
-def _lag() -> Panel:
+def _delay() -> Panel:
     return parts.lines_panel(
-        "Lag of the beat",
+        "Delay of polls",
         "How late a poll was, or how long the next one was overdue at the scrape. A frozen VM shows here too.",
         "s",
-        over_time(f"max({chosen('notbefore_beat_lag_seconds')})", "lag"),
+        over_time(f"max({chosen('notbefore_poll_delay_seconds')})", "delay"),
     )
 
 

@@ -15,7 +15,7 @@ from notbefore import __version__
 from notbefore.agent.approval_log import ListedEvents
 from notbefore.agent.polling import Polling
 from notbefore.agent.start_request import ApprovalSettings
-from notbefore.agent.state import AgentState
+from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
@@ -85,8 +85,9 @@ class AgentView:
         answered = known.poll.answered
         poll = replace(
             known.poll.figures,
-            beat_lag=max(known.poll.figures.beat_lag, polling.overdue),
+            delay=max(known.poll.figures.delay, polling.overdue),
             last_success=answered.wall.timestamp() if answered is not None else None,
+            answering=self._age(known) <= READY_BEATS * polling.poller.interval,
         )
         figures = replace(
             figures,
@@ -128,12 +129,17 @@ class AgentView:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
         if known.poll.answered is None:
             return CheckResult(ok=False, reasons=("IMDS has not answered yet", *reasons))
-        age = self._clock.monotonic() - known.poll.answered.monotonic
+        age = self._age(known)
         limit = READY_BEATS * polling.poller.interval
         if age > limit:
             late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s"
             return CheckResult(ok=False, reasons=(late, *reasons))
         return CheckResult(ok=self._store.degraded is None, reasons=tuple(reasons))
+
+    def _age(self, known: AgentSnapshot) -> float:
+        """Seconds since the last good answer of IMDS; infinite before the first."""
+        answered = known.poll.answered
+        return self._clock.monotonic() - answered.monotonic if answered is not None else float("inf")
 
     def status_line(self) -> str:
         """How the agent is, in one line for ``systemctl status``."""

@@ -35,7 +35,7 @@ from notbefore.metrics.totals import (
     Totals,
 )
 
-MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the info metric
+MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
 
 
 class Metric(Struct, frozen=True):
@@ -72,10 +72,10 @@ _BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
 _KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
 
 PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", _BY_STATE)
-INFO: Final = Metric(
-    "azure_scheduled_event_info",
+STATUS: Final = Metric(
+    "azure_scheduled_event_status",
     "gauge",
-    f"A listed event; always 1. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
+    f"1 for each listed event, with its present status. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
     ("event_id", *_BY_STATE, "description"),
 )
 NOT_BEFORE: Final = Metric(
@@ -97,16 +97,16 @@ STARTED_AT: Final = Metric(
     ("event_id",),
 )
 EXPECTED: Final = Metric(
-    "azure_scheduled_event_expected_duration_seconds",
+    "azure_scheduled_event_expected_interruption_seconds",
     "gauge",
     "Interruption that Azure expects (DurationInSeconds); absent if unknown.",
     ("event_id",),
 )
-GIVEN_NOTICE: Final = Metric(
-    "azure_scheduled_event_given_notice_seconds",
+CURRENT_NOTICE: Final = Metric(
+    "azure_scheduled_event_current_notice_seconds",
     "gauge",
-    "Notice of this event: last known NotBefore minus the time when it was first seen; 0 if it started without notice,"
-    " absent if the agent did not see it appear.",
+    "Notice of a listed event, as NotBefore stands now: NotBefore minus the time when the event was first seen; 0 if it"
+    " started without notice, absent if the agent did not see it appear.",
     ("event_id",),
 )
 RESOURCES: Final = Metric(
@@ -130,22 +130,25 @@ CHANGES: Final = Metric(
     ("change", "event_type", "event_source", "scope"),
 )
 NOTICE: Final = Metric(
-    "azure_scheduled_event_notice_seconds",
+    "azure_scheduled_event_initial_notice_seconds",
     "histogram",
-    "NotBefore minus the time when the event was first seen; 0 if it started without notice.",
+    "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started without notice.",
     ("event_type",),
 )
 SCHEDULED_TIME: Final = Metric(
-    "azure_scheduled_event_scheduled_seconds",
+    "azure_scheduled_event_scheduled_duration_seconds",
     "histogram",
     "Time from when the event was first seen to its start.",
     ("event_type",),
 )
 STARTED_TIME: Final = Metric(
-    "azure_scheduled_event_started_seconds", "histogram", "Time from the start of an event to its end.", ("event_type",)
+    "azure_scheduled_event_started_duration_seconds",
+    "histogram",
+    "Time from the start of an event to its end.",
+    ("event_type",),
 )
 INTERRUPTION: Final = Metric(
-    "azure_scheduled_event_interruption_seconds",
+    "azure_scheduled_event_measured_interruption_seconds",
     "histogram",
     "Measured interruption of this VM: the longest time in which the agent did not run while an event of this VM was"
     " started.",
@@ -166,13 +169,19 @@ POLLS: Final = Metric(
 POLL_DURATION: Final = Metric(
     "notbefore_poll_duration_seconds", "histogram", "Duration of a poll of IMDS, including errors."
 )
+IMDS_UP: Final = Metric(
+    "notbefore_imds_up",
+    "gauge",
+    "1 if the last valid answer of IMDS is at most three intervals old, as for /readyz; 0: the agent runs, and does not"
+    " see what Azure announces.",
+)
 LAST_POLL: Final = Metric(
     "notbefore_last_successful_poll_timestamp_seconds",
     "gauge",
     "Unix time of the last valid answer from IMDS; absent before the first.",
 )
-BEAT_LAG: Final = Metric(
-    "notbefore_beat_lag_seconds",
+POLL_DELAY: Final = Metric(
+    "notbefore_poll_delay_seconds",
     "gauge",
     "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
 )
@@ -218,10 +227,10 @@ AUTH_FAILURES: Final = Metric(
     "counter",
     "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
 )
-PACKAGE_REPLACED: Final = Metric(
-    "notbefore_package_replaced",
+RESTART_NEEDED: Final = Metric(
+    "notbefore_restart_needed",
     "gauge",
-    "1 once the package on disk is not the one that runs: the agent is to be restarted.",
+    "1 if the package on disk is not the one that runs: restart the agent.",
 )
 UNFORESEEN: Final = Metric(
     "notbefore_unforeseen_errors",
@@ -248,8 +257,8 @@ LATENCY: Final = Metric(
     "Time from when a change was seen to its acceptance by the receiver.",
     ("sink",),
 )
-OUTBOX_ROWS: Final = Metric(
-    "notbefore_outbox_rows",
+OUTBOX: Final = Metric(
+    "notbefore_outbox_deliveries",
     "gauge",
     "Deliveries in the outbox: `pending`; `dead` (permanently refused); `repeating` (delivered, and sent again while"
     " the event lasts).",
@@ -318,7 +327,7 @@ def _listed(view: Snapshot) -> Iterator[Family]:
     for metric, read in _PER_EVENT:
         values = {(life.event.event_id,): read(life, view.now) for life in shown}
         yield Family(metric, {labels: value for labels, value in values.items() if value is not None})
-    yield Family(INFO, {_info_labels(life): 1.0 for life in shown})
+    yield Family(STATUS, {_status_labels(life): 1.0 for life in shown})
     yield Family(NEXT, _next(lives))
     incarnation = view.tracked.incarnation
     yield Family(INCARNATION, {(): float(incarnation)} if incarnation is not None else {})
@@ -347,7 +356,7 @@ def _pending(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     return dict(counts)
 
 
-def _info_labels(life: TrackedEvent) -> Labels:
+def _status_labels(life: TrackedEvent) -> Labels:
     return (life.event.event_id, *_state(life), (life.event.description or "")[:MAX_DESCRIPTION_LABEL])
 
 
@@ -371,7 +380,7 @@ def _expected(life: TrackedEvent, _now: datetime) -> float | None:
     return float(life.event.duration) if life.event.duration is not None else None
 
 
-def _given_notice(life: TrackedEvent, _now: datetime) -> float | None:
+def _current_notice(life: TrackedEvent, _now: datetime) -> float | None:
     return life.notice
 
 
@@ -384,7 +393,7 @@ _PER_EVENT: Final = (
     (SECONDS_TO_NOT_BEFORE, TrackedEvent.seconds_to),
     (STARTED_AT, _started_at),
     (EXPECTED, _expected),
-    (GIVEN_NOTICE, _given_notice),
+    (CURRENT_NOTICE, _current_notice),
     (RESOURCES, _resources),
 )
 
@@ -418,7 +427,7 @@ def _outbox(view: Snapshot) -> Iterator[Family]:
     sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
     yield Family(DELIVERIES, {labels: float(outbox.counts.get(labels, 0)) for labels in product(sinks, RESULTS)})
     yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
-    yield Family(OUTBOX_ROWS, {labels: float(outbox.rows.get(labels, 0)) for labels in product(sinks, STATES)})
+    yield Family(OUTBOX, {labels: float(outbox.rows.get(labels, 0)) for labels in product(sinks, STATES)})
     now = view.now.timestamp()
     oldest: dict[Labels, float | Histogram] = {
         (sink, severity): max(0.0, now - outbox.oldest.get((sink, severity), now))
@@ -437,8 +446,9 @@ def _agent(figures: Figures) -> Iterator[Family]:
     polling, courier, config = figures.polling, figures.courier, figures.config
     yield Family(POLLS, _by_one(polling.results))
     yield Family(POLL_DURATION, {(): polling.duration})
+    yield Family(IMDS_UP, _once(float(polling.answering)))
     yield Family(LAST_POLL, _once(polling.last_success))
-    yield Family(BEAT_LAG, _once(polling.beat_lag))
+    yield Family(POLL_DELAY, _once(polling.delay))
     yield Family(REJECTED, _by_one(polling.documents_rejected))
     yield Family(FLAWS, _by_one(polling.flaws))
     yield Family(DEGRADED, _once(float(figures.store_degraded)))
@@ -451,7 +461,7 @@ def _agent(figures: Figures) -> Iterator[Family]:
     yield Family(LAST_RELOAD, _once(float(not config.refused)))
     yield Family(CONFIG_LOADED, _once(config.loaded))
     yield Family(AUTH_FAILURES, _once(figures.auth_failures))
-    yield Family(PACKAGE_REPLACED, _once(float(bool(figures.package_replaced))))
+    yield Family(RESTART_NEEDED, _once(float(bool(figures.package_replaced))))
     yield Family(UNFORESEEN, _by_one(figures.unforeseen))
     yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)

@@ -29,18 +29,20 @@ class PollFigures(Struct, frozen=True):
     results: dict[str, int] = field(default_factory=lambda: _zeros(POLL_RESULTS))
     duration: Histogram = Histogram.empty(POLL_BOUNDS)
     last_success: float | None = None  # Unix seconds
-    beat_lag: float = 0.0  # seconds by which the last beat was late, or the next one is overdue
+    answering: bool = False  # the last valid answer is at most three intervals old
+    delay: float = 0.0  # seconds by which the last poll was late, or the next one is overdue
     documents_rejected: dict[str, int] = field(default_factory=lambda: _zeros(tuple(DOCUMENT_REASONS)))
     flaws: dict[str, int] = field(default_factory=lambda: _zeros(get_args(FlawReason)))
 
-    def plus(self, result: str, lag: float, duration: float) -> "PollFigures":
-        """With one poll more; ``lag`` and ``duration`` in seconds."""
+    def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
+        """With one poll more; ``delay`` and ``duration`` in seconds."""
         return PollFigures(
             self.api_version,
             increased(self.results, result),
             self.duration.plus(duration),
             self.last_success,
-            lag,
+            self.answering,
+            delay,
             self.documents_rejected,
             self.flaws,
         )

@@ -26,6 +26,13 @@ RESULT_OF: Final[dict[ChangeKind, str]] = {
     "approval_skipped": "skipped",
 }
 
+HISTOGRAMS: Final = {  # field of ``Totals`` -> its family
+    "notice": "azure_scheduled_event_initial_notice_seconds",
+    "scheduled": "azure_scheduled_event_scheduled_duration_seconds",
+    "started": "azure_scheduled_event_started_duration_seconds",
+    "interruption": "azure_scheduled_event_measured_interruption_seconds",
+}
+
 Labels = tuple[str, ...]
 Key = TypeVar("Key")
 
@@ -128,7 +135,7 @@ def _observed(totals: Totals, name: str, event_type: str, bounds: tuple[float, .
     # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
     room = MAX_SERIES // (len(bounds) + 3) - len(TYPES) - 1
     if event_type not in family and event_type not in TYPES and len(family.keys() - {*TYPES, OTHER}) >= room:
-        totals, event_type = _folded(totals, f"azure_scheduled_event_{name}_seconds"), OTHER
+        totals, event_type = _folded(totals, HISTOGRAMS[name]), OTHER
     histogram = family.get(event_type) or Histogram.empty(bounds)
     return replace(totals, **{name: {**family, event_type: histogram.plus(value)}})
 

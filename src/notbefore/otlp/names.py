@@ -18,6 +18,7 @@ NAMESPACES: Final = (  # the longer before the shorter
     "notbefore.config",
     "notbefore.courier",
     "notbefore.delivery",
+    "notbefore.imds",
     "notbefore.otlp",
     "notbefore.outbox",
     "notbefore.poll",
@@ -38,7 +39,7 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
     "notbefore_event_flaws": "{flaw}",
     "notbefore_events_without_series": "{event}",
     "notbefore_otlp_exports": "{export}",
-    "notbefore_outbox_rows": "{delivery}",
+    "notbefore_outbox_deliveries": "{delivery}",
     "notbefore_http_auth_failures": "{request}",
     "notbefore_polls": "{poll}",
     "notbefore_series_folded": "{label}",
@@ -49,7 +50,7 @@ UNITS: Final = {  # of what counts things; without an entry a metric has no unit
 ADDITIVE: Final = (  # gauges of Prometheus that count what is there now: their sum over labels and VMs has a meaning
     "azure_scheduled_events_pending",
     "notbefore_events_without_series",
-    "notbefore_outbox_rows",
+    "notbefore_outbox_deliveries",
 )
 ATTRIBUTES: Final = {  # label -> the name that a record has for the same fact; other labels keep their names
     "change": "azure.scheduled_event.change",
