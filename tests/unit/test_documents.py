@@ -115,7 +115,11 @@ def uncommented(path: Path) -> str:
 
 EXAMPLES: Final = [
     ("notbefore.yml, all of it", uncommented(ROOT / "config" / "notbefore.yml")),
-    *((path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "config").rglob("*.y*ml"))),
+    *(
+        (path.name, path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "config").rglob("*.y*ml"))
+        if path.parent.name != "templates"  # of the Helm chart: no YAML before they are rendered
+    ),
     *blocks("yaml"),
 ]
 

@@ -1,0 +1,36 @@
+{{- define "notbefore.selector" -}}
+app.kubernetes.io/name: notbefore
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "notbefore.labels" -}}
+{{ include "notbefore.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "notbefore.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* the names of the Secrets that `access: tls` uses */ -}}
+{{- define "notbefore.certificate" -}}
+{{ .Values.tls.certificate | default (printf "%s-tls" .Release.Name) }}
+{{- end }}
+
+{{- /* the agent's configuration: that of the values, and the section `server` that `access` means */ -}}
+{{- define "notbefore.config" -}}
+{{- if dig "server" "listen" "" .Values.config }}
+{{- fail "config.server.listen: leave it out: `access` (node, tls or open) sets it" }}
+{{- end }}
+{{- $server := dict }}
+{{- if eq .Values.access "tls" }}
+{{- $server = dict "server" (dict "listen" ":10169" "web_config_file" "/run/notbefore-web/web.yml") }}
+{{- else if eq .Values.access "open" }}
+{{- $server = dict "server" (dict "listen" ":10169" "insecure" true) }}
+{{- end }}
+{{- toYaml (merge $server .Values.config) }}
+{{- end }}

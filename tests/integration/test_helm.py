@@ -1,0 +1,215 @@
+"""The Helm chart, rendered by Helm's own library: equal to the kustomize overlays, and valid in every Kubernetes."""
+
+import copy
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+
+from integration.test_deployment import BIN, ROOT, built, by_name, run
+from notbefore.config.load import load
+
+CHART: Final = ROOT / "config" / "helm" / "notbefore"
+# AKS offers the newest three versions, and older ones with long-term support
+KUBERNETES: Final = [f"1.{minor}.0" for minor in range(29, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
+CUSTOM: Final = {  # not Kubernetes' own
+    "PodMonitor": ("monitoring.coreos.com/v1", "azmonitoring.coreos.com/v1"),
+    "PrometheusRule": ("monitoring.coreos.com/v1",),
+    "Certificate": ("cert-manager.io/v1",),
+    "Issuer": ("cert-manager.io/v1",),
+}
+OVERLAYS: Final[dict[str, dict[str, Any]]] = {
+    "base": {},
+    "open": {"access": "open", "podMonitor": {"enabled": True}},
+    "tls": {"access": "tls", "podMonitor": {"enabled": True}},
+}
+EVERYTHING: Final[dict[str, Any]] = {
+    "image": {"repository": "registry.example.org/notbefore", "digest": "sha256:" + "0" * 64},
+    "imagePullSecrets": [{"name": "pull"}],
+    "access": "tls",
+    "config": {
+        "sinks": {"oncall": {"slack": {"url_file": "/run/notbefore/slack-url"}}},
+        "routes": [{"match": {"event_type": ["Reboot"]}, "sinks": ["oncall"]}],
+    },
+    "secrets": {"name": "mine", "create": {"slack-url": "https://hooks.example.org/x"}},
+    "tls": {"certManager": False, "certificate": "own", "ca": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}},
+    "podMonitor": {"enabled": True, "apiVersion": "azmonitoring.coreos.com/v1", "namespace": "kube-system"},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Azure"}},
+    "networkPolicy": {"enabled": False},
+    "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"team": "infra"},
+    "env": [{"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "a=b"}],
+}
+
+
+def rendered(
+    values: dict[str, Any], *, name: str = "notbefore", namespace: str = "notbefore"
+) -> dict[tuple[str, str], Any]:
+    """The objects that `helm template` gives, by kind and name."""
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema(values)
+        texts = chart.render(values, name=name, namespace=namespace)
+    objects = [one for path, text in texts.items() if path.endswith(".yaml") for one in yaml.safe_load_all(text) if one]
+    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def bare(values: Any) -> Any:
+    """Without what only Helm, or only kustomize, adds: labels, the namespace, the tag of the image, a checksum."""
+    values = copy.deepcopy(values)
+    values.pop("metadata", None)
+    for labels in found_labels(values):
+        for label in ("instance", "version", "managed-by"):
+            labels.pop(f"app.kubernetes.io/{label}", None)
+    pod = values.get("spec", {}).get("template", {})
+    pod.get("metadata", {}).pop("annotations", None)
+    for container in (*pod.get("spec", {}).get("containers", ()), *pod.get("spec", {}).get("initContainers", ())):
+        container["image"] = "notbefore"
+        container.pop("imagePullPolicy", None)  # Kubernetes' own default for a tag that is not `latest`
+    if values["kind"] == "ConfigMap":
+        values["data"] = {key: yaml.safe_load(text) for key, text in values["data"].items()}
+    return by_name(values)
+
+
+def found_labels(values: Any) -> Iterator[dict[str, str]]:
+    if isinstance(values, dict):
+        yield from (values[key] for key in ("labels", "matchLabels") if key in values)
+        for value in values.values():
+            yield from found_labels(value)
+    elif isinstance(values, list):
+        for value in values:
+            yield from found_labels(value)
+
+
+@pytest.mark.parametrize("values", [{}, OVERLAYS["open"], OVERLAYS["tls"], EVERYTHING], ids=str)
+def test_helm_lint_has_nothing_to_say(values: dict[str, Any]) -> None:
+    said = helm_python.lint(CHART, values, strict=True)
+    assert (said["messages"], said["errors"], said["total_charts_linted"]) == ([], [], 1)
+
+
+@pytest.mark.parametrize("directory", OVERLAYS)
+def test_the_chart_and_the_overlay_are_the_same(directory: str) -> None:
+    ours = {key: bare(one) for key, one in built(directory).items() if key[0] != "Namespace"}  # Helm makes none
+    theirs = {key: bare(one) for key, one in rendered(OVERLAYS[directory]).items()}
+    assert set(theirs) == set(ours)
+    for key, one in theirs.items():
+        assert one == ours[key], key
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", [*OVERLAYS.values(), EVERYTHING], ids=[*OVERLAYS, "everything"])
+def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any], version: str) -> None:
+    for one in rendered(values, name="other", namespace="elsewhere").values():
+        if one["kind"] in CUSTOM:
+            assert one["apiVersion"] in CUSTOM[one["kind"]]
+        else:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_every_value_arrives() -> None:
+    found = rendered(EVERYTHING)
+    pod = found["DaemonSet", "notbefore"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "registry.example.org/notbefore@sha256:" + "0" * 64
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert pod["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert pod["metadata"]["annotations"].items() >= {"a": "b"}.items()
+    assert pod["metadata"]["labels"].items() >= {"team": "infra"}.items()
+    assert container["env"] == EVERYTHING["env"]
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["secrets"]["secret"]["secretName"] == "mine"
+    assert found["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
+    assert [one["secret"]["name"] for one in volumes["web"]["projected"]["sources"]] == ["notbefore-web", "own"]
+    monitor = found["PodMonitor", "notbefore"]
+    assert monitor["metadata"]["namespace"] == "kube-system"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["notbefore"]}
+    assert monitor["spec"]["labelLimit"] == 63
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}}
+    assert not [kind for kind, _ in found if kind in ("Certificate", "Issuer", "NetworkPolicy")]
+
+
+def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) -> None:
+    written = rendered(EVERYTHING)["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
+    (tmp_path / "slack-url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
+    file = tmp_path / "notbefore.yml"
+    file.write_text(written.replace("/run/notbefore/", f"{tmp_path}/"), encoding="utf-8")
+    config = load(file, {}, {})
+    assert (list(config.sinks), config.server.listen, config.log.format) == (["oncall"], ":10169", "json")
+
+
+def test_another_configuration_replaces_the_pods() -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        pod = rendered(values)["DaemonSet", "notbefore"]["spec"]["template"]
+        return str(pod["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum({}) == checksum({"podLabels": {"a": "b"}})
+    assert checksum({}) != checksum({"config": {"log": {"level": "debug"}}})
+    assert checksum({}) != checksum({"access": "open"})
+
+
+def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> None:
+    pod = rendered({})["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]}]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"podMonitor": {"enabled": True}}, "set access to tls or open"),
+        ({"config": {"server": {"listen": ":80"}}}, "`access` (node, tls or open) sets it"),
+        ({"sinks": {}}, "sinks"),
+        ({"access": "all"}, "access"),
+        ({"podMonitor": {"apiVersion": "v1"}}, "apiVersion"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        rendered(values)
+
+
+def test_the_rules_of_prometheus_are_the_operators(tmp_path: Path) -> None:
+    spec = rendered(EVERYTHING)["PrometheusRule", "notbefore"]["spec"]
+    rules = ROOT / "config" / "prometheus" / "notbefore.rules.yml"
+    assert spec == yaml.safe_load(rules.read_text(encoding="utf-8"))
+    if shutil.which("promtool"):
+        (tmp_path / "rules.yml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+        assert run("promtool", "check", "rules", tmp_path / "rules.yml").returncode == 0
+
+
+def test_each_dashboard_is_a_configmap_that_grafanas_sidecar_finds() -> None:
+    found = [
+        one
+        for (kind, name), one in rendered(EVERYTHING).items()
+        if kind == "ConfigMap" and "dashboard" in name and one["metadata"]["labels"]["grafana_dashboard"] == "1"
+    ]
+    held = {key: json.loads(text) for one in found for key, text in one["data"].items()}
+    boards = sorted((ROOT / "dashboards").glob("*.json"))
+    assert held == {f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards}
+    assert max(len(json.dumps(one)) for one in found) < 1024 * 1024, "a ConfigMap holds no more"
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    version = run(BIN / "notbefore", "--version").stdout.split()[1]
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> None:
+    archive = helm_python.package(CHART, destination=tmp_path)
+    listed = subprocess.run(["tar", "-tvzf", str(archive)], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in listed.splitlines() if "/files/" in line]
+    assert len(lines) == len(list((CHART / "files").iterdir()))
+    assert all(line.startswith("-") for line in lines), "they are files there"
