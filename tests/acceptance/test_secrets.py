@@ -91,6 +91,8 @@ class Zoo:
         self.add(f"apprise-{way}", "apprise", self.found("url", address))
         user = {"username": "oper", **self.found("password", self.secret())}
         self.add(f"am-{way}", "alertmanager", {"urls": [url], **user})
+        key = f"{CANARY}{next(self._numbers):03}".ljust(32, "x")
+        self.add(f"pager-{way}", "pagerduty", {**self.found("routing_key", key), "url": f"{url}/v2/enqueue"})
         self.add(f"otlp-{way}", "otlp_logs", {"endpoint": url, "headers": self.headers()})
 
     def headers(self) -> dict[str, Any]:

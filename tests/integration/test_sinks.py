@@ -427,13 +427,22 @@ def test_an_exercise_says_so_in_a_label() -> None:
         assert [alert_of(request)["labels"].get("exercise") for request in peer.requests] == ["true", None]
 
 
-def test_the_labels_are_the_same_from_every_vm() -> None:
+def test_labels_and_annotations_are_the_same_from_every_vm() -> None:
     both = {"Resources": [ME, PEER]}
     other = msgspec.structs.replace(VM, name=PEER, vm_id="x", resource_id="y", zone="3")
     with HttpPeer() as peer:
         sent(alertmanager(peer.url), message(both), message(both, vm=other))
         one, two = (alert_of(request) for request in peer.requests)
-    assert one["labels"] == two["labels"]
+    assert (one["labels"], one["annotations"]) == (two["labels"], two["annotations"])
+
+
+def test_a_vm_that_an_event_leaves_does_not_say_so_in_the_alert_of_the_others() -> None:
+    both = {"Resources": [ME, PEER]}
+    with HttpPeer() as peer:
+        sent(alertmanager(peer.url), message(both, {"Resources": [PEER]}))
+        annotations = alert_of(peer.requests[0])["annotations"]
+    assert ME not in json.dumps(annotations)
+    assert PEER in annotations["summary"]
 
 
 def test_one_member_that_accepts_is_enough() -> None:

@@ -21,6 +21,7 @@ from notbefore.config.sinks import (
     Email,
     EventHub,
     OtlpLogs,
+    PagerDuty,
     SinkConfig,
     Slack,
     Webhook,
@@ -150,6 +151,11 @@ def alertmanager(url: str) -> SinkConfig:
     )
 
 
+def pagerduty(url: str) -> SinkConfig:
+    settings = PagerDuty(routing_key=Secret(CANARY.ljust(32, "0")), url=f"{url}/v2/enqueue", timeout=Duration("2s"))
+    return SinkConfig(pagerduty=settings)
+
+
 def otlp_logs(url: str) -> SinkConfig:
     headers = {"Api-Key": Secret(CANARY)}
     return SinkConfig(otlp_logs=OtlpLogs(endpoint=url, headers=headers, compression="none", timeout=Duration("2s")))
@@ -160,6 +166,7 @@ HTTP = {
     "slack": slack,
     "apprise": apprise,
     "alertmanager": alertmanager,
+    "pagerduty": pagerduty,
     "otlp_logs": otlp_logs,
 }
 
@@ -340,7 +347,12 @@ def test_nonsense_is_no_pause(http: HttpFar) -> None:
 def test_an_endless_answer_is_not_read_to_its_end(http: HttpFar) -> None:
     http.peer.default = Say(body=b"x" * 3_000_000)
     sink = sink_of(http.config)
-    if http.config.kind in ("otlp_logs", "slack", "alertmanager"):  # what they answer is known, and this is not it
+    if http.config.kind in (
+        "otlp_logs",
+        "slack",
+        "alertmanager",
+        "pagerduty",
+    ):  # what they answer is known, and this is not it
         assert not failure(sink).permanent
     else:
         sink.send(message())

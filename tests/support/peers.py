@@ -49,6 +49,8 @@ class HttpPeer:
                 say = peer.answers.popleft() if peer.answers else peer.default
                 if say == Say() and self.path.endswith("/api/v2/alerts"):
                     say = Say(body=b"")  # what Alertmanager answers
+                if say == Say() and self.path.endswith("/v2/enqueue"):
+                    say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
                 peer.answer(self, say)
 
             def log_message(self, *_: Any) -> None:

@@ -99,6 +99,8 @@ def test_what_looks_like_a_configuration_is_one(name: str, values: dict[str, Any
                 if "mail" in found
                 else HUB
                 if "hub" in found
+                else "0" * 32
+                if "pager" in found
                 else "https://example.org/secret"
             )
             (tmp_path / found.lstrip("/").replace("/", "-")).write_text(secret, encoding="utf-8")

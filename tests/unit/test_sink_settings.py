@@ -25,6 +25,7 @@ sinks:
   any:    {apprise: {url_env: PAGER_URL}}
   hook:
     webhook: {url: "https://example.org/hook", secret_file: hook-key, headers: {X-Key: {env: BOT}}, expire_after: 7d}
+  pager:  {pagerduty: {routing_key_env: PAGERDUTY_KEY}}
   am:     {alertmanager: {urls: ["http://am-0:9093", "http://am-1:9093"], username: u, password_env: BOT}}
   run:    {command: {command: [/bin/true, --x], expire_on_end: false}}
 routes:
@@ -37,7 +38,12 @@ routes:
     sinks: []
 links: {dashboard: "https://grafana.example.org/d/x"}
 """
-ENVIRONMENT = {"BOT": "bot-secret", "PAGER_URL": "json://localhost", "HOOK": "https://example.org/h"}
+ENVIRONMENT = {
+    "PAGERDUTY_KEY": "e93facc04764012d7bfb002500d5d1a6",
+    "BOT": "bot-secret",
+    "PAGER_URL": "json://localhost",
+    "HOOK": "https://example.org/h",
+}
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def read(place: Path, text: str, **environment: str) -> Config:
 def test_all_kinds_are_taken(place: Path) -> None:
     config = read(place, FULL)
     assert [sink.kind for sink in config.sinks.values()] == [
-        "slack", "slack", "email", "apprise", "webhook", "alertmanager", "command",
+        "slack", "slack", "email", "apprise", "webhook", "pagerduty", "alertmanager", "command",
     ]  # fmt: skip
     slack = config.sinks["oncall"].slack
     assert slack
@@ -77,7 +83,7 @@ def test_all_kinds_are_taken(place: Path) -> None:
 
 def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
     text = dump(read(place, FULL))
-    for secret in ("hooks.slack.com", "bot-secret", "example.org/hook", "mailtos", "json://"):
+    for secret in ("hooks.slack.com", "e93facc0", "bot-secret", "example.org/hook", "mailtos", "json://"):
         assert secret not in text
     shown = yaml.safe_load(text)["sinks"]
     assert shown["oncall"]["slack"]["url"] == {"file": str(place / "slack-url")}
@@ -124,6 +130,8 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks: {a: {alertmanager: {urls: ['http://am'], username: u}}}", "expected `username` and `password`"),
         ("sinks: {a: {alertmanager: {urls: ['http://am'], labels: {'a-b': c}}}}", "is no name of a label"),
         ("sinks: {a: {email: {url: 'mailto://x', to: ['a@b, c@d']}}}", "expected a mail address"),
+        ("sinks: {a: {pagerduty: {routing_key: short}}}", "routing_key: expected the 32 letters and digits"),
+        ("sinks: {a: {pagerduty: {routing_key: x, url: 'ftp://x'}}}", "url: expected http://HOST"),
         ("sinks: {a: {command: {command: [true]}}}", "Expected `str`"),
         ("sinks: {a: {command: {command: [ls]}}}", "absolute path"),
         (
@@ -203,7 +211,8 @@ def test_a_word_in_a_route_that_no_event_has_is_warned_of(place: Path) -> None:
 def test_a_sink_that_no_route_leads_to_is_warned_of(place: Path) -> None:
     found = warnings(read(place, FULL), None)
     assert found == [
-        f"no route leads to the sink {name}: nothing is sent there" for name in ("bot", "mail", "any", "am", "run")
+        f"no route leads to the sink {name}: nothing is sent there"
+        for name in ("bot", "mail", "any", "pager", "am", "run")
     ]
     hub = "sinks: {a: {event_hub: {namespace: x.example.org, hub: h, heartbeat: 5m}}}\nroutes: [{sinks: []}]"
     assert warnings(read(place, hub), None) == []  # its heartbeats go there

@@ -14,6 +14,7 @@ from notbefore.config.sinks import OTLP_LIBRARY, Links, Otlp, SinkConfig, otlp_h
 from notbefore.errors import ConfigError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
+_ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9]{32}", re.ASCII)  # of PagerDuty; it answers 400 to any other length
 
 
 Trial = Callable[[str, SinkConfig, Links], None]
@@ -111,6 +112,9 @@ def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
     """Check the form of a secret; no error shows its value."""
     if key == "token" or key.startswith("headers."):
         check_header(key, value)
+    elif key == "routing_key":
+        if not _ROUTING_KEY.fullmatch(value):
+            raise ConfigError("routing_key: expected the 32 letters and digits of an integration of Events API v2")
     elif key == "connection_string":
         _check_connection_string(value, sink.event_hub.hub if sink.event_hub else None)
     elif key == "url":

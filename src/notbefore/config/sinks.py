@@ -134,6 +134,22 @@ class Email(SinkSettings, frozen=True, kw_only=True):
             raise ValueError(f"port: expected 1 to 65535, got {self.port}")
 
 
+class PagerDuty(SinkSettings, frozen=True, kw_only=True):
+    """An integration of PagerDuty's Events API v2: one incident an event, resolved when it is over."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ("routing_key",)
+    APPROVALS: ClassVar[bool] = False  # an incident is the event's state, and they are none
+
+    routing_key: Secret  # the integration key: 32 letters and digits
+    url: str = "https://events.pagerduty.com/v2/enqueue"  # in the EU: https://events.eu.pagerduty.com/v2/enqueue
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+    expire_after: Duration = Duration("7d")  # what is open is to be closed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _http(self.url, "url")
+
+
 class Apprise(SinkSettings, frozen=True, kw_only=True):
     """Any service that apprise knows, by its address."""
 
@@ -385,6 +401,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     slack: Slack | None = None
     email: Email | None = None
+    pagerduty: PagerDuty | None = None
     apprise: Apprise | None = None
     webhook: Webhook | None = None
     alertmanager: Alertmanager | None = None

@@ -155,6 +155,28 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         """The event was to affect the VM that reports it, and no longer does."""
         return self.scope == "peer" and self.previous_scope is not None
 
+    @property
+    def shared(self) -> Self:
+        """The record without what differs between the VMs that report it; as it is, where it affects its VM alone."""
+        if [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]:
+            return self
+        return msgspec.structs.replace(self, scope="self", previous_scope=None, **dict.fromkeys(_OF_ONE_VM))
+
+
+_OF_ONE_VM: Final = (
+    "zone",
+    "resource_id",
+    "vm_id",
+    "vm_name",
+    "vm_size",
+    "notice_seconds",
+    "scheduled_seconds",
+    "started_seconds",
+    "interruption_seconds",
+    "interruption_wall_seconds",
+    "interruption_monotonic_seconds",
+)
+
 
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
     """A sign of life, which distinguishes a VM without events from one without an agent."""

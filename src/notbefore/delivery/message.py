@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, MessageKind
@@ -45,6 +46,11 @@ class Message(Struct, frozen=True):
         if isinstance(self.content, Heartbeat):
             raise SendError("this sink cannot send a heartbeat", permanent=True)
         return self.content
+
+    @property
+    def shared(self) -> "Message":
+        """The message without what differs between the VMs that send it."""
+        return msgspec.structs.replace(self, content=self.record.shared)
 
     @property
     def over(self) -> bool:

@@ -16,6 +16,7 @@ REGISTRY: Final = {
     for kind in (
         "slack",
         "email",
+        "pagerduty",
         "apprise",
         "webhook",
         "alertmanager",

@@ -1,6 +1,7 @@
 """Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
 
-Labels say which event it is and nothing that differs between VMs, so that the cluster makes one alert of them all.
+Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all, and it does not
+matter which VM was the last to write.
 While the event lasts the alert is sent again before Alertmanager would resolve it.
 """
 
@@ -41,7 +42,7 @@ class Sink:
 
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster hands it on."""
-        text = self._render(message)
+        text = self._render(message.shared)
         body = json_line([alert(message, text, self._settings, self._links)])
         failures: dict[str, SendError] = {}
         for url in self._settings.urls:

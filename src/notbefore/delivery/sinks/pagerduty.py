@@ -1,0 +1,98 @@
+"""PagerDuty, Events API v2: one incident an event, which is resolved when the event is over.
+
+The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts an event with 202 and
+``"status": "success"``, wants a repetition after 429 and 5xx, and refuses the rest.
+"""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from notbefore.config.sinks import Links, PagerDuty
+from notbefore.core.record import Record, json_line, rfc3339
+from notbefore.delivery.http import Http, HttpResponse
+from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.render import Renderer, Text
+from notbefore.errors import SendError
+
+MAX_KEY: Final = 255  # characters of a dedup_key
+MAX_SUMMARY: Final = 1024  # characters
+ACCEPTED: Final = 202
+
+
+class _Answer(msgspec.Struct):
+    status: str = ""
+
+
+class Sink:
+    """One integration of a service."""
+
+    def __init__(self, _name: str, settings: PagerDuty, links: Links) -> None:
+        self._url = settings.url
+        self._key = settings.routing_key.reveal()
+        self._links = links
+        self._render = Renderer(settings.title, settings.body)
+        self._http = Http(settings.timeout.seconds, ca_file=settings.ca_file)
+
+    def send(self, message: Message) -> Receipt:
+        """Trigger the incident of the event, add to it, or resolve it."""
+        # what is said of several VMs is the same whichever of them says it; the last word of one is its own
+        said = message if message.record.no_longer_affected else message.shared
+        text = self._render(said)
+        # the key comes last: who quotes a request in an error quotes its beginning
+        body = json_line(event(said, text, self._links) | {"routing_key": self._key})
+        _check(self._http.post(self._url, body, {"Content-Type": "application/json"}))
+        return Receipt(thread=dedup_key(message), fallback=text.fallback)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+def _check(answer: HttpResponse) -> None:
+    answer.check()
+    try:
+        accepted = msgspec.json.decode(answer.body, type=_Answer).status == "success"
+    except msgspec.MsgspecError:
+        accepted = False
+    if answer.status != ACCEPTED or not accepted:  # such as a captive portal
+        raise SendError(f"this is not an answer of PagerDuty: {answer.cause}")
+
+
+def dedup_key(message: Message) -> str:
+    """The name of the incident: one for each event, the same from every VM."""
+    key = f"notbefore/{message.event_key}"
+    return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def event(message: Message, text: Text, links: Links) -> dict[str, Any]:
+    """The body of the request, but for the routing key."""
+    record = message.record
+    details = {"message": text.body} if text.body is not None else {"meaning": text.meaning}
+    if text.body is None:
+        details |= {fact.name: fact.value for fact in text.facts}
+    payload = {
+        "summary": text.title[:MAX_SUMMARY],
+        "source": _source(record),
+        "severity": message.severity,
+        "timestamp": rfc3339(record.time),
+        "component": record.event_source or "Azure",  # what is responsible for it
+        "group": record.scale_set or record.resource_group or "",
+        "class": record.event_type,
+        "custom_details": {name: value for name, value in details.items() if value} | {"Delivery": message.delivery_id},
+    }
+    leads = (("Dashboard", links.dashboard), ("Runbook", links.runbook))
+    values: dict[str, Any] = {
+        "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
+        "dedup_key": dedup_key(message),
+        "payload": {name: value for name, value in payload.items() if value},
+        "links": [{"href": link, "text": name} for name, link in leads if link],
+        "client": "notbefore",
+    }
+    return values | ({"client_url": links.dashboard} if links.dashboard else {})
+
+
+def _source(record: Record) -> str:
+    """The affected system: the VM, or the first of several."""
+    return next(iter(record.resources), None) or record.vm_name or "unknown"

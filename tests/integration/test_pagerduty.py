@@ -1,0 +1,136 @@
+"""PagerDuty: one incident an event, opened once, closed at its end; and every body as the published schema wants it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Links, SinkConfig
+from notbefore.config.sinks import PagerDuty as Settings
+from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
+from notbefore.delivery.message import Message, Receipt
+from notbefore.errors import SendError
+from peers.pagerduty import ROUTING_KEY, PagerDuty
+from support.azure import ID, ME, PEER
+from support.messages import STARTED, VM, message, sink_of
+from support.peers import Say
+
+LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
+REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
+BOTH = REBOOT | {"Resources": [ME, PEER]}
+OTHER = msgspec.structs.replace(VM, name=PEER, vm_id="x", resource_id="y", zone="3")
+
+
+@pytest.fixture
+def pager() -> Iterator[PagerDuty]:
+    with PagerDuty() as found:
+        yield found
+
+
+def sent(pager: PagerDuty, *messages: Message, links: Links = LINKS, **fields: Any) -> list[Receipt]:
+    settings = Settings(routing_key=Secret(ROUTING_KEY), url=f"{pager.url}/v2/enqueue", **fields)
+    sink = sink_of(SinkConfig(pagerduty=settings), links)
+    try:
+        return [sink.send(one) for one in messages]
+    finally:
+        sink.close()
+        assert not pager.wrong
+
+
+def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerDuty) -> None:
+    later = REBOOT | {"NotBefore": "Sun, 01 Mar 2026 13:15:00 GMT"}
+    looks = (REBOOT, later, later | STARTED, None)
+    sent(pager, *(message(*looks[: number + 1]) for number in range(4)))
+    assert pager.told == ["opened", "added", "added", "resolved"]
+    assert not pager.open
+    assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 4
+
+
+@pytest.mark.parametrize("looks", [(REBOOT, None), (REBOOT, REBOOT | STARTED, REBOOT, None)])
+def test_what_is_canceled_or_gone_closes_the_incident(pager: PagerDuty, looks: tuple[Any, ...]) -> None:
+    sent(pager, message(REBOOT), message(*looks))
+    assert pager.told == ["opened", "resolved"]
+
+
+def test_an_event_that_no_longer_hits_this_vm_closes_the_incident(pager: PagerDuty) -> None:
+    sent(pager, message(REBOOT), message(REBOOT, REBOOT | {"Resources": [PEER]}))
+    assert pager.told == ["opened", "resolved"]
+    assert "no longer affects WestNO_0" in pager.steps[-1].event["payload"]["summary"]
+
+
+def test_a_reminder_is_added_to_the_incident(pager: PagerDuty) -> None:
+    sent(pager, message(REBOOT), message(REBOOT, kind="reminder"))
+    assert pager.told == ["opened", "added"]
+
+
+def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
+    sent(pager, message(REBOOT))
+    event = pager.steps[0].event
+    assert event["dedup_key"] == f"notbefore/{ID.casefold()}"
+    assert event["payload"]["source"] == ME
+    assert event["payload"]["group"] == "WestNO"
+    assert event["payload"]["class"] == "Reboot"
+    assert event["payload"]["component"] == "Platform"
+    assert event["payload"]["custom_details"]["Event"] == ID
+    assert [link["href"] for link in event["links"]] == [LINKS.dashboard, LINKS.runbook]
+    assert event["client_url"] == LINKS.dashboard
+
+
+def test_two_vms_open_one_incident_in_the_same_words(pager: PagerDuty) -> None:
+    sent(pager, message(BOTH), message(BOTH, vm=OTHER))
+    assert pager.told == ["opened", "added"]
+    one, two = (step.event for step in pager.steps)
+    assert one == two
+
+
+def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None:
+    longest = {
+        "EventId": "\u0130" * MAX_ID,  # folded, it is longer than a key may be
+        "EventType": "\U0001f525" * MAX_WORD,
+        "EventSource": "\U0001f525" * MAX_WORD,
+        "Description": "\U0001f525" * MAX_DESCRIPTION,
+        "Resources": [f"{number:04}".ljust(MAX_NAME, "x") for number in range(MAX_RESOURCES)],
+    }
+    body = "{{ event.resources }}{{ event.description }}"
+    sent(pager, message(longest), message(longest, STARTED | longest), message(longest, None), body=body)
+    assert pager.told == ["opened", "added", "resolved"]
+
+
+def test_a_template_is_the_message(pager: PagerDuty) -> None:
+    sent(pager, message(REBOOT), title="!{{ event.type }}", body="look at {{ vm.name }}")
+    payload = pager.steps[0].event["payload"]
+    assert payload["summary"] == "!Reboot"
+    assert payload["custom_details"]["message"] == "look at WestNO_0"
+
+
+@pytest.mark.parametrize(
+    ("say", "permanent"),
+    [
+        (Say(202, body=b"<html>sign in</html>"), False),  # a captive portal
+        (Say(202, body=b'{"status": "failure"}'), False),
+        (Say(202, body=b'["success"]'), False),
+        (Say(200, body=b'{"status": "success"}'), False),
+        (Say(202, body=b""), False),
+        (Say(429), False),
+        (Say(500), False),
+        (Say(400, body=b'{"status": "invalid event"}'), True),
+    ],
+)
+def test_nothing_but_202_and_success_is_an_answer(pager: PagerDuty, say: Say, *, permanent: bool) -> None:
+    pager.default = say
+    with pytest.raises(SendError) as raised:
+        sent(pager, message(REBOOT))
+    assert raised.value.permanent is permanent
+
+
+def test_what_the_player_of_pagerduty_refuses_is_for_good(pager: PagerDuty) -> None:
+    settings = Settings(routing_key=Secret("0" * 32), url=f"{pager.url}/v2/enqueue")
+    sink = sink_of(SinkConfig(pagerduty=settings))
+    with pytest.raises(SendError, match="invalid event") as raised:
+        sink.send(message(REBOOT))
+    sink.close()
+    assert raised.value.permanent
+    assert json.loads(pager.requests[0].body)["routing_key"] == "0" * 32
