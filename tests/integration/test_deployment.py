@@ -43,7 +43,10 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("command", [("hadolint", "Dockerfile"), ("shellcheck", "config/fleet/install.sh", ".ci/run")])
+@pytest.mark.parametrize(
+    "command",
+    [("hadolint", "Dockerfile"), ("shellcheck", "config/fleet/install.sh", "config/commands/webdevops.sh", ".ci/run")],
+)
 def test_the_recipe_and_the_scripts_are_clean(command: tuple[str, ...]) -> None:
     told = run(BIN / command[0], *(ROOT / word for word in command[1:]))
     assert (told.returncode, told.stdout) == (0, "")

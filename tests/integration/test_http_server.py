@@ -16,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from notbefore.core.listing import PendingView
+from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
 from notbefore.web import dispatcher
@@ -42,6 +44,7 @@ class Shown:
         self.asked: list[tuple[datetime | None, int]] = []
         self.body = METRICS
         self.broken = False
+        self.listed = NOTHING_PENDING
         self.gate = threading.Event()  # while it is not set, the history is not answered
         self.gate.set()
 
@@ -60,7 +63,7 @@ class Shown:
         return self.verdict
 
     def pending(self) -> PendingView:
-        return NOTHING_PENDING
+        return self.listed
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         self.asked.append((since, limit))
@@ -130,6 +133,65 @@ def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) 
     assert ask(server, "/healthz")[::2] == (200, b'{"status":"ok","reasons":[]}')
     view.verdict = CheckResult(ok=False, reasons=("no beat",))
     assert ask(server, "/healthz")[::2] == (503, b'{"status":"unhealthy","reasons":["no beat"]}')
+
+
+def listed(**fields: Any) -> PendingView:
+    values: dict[str, Any] = {
+        "event_id": "E",
+        "event_type": "Reboot",
+        "event_status": "Scheduled",
+        "event_source": "Platform",
+        "scope": "self",
+        "resources": (),
+        "description": None,
+        "not_before": None,
+        "seconds_to_not_before": None,
+        "expected_duration_seconds": None,
+        "first_seen": datetime(2026, 3, 1, tzinfo=UTC),
+        "notice_seconds": None,
+        "started": None,
+        "start_seen": False,
+    }
+    return replace(NOTHING_PENDING, events=(PendingEvent(**values | fields),))
+
+
+@pytest.mark.parametrize(
+    ("shown", "query", "status"),
+    [
+        (NOTHING_PENDING, "?pending=Reboot", 200),
+        (listed(), "", 200),
+        (listed(), "?pending=Reboot,Redeploy", 503),
+        (listed(), "?pending=Redeploy&pending=reboot", 503),
+        (listed(), "?pending=Redeploy", 200),
+        (listed(event_status="Started"), "?pending=Reboot", 503),
+        (listed(scope="peer"), "?pending=Reboot", 200),
+        (listed(scope="unknown"), "?pending=Reboot", 503),
+        (replace(NOTHING_PENDING, unreadable=1), "?pending=Reboot", 503),
+        (replace(NOTHING_PENDING, unreadable=1), "", 200),
+    ],
+)
+def test_readiness_can_depend_on_the_events_of_this_vm(
+    server: HttpServer, view: Shown, shown: PendingView, query: str, status: int
+) -> None:
+    view.listed = shown
+    assert ask(server, f"/readyz{query}")[0] == status
+
+
+def test_readiness_says_which_event_is_pending(server: HttpServer, view: Shown) -> None:
+    view.listed = listed(event_status="Started")
+    assert json.loads(ask(server, "/readyz?pending=Reboot")[2]) == {
+        "status": "not ready",
+        "reasons": ["Reboot E of this VM is started"],
+    }
+    view.verdict = CheckResult(ok=False, reasons=("IMDS does not answer",))
+    assert ask(server, "/readyz?pending=Freeze")[0] == 503, "whether one is pending is not known then"
+
+
+@pytest.mark.parametrize("query", ["pending=Rebot", "pending=", "pending=Reboot,,Freeze", "pendign=Reboot"])
+def test_a_type_that_nobody_knows_is_refused_with_those_that_there_are(server: HttpServer, query: str) -> None:
+    status, _, body = ask(server, f"/readyz?{query}")
+    assert (status, b"expected" in body) == (400, True)
+    assert (b"pending" if "pendign" in query else b"Freeze, Reboot, Redeploy, Preempt, Terminate") in body
 
 
 def test_a_page_that_breaks_says_nothing_and_takes_no_other_with_it(

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.approval import EVENT_TYPES
 from notbefore.core.record import json_line
 from notbefore.web.recent import Recent
 from notbefore.web.view import CheckResult, View
@@ -75,7 +76,7 @@ def make_app(view: View) -> App:
         "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
-        "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
+        "/readyz": lambda environ: _check(_readiness(view, environ), "not ready", environ),
         "/api/v1/events": lambda _: Response(json_line(view.pending())),
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
@@ -156,11 +157,44 @@ def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
     return Response(msgspec.json.encode(body), status=status)
 
 
-def _history_query(environ: Environ) -> tuple[datetime | None, int]:
+def _readiness(view: View, environ: Environ) -> CheckResult:
+    """Is the agent ready, and, with ``pending=Reboot,Redeploy``, is no event of these types listed for this VM?
+
+    What may affect this VM, or may be of these types, counts: an event whose scope is unknown, or that cannot be read.
+    """
+    query = _query(environ, "pending")
+    ready = view.ready()
+    if not query:
+        return ready
+    known = {name.lower(): name for name in EVENT_TYPES}
+    asked = ",".join(query["pending"]).split(",")
+    for name in asked:
+        if name.strip().lower() not in known:
+            raise _BadRequestError(f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}")
+    types = {known[name.strip().lower()] for name in asked}
+    pending = view.pending()
+    listed = tuple(
+        f"{event.event_type} {event.event_id} of this VM is {event.event_status.lower()}"
+        for event in pending.events
+        if event.scope != "peer" and event.event_type in types
+    )
+    return CheckResult(ok=ready.ok and not listed and not pending.unreadable, reasons=(*ready.reasons, *listed))
+
+
+def _query(environ: Environ, *known: str) -> dict[str, list[str]]:
+    """The fields of the query; raises ``_BadRequestError`` for one that is not ``known``."""
     try:
-        query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=MAX_FIELDS)
+        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
-        raise _BadRequestError(f"expected at most {MAX_FIELDS} fields: limit, since") from None
+        raise _BadRequestError(f"expected at most {MAX_FIELDS} fields: {', '.join(known)}") from None
+    for name in query:
+        if name not in known:
+            raise _BadRequestError(f"{name[:40]!r}: expected {' or '.join(known)}")
+    return query
+
+
+def _history_query(environ: Environ) -> tuple[datetime | None, int]:
+    query = _query(environ, "limit", "since")
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
         raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")

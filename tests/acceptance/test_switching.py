@@ -1,0 +1,107 @@
+"""What docs/switching.md says to users of azure-scheduledevents-manager: their drain commands, variables and probe."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually, get
+from support.azure import ME, PEER, body, item
+
+ROOT: Final = Path(__file__).parents[2]
+SCRIPT: Final = ROOT / "config" / "commands" / "webdevops.sh"
+PENDING: Final = "/readyz?pending=Reboot,Redeploy,Preempt,Terminate"
+FUTURE: Final = "Fri, 01 Mar 2058 12:00:00 GMT"
+VARIABLES: Final = ("ID", "SOURCE", "STATUS", "TYPE", "NOTBEFORE", "RESOURCES", "RESOURCETYPE")
+
+
+@pytest.fixture
+def imds() -> Iterator[Simulator]:
+    with Simulator((ME, PEER)) as simulator:
+        simulator.set_document(body())
+        yield simulator
+
+
+def recipe(directory: Path) -> str:
+    """The configuration of the page, with commands that write down the variables of the manager that they see."""
+    text = (ROOT / "docs" / "switching.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"## Drain commands.*?```yaml\n(.*?)```", text, re.DOTALL)
+    values = yaml.safe_load(found)
+    settings = values["sinks"]["drain"]["command"]
+    assert Path(settings["command"][0]).relative_to("/opt/notbefore/share/notbefore") == SCRIPT.relative_to(
+        ROOT / "config"
+    )
+    seen = directory / "seen"
+    settings["command"] = [
+        str(SCRIPT),
+        f"(echo drain; env | grep ^EVENT_ | sort) >>{seen}",
+        f"(echo uncordon; env | grep ^EVENT_ | sort) >>{seen}",
+    ]
+    file = directory / "notbefore.yml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return str(file)
+
+
+def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_meanwhile(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    event = item("E-1", EventType="Reboot", NotBefore=FUTURE, Resources=[ME, PEER])
+    seen = tmp_path / "seen"
+
+    def lines() -> list[str]:
+        return seen.read_text(encoding="utf-8").splitlines() if seen.exists() else []
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
+        agent.ready()
+        assert get(agent.port, PENDING)[0] == 200
+        imds.set_document(body(event, incarnation=2))
+        eventually(lambda: get(agent.port, PENDING)[0] == 503)
+        eventually(lambda: len(lines()) == 1 + len(VARIABLES))
+        assert lines() == [
+            "drain",
+            "EVENT_ID=E-1",
+            f"EVENT_NOTBEFORE={FUTURE}",
+            f"EVENT_RESOURCES={ME} {PEER}",
+            "EVENT_RESOURCETYPE=VirtualMachine",
+            "EVENT_SOURCE=Platform",
+            "EVENT_STATUS=Scheduled",
+            "EVENT_TYPE=Reboot",
+        ]
+        imds.set_document(body({**event, "EventStatus": "Started", "NotBefore": ""}, incarnation=3))
+        eventually(lambda: agent.json("/api/v1/events")["events"][0]["event_status"] == "Started")
+        assert get(agent.port, PENDING)[0] == 503
+        imds.set_document(body(incarnation=4))
+        eventually(lambda: lines()[-1] == "uncordon")
+        assert get(agent.port, PENDING)[0] == 200
+        assert lines().count("drain") == 1, "the start of an event that was announced starts no second drain"
+        assert get(agent.port, "/readyz?pending=drain")[0] == 400
+
+
+def test_an_event_that_had_started_at_first_sight_is_drained_as_well_and_others_are_left_alone(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    freeze = item("E-1", NotBefore=FUTURE)
+    peers = item("E-2", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER])
+    started = item("E-3", EventType="Redeploy", EventStatus="Started", NotBefore="")
+    with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
+        agent.ready()
+        imds.set_document(body(freeze, peers, incarnation=2))
+        agent.told("announced", "announced")
+        assert get(agent.port, PENDING)[0] == 200
+        imds.set_document(body(freeze, peers, started, incarnation=3))
+        seen = tmp_path / "seen"
+        eventually(lambda: seen.exists() and len(seen.read_text(encoding="utf-8").splitlines()) == 1 + len(VARIABLES))
+        found = dict(line.split("=", 1) for line in seen.read_text(encoding="utf-8").splitlines()[1:])
+        assert (found["EVENT_ID"], found["EVENT_STATUS"], found["EVENT_NOTBEFORE"]) == ("E-3", "Started", "")
+
+
+def test_the_script_can_be_run_and_says_what_it_expects() -> None:
+    assert os.access(SCRIPT, os.X_OK)
+    done = subprocess.run([SCRIPT, "drain"], capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, "expected two commands" in done.stderr) == (64, True)
