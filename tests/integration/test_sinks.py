@@ -21,14 +21,16 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, Apprise, Command, Links, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
 from notbefore.delivery.http import Http
-from notbefore.delivery.message import Receipt
+from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
+from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER
 from support.messages import STARTED, VM, message, sink_of
 from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
 
+ID2 = {"EventId": "00000000-AFDC-4513-B24B-AA5F13A16123"}
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 
 
@@ -360,6 +362,55 @@ def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(level: str, capl
         peer.default = Say(404)
         with pytest.raises(SendError, match="404"):
             sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
+
+
+def through_apprise(address: str, *messages: Message) -> None:
+    sent(SinkConfig(apprise=Apprise(url=Secret(address))), *messages)
+
+
+def test_pagerduty_through_apprise_opens_and_closes_one_incident(monkeypatch: pytest.MonkeyPatch) -> None:
+    import apprise.plugins.pagerduty as plugin  # noqa: PLC0415 - half a second
+
+    with PagerDuty() as pager:
+        monkeypatch.setitem(plugin.PAGERDUTY_API_LOOKUP, "us", f"{pager.url}/v2/enqueue")
+        for one in (message(), message({}, STARTED), message({}, STARTED, None)):  # each from a courier of its own
+            through_apprise(f"pagerduty://{ROUTING_KEY}@x", one)
+        assert pager.told == ["opened", "added", "resolved"]
+        through_apprise(f"pagerduty://{ROUTING_KEY}@x?dedup=mine&action=trigger", message({}, None))
+        assert pager.steps[-1].dedup_key == "mine"  # what the user wrote stays
+        assert pager.told[-1] == "opened"
+        assert not pager.wrong
+
+
+def test_splunk_through_apprise_closes_the_incident_that_it_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    from apprise.plugins.splunk import NotifySplunk  # noqa: PLC0415 - half a second
+
+    with HttpPeer() as peer:
+        monkeypatch.setattr(NotifySplunk, "notify_url", peer.url + "/{apikey}/{routing_key}")
+        for one in (message(severity="critical"), message({}, {"Resources": [PEER]}), message(ID2)):
+            through_apprise("splunk://team@key", one)
+        said = [json.loads(request.body) for request in peer.requests]
+    assert [one["message_type"] for one in said] == ["CRITICAL", "RECOVERY", "INFO"]
+    first, closed, other = (one["entity_id"] for one in said)
+    assert first == closed == f"notbefore/{ID.casefold()}" != other
+
+
+def test_where_apprise_sends_nothing_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    import apprise.plugins.opsgenie as plugin  # noqa: PLC0415 - half a second
+
+    with HttpPeer() as peer:
+        monkeypatch.setitem(plugin.OPSGENIE_API_LOOKUP, "us", f"{peer.url}/v2/alerts")
+        peer.default = Say(202, body=b'{"requestId": "r-1"}')
+        through_apprise("opsgenie://key", message(severity="critical"))
+        assert json.loads(peer.requests[0].body)["alias"] == f"notbefore/{ID.casefold()}"
+        with pytest.raises(SendError, match=r"sent nothing: .* close the alert by hand") as raised:
+            through_apprise("opsgenie://key", message({}, None))
+        assert raised.value.permanent
+        with pytest.raises(SendError, match=r"add `&:info=new`"):
+            through_apprise("opsgenie://key", message())
+        assert len(peer.requests) == 1
+        through_apprise("opsgenie://key?:info=new", message())
+        assert len(peer.requests) == 2
 
 
 # ---- Alertmanager

@@ -1,7 +1,8 @@
 """``Message``: what a sink is given; ``Receipt``: what it returns; ``Sink``: the Protocol of all sinks."""
 
+import hashlib
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -10,6 +11,8 @@ from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.record import Heartbeat, Record
 from notbefore.core.routing import Severity
 from notbefore.errors import SendError
+
+MAX_KEY: Final = 255  # characters of an alert's key, which PagerDuty takes; others take as much or more
 
 
 class Message(Struct, frozen=True):
@@ -46,6 +49,12 @@ class Message(Struct, frozen=True):
         if isinstance(self.content, Heartbeat):
             raise SendError("this sink cannot send a heartbeat", permanent=True)
         return self.content
+
+    @property
+    def alert_key(self) -> str:
+        """The name of the event for a receiver that keeps an alert of it; the same from every VM."""
+        key = f"notbefore/{self.event_key}"
+        return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
 
     @property
     def shared(self) -> "Message":

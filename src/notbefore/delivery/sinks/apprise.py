@@ -1,6 +1,7 @@
-"""Any service that apprise knows: PagerDuty, Opsgenie, Teams, Telegram, ...
+"""Any service that apprise knows: Opsgenie, Teams, Telegram, ...
 
-apprise says only whether it worked; why not, and whether that is for good, is read from what it logs.
+apprise says only whether it worked; why not, and whether that is for good, is read from what it logs. Where a plugin
+knows a key for what belongs together, each event gets its own.
 """
 
 import logging
@@ -8,7 +9,8 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from notbefore.config.sinks import Apprise, Links
 from notbefore.delivery.message import Message, Receipt
@@ -18,6 +20,8 @@ from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
 MAX_CAUSE: Final = 8_000  # characters
+KEYS: Final = ("dedup", "alias", "entity_id", "external_id", "thirdparty")  # what plugins call the key of an alert
+_NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this, and say that it worked
 _TYPES: Final = {"critical": "failure", "warning": "warning", "info": "info"}
 
 
@@ -25,25 +29,30 @@ class _ThreadLog(logging.Handler):
     """What apprise logs in one thread: several sinks may use it at once."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []  # warnings and errors
+        self.nothing_sent = False
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
+        if record.thread != self._thread:
+            return
+        if record.levelno >= logging.WARNING:
             self.lines.append(record.getMessage())
+        elif _NOTHING_SENT in record.getMessage():
+            self.nothing_sent = True
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def _logged() -> Iterator[_ThreadLog]:
     """What apprise logs in this thread inside the block."""
     handler, logger = _ThreadLog(), logging.getLogger("apprise")
     logger.addHandler(handler)
     # it is read here even where it is not shown: that depends on the levels of the other handlers
-    if logger.getEffectiveLevel() > logging.WARNING:
-        logger.setLevel(logging.WARNING)
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
     try:
-        yield handler.lines
+        yield handler
     finally:
         logger.removeHandler(handler)
 
@@ -64,12 +73,13 @@ class Sink:
             http_redirects=False,
             secure_logging=True,
         )
-        with _logged() as lines:
+        with _logged() as said:
             # the service itself, not an `Apprise` around it: that one sends in threads of its own
             service = apprise.Apprise.instantiate(settings.url.reveal(), asset=asset)
         if not isinstance(service, apprise.NotifyBase):
-            raise ConfigError(f"apprise does not know this address: {' '.join(lines) or 'no reason given'}")
+            raise ConfigError(f"apprise does not know this address: {' '.join(said.lines) or 'no reason given'}")
         self._service = service
+        self._key = _prepare(service, settings.url.reveal())
         service.request_rate_per_sec = 0  # seconds between two messages: the receiver says itself when it is too much
         service.socket_connect_timeout = service.socket_read_timeout = settings.timeout.seconds
 
@@ -78,15 +88,37 @@ class Sink:
         text = self._render(message)
         links = [link for link in (self._links.dashboard, self._links.runbook) if link]
         body = "\n".join([text.plain, *links])
-        kind = "success" if message.over else _TYPES[message.severity]
-        with _logged() as lines:
+        over = message.over or message.record.no_longer_affected
+        kind = "success" if over else _TYPES[message.severity]
+        if self._key is not None:
+            setattr(self._service, self._key, message.alert_key)
+        with _logged() as said:
             accepted = self._service.notify(body=body, title=text.title, notify_type=self._kind(kind))
         if not accepted:
-            raise _reason(lines)
+            raise _reason(said.lines)
+        if said.nothing_sent:
+            todo = "close the alert by hand" if over else "to have it open an alert, add `&:info=new` to the url"
+            raise SendError(
+                f"apprise has sent nothing: it knows of no open alert of this event; {todo}", permanent=True
+            )
         return Receipt(fallback=text.fallback)
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def _prepare(service: Any, url: str) -> str | None:
+    """Have the plugin close what it opened, where it can; returns its attribute for the key of an event, or ``None``.
+
+    What the user wrote in the address stays as it is.
+    """
+    given = parse_qs(urlsplit(url).query)
+    if "map" in service.template_args.get("action", {}).get("values", ()) and "action" not in given:
+        service.action = "map"  # `success` closes; all else opens, or adds to what is open
+    key = next((name for name in KEYS if hasattr(service, name)), None)
+    # Splunk's key is never empty: without one in the address it begins with the name of the program
+    own = str(getattr(service, key) or "") if key is not None else ""
+    return key if not own or own.startswith(f"{service.app_id}/") else None
 
 
 def _reason(lines: list[str]) -> SendError:

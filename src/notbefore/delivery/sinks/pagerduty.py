@@ -4,7 +4,6 @@ The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts
 ``"status": "success"``, wants a repetition after 429 and 5xx, and refuses the rest.
 """
 
-import hashlib
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +15,6 @@ from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer, Text
 from notbefore.errors import SendError
 
-MAX_KEY: Final = 255  # characters of a dedup_key
 MAX_SUMMARY: Final = 1024  # characters
 ACCEPTED: Final = 202
 
@@ -43,7 +41,7 @@ class Sink:
         # the key comes last: who quotes a request in an error quotes its beginning
         body = json_line(event(said, text, self._links) | {"routing_key": self._key})
         _check(self._http.post(self._url, body, {"Content-Type": "application/json"}))
-        return Receipt(thread=dedup_key(message), fallback=text.fallback)
+        return Receipt(thread=message.alert_key, fallback=text.fallback)
 
     def close(self) -> None:
         """Close the connection."""
@@ -58,12 +56,6 @@ def _check(answer: HttpResponse) -> None:
         accepted = False
     if answer.status != ACCEPTED or not accepted:  # such as a captive portal
         raise SendError(f"this is not an answer of PagerDuty: {answer.cause}")
-
-
-def dedup_key(message: Message) -> str:
-    """The name of the incident: one for each event, the same from every VM."""
-    key = f"notbefore/{message.event_key}"
-    return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def event(message: Message, text: Text, links: Links) -> dict[str, Any]:
@@ -85,7 +77,7 @@ def event(message: Message, text: Text, links: Links) -> dict[str, Any]:
     leads = (("Dashboard", links.dashboard), ("Runbook", links.runbook))
     values: dict[str, Any] = {
         "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
-        "dedup_key": dedup_key(message),
+        "dedup_key": message.alert_key,
         "payload": {name: value for name, value in payload.items() if value},
         "links": [{"href": link, "text": name} for name, link in leads if link],
         "client": "notbefore",
