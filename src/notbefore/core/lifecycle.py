@@ -158,9 +158,7 @@ class Tracked(Struct, frozen=True):
     unidentified: bool = False  # the last document listed an event of which not even the EventId could be read
     unread: frozenset[str] = frozenset()  # keys of events that it listed, and that have never been read
     before_boot: dict[str, TrackedEvent] = {}  # gone over a boot, and it is not known yet whether they were this VM's
-    borrowed: frozenset[str] = (
-        frozenset()
-    )  # still listed after it: what is known of their beginnings may be another VM's
+    borrowed: frozenset[str] = frozenset()  # still listed after it; their beginnings may be another VM's
     boot: Observation | None = None  # the first answer after that boot
 
     @property
@@ -325,7 +323,7 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     # a scope may change as well because IMDS says who we are: Resources did not move then
     scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
     return known, msgspec.structs.replace(
-        change, previous=old.event, previous_scope=scope, previous_not_before=_reported(old)
+        change, previous=old.event, previous_scope=scope, previous_not_before=old.reported_not_before
     )
 
 
@@ -365,6 +363,7 @@ def _is_of(flaw: Flaw, event: Event) -> bool:
 
 def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
     starts = old.start is None and Phase.of(event) is Phase.STARTED
+    is_quiet = quiet(old.event, event, old.reported_not_before)
     return msgspec.structs.replace(
         old,
         event=event,
@@ -372,14 +371,10 @@ def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent
         start=now.at if starts else old.start,
         start_seen=_watched(old, now) if starts else old.start_seen,
         not_before=event.not_before or old.not_before,
-        reported_not_before=_reported(old) if quiet(old.event, event, _reported(old)) else event.not_before,
+        reported_not_before=old.reported_not_before if is_quiet else event.not_before,
         unread=False,
         unread_seconds=0.0,
     )
-
-
-def _reported(known: TrackedEvent) -> datetime | None:
-    return known.reported_not_before or known.event.not_before
 
 
 # ---- how well it was watched
