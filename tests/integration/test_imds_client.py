@@ -254,6 +254,16 @@ def test_the_texts_of_an_identity_are_bounded() -> None:
     assert len(vm_of({"name": "n" * 10_000}).name) == 512
 
 
+def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
+    listed = [{"name": "env", "value": "prod"}, {"name": "on-call", "value": ""}, {"name": 1, "value": "x"}, "no", {}]
+    assert vm_of({"name": "n", "tagsList": listed}).tags == {"env": "prod", "on-call": ""}
+    assert vm_of({"name": "n", "tagsList": "no"}).tags == {}
+    (name, value), *others = vm_of(
+        {"tagsList": [{"name": f"{n}" * 600, "value": "v" * 600} for n in range(99)]}
+    ).tags.items()
+    assert (len(name), len(value), len(others)) == (512, 512, 49)
+
+
 # ---- the beat
 
 

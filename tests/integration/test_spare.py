@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, DeliveryResult, Routing, Terms, deliveries
 from notbefore.core.lifecycle import diff
-from notbefore.core.record import Record
+from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.store import spare as module
 from notbefore.store.courier_outbox import CourierOutbox
@@ -35,7 +35,7 @@ ROOM = {"hub": 100}
 
 def stored(change: Change) -> StoredChange:
     line = Record.of(change, None).line()
-    return StoredChange(change, line, deliveries(change, line, FOR_EVER, ME))
+    return StoredChange(change, line, deliveries(change, line, FOR_EVER, Vm(name=ME)))
 
 
 class Agent:

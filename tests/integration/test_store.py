@@ -37,7 +37,7 @@ DAY_AND_AGE = time.time() - at(0).timestamp() + 86_400.0  # from when the change
 
 def told(change: Change, terms: Terms = FOR_EVER) -> StoredChange:
     routing = Routing(sinks={"hub": terms})
-    return StoredChange(change, line(change), deliveries(change, line(change), routing, ME))
+    return StoredChange(change, line(change), deliveries(change, line(change), routing, Vm(name=ME)))
 
 
 class Writer:
@@ -454,6 +454,7 @@ from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
 from notbefore.core.lifecycle import Observation, diff
 from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredChange
@@ -469,7 +470,7 @@ for number in range(begin, begin + 100_000):
     for change in step.changes:
         totals = totals.plus(change)
     memory = replace(memory, tracked=step.tracked, totals=totals)
-    told = [StoredChange(change, b"", deliveries(change, b"", routing, "me")) for change in step.changes]
+    told = [StoredChange(change, b"", deliveries(change, b"", routing, Vm(name="me"))) for change in step.changes]
     store.commit(memory, told)
     print(number, flush=True)
 """

@@ -36,7 +36,7 @@ def message(
         tracked, last = step.tracked, step.changes[-1]
     assert last
     line = Record.of(last, vm, exercise=exercise).line()
-    (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), ME)
+    (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm)
     found = Message.of(delivery)
     return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
 

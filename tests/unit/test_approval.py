@@ -24,6 +24,7 @@ from notbefore.core.approval import (
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, TrackedEvent, diff, scope_of
+from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, DurationRange, Route, route
 from notbefore.errors import ConfigError
 from notbefore.metrics.families import Snapshot, samples
@@ -340,8 +341,8 @@ def test_the_record_of_an_approval_is_the_vms_own() -> None:
     assert one.id == changed("approved", "accepted").id
     assert (one.time, one.incarnation, one.approval.rule, one.approval.detail) == (at(5), 7, "a", "why")
     peers = msgspec.structs.replace(one, scope="peer")
-    assert [ticket.sink for ticket in route(peers, (), ME, ("chat",))] == []
-    (ticket,) = route(peers, (Route(sinks=("chat",)),), "not in it", ("chat",))
+    assert [ticket.sink for ticket in route(peers, (), Vm(name=ME), ("chat",))] == []
+    (ticket,) = route(peers, (Route(sinks=("chat",)),), Vm(name="not in it"), ("chat",))
     assert ticket.delay == 0  # only this VM knows of it, whoever is affected
 
 

@@ -17,6 +17,7 @@ from notbefore.core.delivery import (
 )
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, Route
 from support.azure import ME, PEER, document, item, now
 
@@ -33,7 +34,9 @@ def change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
 
 
 def made(one: Change, *routes: Route, vm: str = ME, **terms: Any) -> tuple[Delivery, ...]:
-    return deliveries(one, b"{}", Routing(routes, {"chat": Terms(**terms), "hub": Terms(expire_on_end=False)}), vm)
+    return deliveries(
+        one, b"{}", Routing(routes, {"chat": Terms(**terms), "hub": Terms(expire_on_end=False)}), Vm(name=vm)
+    )
 
 
 def test_without_routes_each_sink_gets_one() -> None:
@@ -112,7 +115,7 @@ def test_only_who_can_ask_whether_others_are_alive_stands_in_for_more_than_one(
 ) -> None:
     names = ["a", "b", "c", "d"]
     routing = Routing((Route(sinks=("chat",), announce_by="leader"),), {"chat": Terms()}, asks_peers)
-    found = [deliveries(change({"Resources": names}, vm=vm), b"{}", routing, vm) for vm in names]
+    found = [deliveries(change({"Resources": names}, vm=vm), b"{}", routing, Vm(name=vm)) for vm in names]
     assert [rank for rank, given in enumerate(found) if given] == ranks
 
 

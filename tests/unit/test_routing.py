@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Change
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, Target, route, severity_of
 from support.azure import ME, PEER, document, item, now
 
@@ -29,7 +30,7 @@ def change(*looks: dict[str, Any] | None, vm: str = ME, **moment: Any) -> Change
 
 
 def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
-    return [target.sink for target in route(one, tuple(routes), vm, SINKS)]
+    return [target.sink for target in route(one, tuple(routes), Vm(name=vm) if vm else None, SINKS)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_severity_is_by_type_and_notice(fields: dict[str, Any], severity: str) -
 
 def test_the_severity_that_all_vms_share_leaves_the_notice_aside() -> None:
     one = change({"EventType": "Freeze", "DurationInSeconds": 5, **STARTED})
-    (target,) = route(one, (Route(sinks=("hub",)),), ME, SINKS)
+    (target,) = route(one, (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
     assert (target.severity, target.shared_severity) == ("critical", "info")
 
 
@@ -72,7 +73,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routes, ME, SINKS) == (Target("oncall", "critical", "critical"),)
+    assert route(change({}), routes, Vm(name=ME), SINKS) == (Target("oncall", "critical", "critical"),)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +103,59 @@ def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     ],
 )
 def test_each_matcher_is_asked(match: Match, *, accepted: bool) -> None:
-    assert match.accepts(change({})) == accepted
+    assert match.accepts(change({}), None) == accepted
+
+
+HERE = Vm(
+    name=ME,
+    vm_id="02aab8a4",
+    subscription_id="D1-77",
+    resource_group="rg-Web",
+    location="westeurope",
+    zone="2",
+    scale_set="WestNO",
+    tags={"Env": "prod", "on-call": ""},
+)
+
+
+@pytest.mark.parametrize(
+    ("match", "wrong"),
+    [
+        (Match(vm=("westno_0",), scale_set=("WESTNO",), zone=("2",)), ()),
+        (Match(resource_group=("RG-WEB", "other"), subscription=("d1-77",)), ()),
+        (Match(location=("West Europe",)), ()),
+        (Match(location=("northeurope",), vm=("web",)), ("vm", "location")),
+        (Match(scale_set=("other",), subscription=("d1",)), ("scale_set", "subscription")),
+        (Match(resource_group=("rg",)), ("resource_group",)),
+        (Match(tags={"ENV": ("prod", "test"), "on-call": ()}), ()),
+        (Match(tags={"env": ("Prod",)}), ("tags.env",)),
+        (Match(tags={"team": ()}), ("tags.team",)),
+    ],
+)
+def test_a_route_asks_who_this_vm_is(match: Match, wrong: tuple[str, ...]) -> None:
+    assert match.contradicted(HERE) == wrong
+    assert match.accepts(change({}), HERE) is not bool(wrong)
+
+
+def test_a_vm_without_a_zone_is_in_none() -> None:
+    assert Match(zone=("1",)).contradicted(msgspec.structs.replace(HERE, zone="")) == ("zone",)
+
+
+@pytest.mark.parametrize("vm", [None, Vm(), Vm(name=ME)])
+def test_what_is_not_known_of_this_vm_contradicts_no_route(vm: Vm | None) -> None:
+    asked = Match(vm=(ME,), zone=("1",), scale_set=("x",), location=("y",), tags={"env": ("prod",)})
+    assert asked.accepts(change({}), vm)
+    assert Match(vm=("web_1",)).accepts(change({}), vm) is not (vm == Vm(name=ME))
 
 
 def test_what_is_unknown_matches_no_bound() -> None:
     unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
-    assert not Match(duration=DurationRange(min=0)).accepts(unknown)
-    assert not Match(notice_below=Duration("999d")).accepts(unknown)
-    assert not Match(event_source=("Platform",)).accepts(unknown)
-    assert Match(duration=DurationRange(unknown=True)).accepts(unknown)
-    assert Match(duration=DurationRange(min=9, unknown=True)).accepts(unknown)
-    assert not Match(duration=DurationRange()).accepts(unknown)
+    assert not Match(duration=DurationRange(min=0)).accepts(unknown, None)
+    assert not Match(notice_below=Duration("999d")).accepts(unknown, None)
+    assert not Match(event_source=("Platform",)).accepts(unknown, None)
+    assert Match(duration=DurationRange(unknown=True)).accepts(unknown, None)
+    assert Match(duration=DurationRange(min=9, unknown=True)).accepts(unknown, None)
+    assert not Match(duration=DurationRange()).accepts(unknown, None)
 
 
 def test_a_resource_that_is_no_expression_is_refused() -> None:
@@ -151,7 +194,7 @@ BOTH = {"Resources": [PEER, ME]}
 def delays(announce_by: Any, *looks: dict[str, Any] | None) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for vm in (PEER, ME, "WestNO_7"):
-        given = route(change(*looks, vm=vm), (Route(sinks=("hub",), announce_by=announce_by),), vm, SINKS)
+        given = route(change(*looks, vm=vm), (Route(sinks=("hub",), announce_by=announce_by),), Vm(name=vm), SINKS)
         found[vm] = given[0].delay if given else None
     return found
 
@@ -208,5 +251,5 @@ def test_a_vm_that_does_not_know_its_name_speaks() -> None:
 )
 def test_whoever_is_to_speak_somebody_does_at_once(names: list[str], fields: dict[str, Any], announce_by: Any) -> None:
     routes = (Route(sinks=("hub",), announce_by=announce_by),)
-    spoken = [route(change({"Resources": names, **fields}, vm=vm), routes, vm, SINKS) for vm in names]
+    spoken = [route(change({"Resources": names, **fields}, vm=vm), routes, Vm(name=vm), SINKS) for vm in names]
     assert 0.0 in [target.delay for given in spoken for target in given]

@@ -208,6 +208,24 @@ def test_a_word_in_a_route_that_no_event_has_is_warned_of(place: Path) -> None:
     assert warning.startswith("routes[0].match.event_source: expected one of Platform, User, got 'Usr'")
 
 
+def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> None:
+    asked = "{zone: 1, location: West Europe, scale_set: [a, b], tags: {env: prod, tier: [1, 2], any: []}}"
+    config = read(place, f"sinks: {{a: {{command: {{command: [/bin/ls]}}}}}}\nroutes: [{{match: {asked}, sinks: [a]}}]")
+    assert config.routes[0].match == Match(
+        zone=("1",),
+        location=("West Europe",),
+        scale_set=("a", "b"),
+        tags={"env": ("prod",), "tier": ("1", "2"), "any": ()},
+    )
+
+
+def test_a_leader_beside_what_differs_between_vms_is_warned_of(place: Path) -> None:
+    sink = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
+    route = "routes: [{match: {tags: {env: prod}}, sinks: [a], announce_by: leader}]"
+    (warning,) = warnings(read(place, sink + route), None)
+    assert warning.startswith("routes[0]: announce_by: leader beside match.tags")
+
+
 def test_a_sink_that_no_route_leads_to_is_warned_of(place: Path) -> None:
     found = warnings(read(place, FULL), None)
     assert found == [

@@ -196,7 +196,7 @@ class AgentState:
         found = []
         for change in changes:
             line = Record.of(change, vm).line()
-            found.append(StoredChange(change, line, deliveries(change, line, routing, name_of(vm))))
+            found.append(StoredChange(change, line, deliveries(change, line, routing, vm)))
         return found
 
 

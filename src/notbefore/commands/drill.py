@@ -177,7 +177,7 @@ class Exercise:
         """Deliver one change; failed attempts are repeated for ``patience`` seconds."""
         line = Record.of(change, self._vm, exercise=True).line()
         self._store.commit(
-            StoredState(), [StoredChange(change, line, deliveries(change, line, self._routing, self._vm.name))]
+            StoredState(), [StoredChange(change, line, deliveries(change, line, self._routing, self._vm))]
         )
         deadline = time.monotonic() + patience
         while (due := self._outbox.next_due()) is not None:

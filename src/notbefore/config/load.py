@@ -97,6 +97,13 @@ def warnings(config: Config, path: Path | None) -> list[str]:
         for number, route in enumerate(config.routes)
         for key, text in unknown_words(route.match)
     ]
+    for number, route in enumerate(config.routes):
+        own = [key for key in ("vm", "zone", "tags") if getattr(route.match, key)]
+        if own and route.announce_by == "leader":
+            found.append(
+                f"routes[{number}]: announce_by: leader beside match.{own[0]}: where the VMs of an event differ in it,"
+                " this route may not apply to the leader, and nobody is notified: use announce_by: affected"
+            )
     if path is not None and path.stat().st_mode & stat.S_IROTH:
         _, places = read(path)  # a secret may also come from the environment
         plain = [key for key in plain_secrets(config) if key in places]

@@ -5,6 +5,7 @@ from typing import Any
 
 from notbefore.config.secret import SOURCES
 from notbefore.config.sinks import KINDS
+from notbefore.core.routing import VM_FACTS
 
 
 def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -71,8 +72,14 @@ def _found_at(base: Path, secret: Any) -> Any:
 def _prepared_route(route: Any) -> Any:
     if not isinstance(route, dict) or not isinstance(route.get("match"), dict):
         return route
-    lists = ("change", "event_type", "event_status", "event_source", "scope")
-    match = {
-        key: [value] if key in lists and not isinstance(value, list) else value for key, value in route["match"].items()
-    }
+    lists = ("change", "event_type", "event_status", "event_source", "scope", *VM_FACTS)
+    match: dict[str, Any] = {key: _listed(value) if key in lists else value for key, value in route["match"].items()}
+    if isinstance(match.get("tags"), dict):
+        match["tags"] = {name: _listed(value) for name, value in match["tags"].items()}
     return {**route, "match": match}
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list of texts: one value may stand without brackets, and a number (`zone: 1`) without quotes."""
+    values = value if isinstance(value, list) else [value]
+    return [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in values]

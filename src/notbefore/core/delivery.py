@@ -6,6 +6,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind
+from notbefore.core.record import Vm
 from notbefore.core.routing import DEPUTIES, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
@@ -96,8 +97,8 @@ def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
     return hashlib.sha256("\n".join(filter(None, (change_id, sink, kind))).encode()).hexdigest()[:32]
 
 
-def deliveries(change: Change, record: bytes, routing: Routing, vm: str | None) -> tuple[Delivery, ...]:
-    """What is to be sent of a change; ``record`` is it as JSON, ``vm`` the name of this VM."""
+def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:
+    """What is to be sent of a change; ``record`` is it as JSON, ``vm`` this VM as far as it is known."""
     found: list[Delivery] = []
     for target in route(change, routing.routes, vm, tuple(routing.sinks)):
         terms = routing.sinks.get(target.sink, Terms())

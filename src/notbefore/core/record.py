@@ -35,6 +35,7 @@ class Vm(Struct, frozen=True):
     update_domain: str = ""
     vm_size: str = ""
     os_type: str = ""
+    tags: dict[str, str] = {}  # of the user's; they are matched by routes, and stand in no record
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from msgspec import Struct
 from notbefore.core.change import Change, ChangeKind, Scope, quiet
 from notbefore.core.document import Event
 from notbefore.core.duration import Duration
+from notbefore.core.record import Vm
 
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -72,21 +73,64 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+VM_FACTS: Final = {  # what a route asks of the VM that reports a change -> the field of ``Vm``
+    "vm": "name",
+    "scale_set": "scale_set",
+    "resource_group": "resource_group",
+    "subscription": "subscription_id",
+    "location": "location",
+    "zone": "zone",
+}
+
+
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
-    """What a change must be like for a route."""
+    """What a change must be like for a route, and the VM that reports it."""
 
     change: tuple[ChangeKind, ...] = ()
     event_status: tuple[str, ...] = ()
+    vm: tuple[str, ...] = ()  # the name of this VM, which reports the change
+    scale_set: tuple[str, ...] = ()  # of this VM
+    resource_group: tuple[str, ...] = ()  # of this VM
+    subscription: tuple[str, ...] = ()  # the id of this VM's
+    location: tuple[str, ...] = ()  # of this VM, such as westeurope
+    zone: tuple[str, ...] = ()  # of this VM, such as 1
+    tags: dict[str, tuple[str, ...]] = {}  # of this VM: each with its value, or one of a list; an empty list: any value
 
-    def accepts(self, change: Change) -> bool:
+    def accepts(self, change: Change, vm: Vm | None) -> bool:
         """Whether every matcher that is set agrees; also with an event that was this VM's, when it no longer is."""
         event = change.previous if change.no_longer_affected and change.previous is not None else change.event
         return (
-            _one_of(change.kind, self.change)
+            not self.contradicted(vm)
+            and _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
             and (_in_scope(change.scope, self.scope) or (change.no_longer_affected and "self" in self.scope))
             and self.holds(event, change.notice_seconds)
         )
+
+    def contradicted(self, vm: Vm | None) -> tuple[str, ...]:
+        """The matchers that what is known of this VM contradicts, by their keys: with one, nothing ever matches here.
+
+        What IMDS has not said yet contradicts nothing: rather one message too many. Azure compares names without
+        regard to case, and the values of tags with it.
+        """
+        vm = vm or Vm()
+        known = bool(vm.vm_id)  # IMDS has said who this VM is; an empty fact is one that it does not have
+        wrong = []
+        for key, field in VM_FACTS.items():
+            wanted, fact = getattr(self, key), getattr(vm, field)
+            if wanted and (known or fact) and _compared(fact) not in map(_compared, wanted):
+                wrong.append(key)
+        tags = {name.casefold(): value for name, value in vm.tags.items()}
+        for name, values in self.tags.items():
+            value = tags.get(name.casefold())
+            if known and (value is None or (values and value not in values)):
+                wrong.append(f"tags.{name}")
+        return tuple(wrong)
+
+
+def _compared(name: str) -> str:
+    """A name as it is compared; a location is also written with spaces (`West Europe`)."""
+    return name.casefold().replace(" ", "")
 
 
 class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
@@ -132,13 +176,13 @@ def shared_severity_of(event: Event) -> Severity:
     return "info"
 
 
-def route(change: Change, routes: tuple[Route, ...], vm: str | None, sinks: tuple[str, ...]) -> tuple[Target, ...]:
-    """The deliveries that a change causes on the VM named ``vm``; at most one for each sink, the first route's."""
+def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> tuple[Target, ...]:
+    """The deliveries that a change causes on this VM; at most one for each sink, the first route's."""
     found: dict[str, Target] = {}
     for route in routes or (Route(Match(scope=("self",)), sinks),):
-        if not route.match.accepts(change):
+        if not route.match.accepts(change, vm):
             continue
-        ahead = _ahead(change, route.announce_by, vm)
+        ahead = _ahead(change, route.announce_by, (vm.name or None) if vm is not None else None)
         if ahead is not None and not (route.quiet_updates and _quiet(change)):
             for sink in route.sinks:
                 target = Target(

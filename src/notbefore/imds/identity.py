@@ -10,7 +10,8 @@ from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsClient
 
 PATH: Final = "/metadata/instance?api-version=2021-02-01"
-MAX_TEXT: Final = 512  # characters of a field; a resource id has about 200
+MAX_TEXT: Final = 512  # characters of a field; a resource id has about 200, the name of a tag at most 512
+MAX_TAGS: Final = 50  # Azure's own limit
 
 
 class _Instance(Struct):
@@ -51,4 +52,15 @@ def vm_of(compute: dict[str, Any]) -> Vm:
         update_domain=text("platformUpdateDomain"),
         vm_size=text("vmSize"),
         os_type=text("osType"),
+        tags=_tags(compute.get("tagsList")),
     )
+
+
+def _tags(listed: object) -> dict[str, str]:
+    """The tags, as ``[{"name": ..., "value": ...}]``; what is not like this is left out."""
+    found: dict[str, str] = {}
+    for tag in listed[:MAX_TAGS] if isinstance(listed, list) else ():
+        name, value = (tag.get("name"), tag.get("value")) if isinstance(tag, dict) else (None, None)
+        if isinstance(name, str) and isinstance(value, str):
+            found[name[:MAX_TEXT]] = value[:MAX_TEXT]
+    return found
