@@ -88,7 +88,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("#" * 300_000, "more than 262144 bytes"),
         ("vm: {name: " + "1:" * 1000 + "1}\n", ":1: a number of more than 1000 digits"),
         ("vm: {name: 2026-99-99}\n", "this is not YAML"),
-        ("1: 2\n", "expected text as the name of a section"),
+        ("1: 2\n", "expected one line of text as the name of a section"),
+        ("sinks:\n a: {sl\r\rack}\n", "expected one line of text as the name of a section"),
         ("log: {level: info}\nlog: {format: json}\n", ":2: log is given twice: first at "),
         ("log:\n  level: info\n  level: debug\n", ":3: log.level is given twice: first at "),
         (

@@ -82,8 +82,8 @@ def _check_bounds(events: Iterable[Any], path: Path) -> None:
 def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> None:
     for key, value in node.value if node is not None and node.id == "mapping" else ():
         place = f"{file}:{key.start_mark.line + 1}"
-        if key.tag != "tag:yaml.org,2002:str":
-            raise ConfigError(f"{place}: expected text as the name of a section or key, got {key.value!r}")
+        if key.tag != "tag:yaml.org,2002:str" or not key.value.isprintable():
+            raise ConfigError(f"{place}: expected one line of text as the name of a section or key, got {key.value!r}")
         dotted = f"{above}.{key.value}".lstrip(".")
         if dotted in places:  # YAML would silently take the last one
             raise ConfigError(f"{place}: {dotted} is given twice: first at {places[dotted]}")
