@@ -23,13 +23,25 @@ LAYERS = (  # a room may import the layers before its own, and itself; the rooms
 )
 ALLOWED = {  # (importing module, imported room), beside what the layers allow
     ("delivery.sinks.otlp_logs", "otlp"),  # records go out as OTLP
+    ("fleet.instance", "agent"),  # it looks after a courier as the agent does
 }
 IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
     "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
 # modules that are imported where they are needed, and may import much
-LATE = ("otlp.answer", "otlp.grpc_exporter", "otlp.sender", "otlp.session", "otlp.signals", "web.page.render")
+LATE = (
+    "fleet.checkpoints",
+    "fleet.consumer",
+    "fleet.instance",
+    "fleet.view",
+    "otlp.answer",
+    "otlp.grpc_exporter",
+    "otlp.sender",
+    "otlp.session",
+    "otlp.signals",
+    "web.page.render",
+)
 HEAVY = (  # only inside functions: nobody pays for them unasked
     "apprise", "azure", "bcrypt", "google", "grpc", "jinja2", "markupsafe", "opentelemetry", "yaml",
     *(f"notbefore.{module}" for module in LATE),

@@ -66,13 +66,13 @@ def test_the_schema_is_named_in_the_envelope() -> None:
 
 
 def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
-    heartbeat = Heartbeat.of(VM, 3, "1.2.3", T0)
+    heartbeat = Heartbeat.of(VM, ("a", "b", "c"), "1.2.3", T0, 300.0)
     values = heartbeat.flat()
     envelope = cloud_event(heartbeat, "d", values)
     assert (envelope["type"], envelope["id"], envelope["source"]) == ("notbefore.heartbeat.v1", "d", VM.resource_id)
     assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
     assert "dataschema" not in envelope
-    assert "host.name" not in Heartbeat.of(None, 0, "1", T0).flat()
+    assert "host.name" not in Heartbeat.of(None, (), "1", T0).flat()
 
 
 def test_the_queries_for_azure_monitor_ask_for_what_is_there() -> None:

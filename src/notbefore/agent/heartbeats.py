@@ -29,5 +29,6 @@ class Heartbeats:
                 continue
             self._next[sink] = monotonic + interval.seconds
             now = self._clock.now()
-            line = Heartbeat.of(known.vm, len(known.state.tracked.events), __version__, now).line()
+            listed = (event.event.event_id for event in known.state.tracked.events.values())
+            line = Heartbeat.of(known.vm, listed, __version__, now, interval.seconds).line()
             self._state.put(heartbeat_delivery(sink, known.vm_name, line, now.timestamp(), interval.seconds))

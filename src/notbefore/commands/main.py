@@ -22,6 +22,7 @@ CANNOT_START: Final = 3
 
 COMMANDS: Final = {  # `check-config` is the module check_config, with the functions add_arguments and run
     "run": "watch the events of this VM; serve metrics, page and API",
+    "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
     "check-config": "read a configuration: show what is wrong with it, or all values in use",
     "discover": "look for IMDS, and show what was found where",
     "events": "show what is listed now, as a running agent knows it",

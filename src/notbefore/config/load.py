@@ -141,6 +141,8 @@ def dump(config: Config) -> str:
         values["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
     if config.otlp is None:
         del values["otlp"]  # empty, it would be wrong
+    if config.fleet is None:
+        del values["fleet"]
     return yaml.safe_dump(values, sort_keys=False)
 
 

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
+from notbefore.config.fleet import FleetConfig
 from notbefore.config.sinks import Links, Otlp, PeersConfig, SinkConfig, otlp_headers
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
@@ -114,6 +115,7 @@ class Config(_Section, frozen=True):
     links: Links = Links()
     peers: PeersConfig | None = None  # without it no agent knows whether another one is alive
     approval: Policy = Policy()
+    fleet: FleetConfig | None = None  # for `notbefore fleet` alone
     otlp: Otlp | None = None  # metrics over OTLP; without it, the OTEL_* variables decide
 
     @property

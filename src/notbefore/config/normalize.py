@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from notbefore.config.secret import SOURCES
-from notbefore.config.sinks import KINDS
+from notbefore.config.sinks import KINDS, EventHub
 from notbefore.core.routing import VM_FACTS
 
 
@@ -17,6 +17,11 @@ def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
         values["otlp"] = _prepared_keys((), values["otlp"], base)
         if isinstance(values["otlp"].get("logs"), dict):
             values["otlp"]["logs"] = _prepared_keys((), values["otlp"]["logs"], base)
+    if isinstance(values.get("fleet"), dict):
+        values["fleet"] = {
+            key: _prepared_keys(EventHub.SECRETS, value, base) if isinstance(value, dict) else value
+            for key, value in values["fleet"].items()
+        }
     if isinstance(values.get("routes"), list):
         values["routes"] = [_prepared_route(route) for route in values["routes"]]
     approval = values.get("approval")

@@ -39,6 +39,7 @@ Reason = Literal[
     "not_watched",  # gone, and the agent had not been looking long enough to know how
     "not_readable",  # gone, and what was listed of it before could not be read
     "machine_rebooted",  # gone, and this machine was booted since the last look
+    "as_far_as_known",  # of a fleet: not every VM that reported it has said that it is over, and the limit has passed
     # of approvals; see core.approval
     "accepted",  # IMDS answered 200
     "refused",  # IMDS answered 400: it will not take this request
@@ -64,6 +65,7 @@ ENDINGS: Final[dict[str, str]] = {
     "not_watched": "no longer listed after a time in which IMDS gave no answer",
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
+    "as_far_as_known": "over as far as is known: not every VM has said so",
     "status_went_back": "no longer listed, after it went from Started back to Scheduled",
 }
 """Why an ending is reported as it is, in words."""

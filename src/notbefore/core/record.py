@@ -6,9 +6,9 @@ rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -36,6 +36,31 @@ class Vm(Struct, frozen=True):
     vm_size: str = ""
     os_type: str = ""
     tags: dict[str, str] = {}  # of the user's; they are matched by routes, and stand in no record
+
+
+class Spread(NamedTuple):
+    """Smallest, middle and greatest of a measurement over the VMs, in seconds."""
+
+    min: float
+    median: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self | None:
+        """Of what was measured; ``None`` where nothing was."""
+        found = sorted(value for value in values if value is not None)
+        return cls(found[0], found[(len(found) - 1) // 2], found[-1]) if found else None
+
+
+class FleetFacts(Struct, frozen=True):
+    """What many VMs say together of one event, or of a wave of events."""
+
+    events: int
+    vms: int  # that are affected
+    reported_by: int  # VMs
+    notice: Spread | None = None  # this and the next two: over the affected VMs that measured it
+    started: Spread | None = None
+    interruption: Spread | None = None
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):
@@ -108,16 +133,32 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     approval_detail: str | None = field(default=None, name=_attribute("approval.detail"))
     approval_requests: int | None = field(default=None, name=_attribute("approval.requests"))
     approval_reason: str | None = field(default=None, name=_attribute("approval.reason"))
+    # of many VMs; `notbefore fleet` makes these records
+    fleet_events: int | None = field(default=None, name=_attribute("fleet.events"))
+    fleet_vms: int | None = field(default=None, name=_attribute("fleet.vms"))
+    fleet_reported_by: int | None = field(default=None, name=_attribute("fleet.reported_by"))
+    fleet_notice_min: float | None = field(default=None, name=_attribute("fleet.notice_seconds.min"))
+    fleet_notice_median: float | None = field(default=None, name=_attribute("fleet.notice_seconds.median"))
+    fleet_notice_max: float | None = field(default=None, name=_attribute("fleet.notice_seconds.max"))
+    fleet_started_min: float | None = field(default=None, name=_attribute("fleet.started_seconds.min"))
+    fleet_started_median: float | None = field(default=None, name=_attribute("fleet.started_seconds.median"))
+    fleet_started_max: float | None = field(default=None, name=_attribute("fleet.started_seconds.max"))
+    fleet_interruption_min: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.min"))
+    fleet_interruption_median: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.median"))
+    fleet_interruption_max: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.max"))
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")  # what was cut away to fit
 
     @classmethod
-    def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False) -> Self:
-        """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this is)."""
+    def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False, fleet: FleetFacts | None = None) -> Self:
+        """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this is).
+
+        ``fleet``: what many VMs say of it together; ``vm`` is then what these have in common.
+        """
         event, gap, approval = change.event, change.interruption, change.approval
         return cls(
             time=change.time,
             event_name=_attribute(change.kind),
-            body=sentence(change),
+            body=sentence(change, _many(fleet, vm) if fleet is not None else None),
             **_vm_fields(vm),
             change_id=change.id,
             change=change.kind,
@@ -149,7 +190,14 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             approval_detail=(approval.detail or None) if approval else None,
             approval_requests=approval.requests if approval else None,
             approval_reason=(approval.reason or None) if approval else None,
+            **_fleet_fields(fleet),
         )
+
+    @property
+    def many(self) -> str:
+        """The affected VMs in words, where there are several: ``48 VMs of the scale set web``; empty otherwise."""
+        several = self.fleet_vms is not None and self.fleet_vms != 1
+        return _vms(self.fleet_vms or 0, self.scale_set, self.resource_group, self.location) if several else ""
 
     @property
     def no_longer_affected(self) -> bool:
@@ -179,21 +227,31 @@ _OF_ONE_VM: Final = (
 )
 
 
+MAX_LISTED: Final = 100  # EventIds in a heartbeat
+
+
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
     """A sign of life, which distinguishes a VM without events from one without an agent."""
 
     pending: int = field(name="azure.scheduled_events.pending")
+    listed: tuple[str, ...] = field(default=(), name="azure.scheduled_events.listed")  # their EventIds
+    interval: float | None = field(default=None, name="notbefore.heartbeat.interval_seconds")  # until the next one
     service_version: str = field(name="service.version")
 
     @classmethod
-    def of(cls, vm: Vm | None, pending: int, version: str, now: datetime) -> Self:
-        """The heartbeat at ``now``; ``pending``: how many scheduled events are listed."""
+    def of(
+        cls, vm: Vm | None, listed: Iterable[str], version: str, now: datetime, interval: float | None = None
+    ) -> Self:
+        """The heartbeat at ``now``; ``listed``: the EventIds of the scheduled events; ``interval`` in seconds."""
+        listed = tuple(listed)
         return cls(
             time=now,
             event_name="notbefore.heartbeat",
-            body=f"notbefore watches this VM; {pending} scheduled events are pending",
+            body=f"notbefore watches this VM; {len(listed)} scheduled events are pending",
             **_vm_fields(vm),
-            pending=pending,
+            pending=len(listed),
+            listed=listed[:MAX_LISTED],
+            interval=interval,
             service_version=version,
         )
 
@@ -208,6 +266,49 @@ def _written(value: Any) -> Value:
 def _previous_not_before(change: Change) -> datetime | None:
     before = change.previous.not_before if change.previous is not None else None
     return before if before != change.event.not_before else None
+
+
+def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
+    if fleet is None:
+        return {}
+    fields: dict[str, Any] = {
+        "fleet_events": fleet.events,
+        "fleet_vms": fleet.vms,
+        "fleet_reported_by": fleet.reported_by,
+    }
+    for name in ("notice", "started", "interruption"):
+        spread: Spread | None = getattr(fleet, name)
+        if spread is not None:
+            fields |= {f"fleet_{name}_{word}": round(value, 3) for word, value in spread._asdict().items()}
+    return fields
+
+
+def _many(fleet: FleetFacts, vm: Vm | None) -> str:
+    if fleet.vms == 1 and vm is not None and vm.name:
+        return vm.name
+    vm = vm or Vm()
+    return _vms(fleet.vms, vm.scale_set, vm.resource_group, vm.location)
+
+
+def _vms(count: int, scale_set: str | None, resource_group: str | None, region: str | None) -> str:
+    vms = f"{count} VMs" if count != 1 else "1 VM"
+    if count == 0:
+        vms = "VMs that Azure does not name"
+    places = (("of the scale set", scale_set), ("of the resource group", resource_group), ("in", region))
+    return next((f"{vms} {words} {name}" for words, name in places if name), vms)
+
+
+def partition_key(record: BaseRecord, event_key: str) -> str:
+    """What has to meet in one partition of a stream: all that VMs of one group report, signs of life included.
+
+    VMs see each other's events within a scale set or an availability set. IMDS names the scale set, and no
+    availability set, but that one lies within one resource group. So the key is the scale set's, else the resource
+    group's; the event's own, where IMDS has not said who the VM is.
+    """
+    if record.subscription_id is None or record.resource_group is None:
+        return event_key
+    group = (record.subscription_id, record.resource_group, *((record.scale_set,) if record.scale_set else ()))
+    return "/".join(group).casefold()
 
 
 def _vm_fields(vm: Vm | None) -> dict[str, Any]:
@@ -240,10 +341,10 @@ _APPROVALS: Final[dict[ChangeKind, str]] = {
 }
 
 
-def sentence(change: Change) -> str:
+def sentence(change: Change, whom: str | None = None) -> str:
     """The change in words, for people: what happens to whom, and when."""
     event = change.event
-    whom = {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
+    whom = whom or {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
     what = f"{event.event_type} of {whom}"
     if change.kind == "announced":
         when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"

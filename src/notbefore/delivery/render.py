@@ -67,7 +67,7 @@ class Text(Struct, frozen=True):
 def built_in(message: Message, now: datetime) -> Text:
     """The built-in texts, as of ``now``."""
     record = message.record
-    subject = record.vm_name or ", ".join(record.resources[:1]) or "a VM"
+    subject = record.many or record.vm_name or ", ".join(record.resources[:1]) or "a VM"
     if record.scope == "peer" and not record.no_longer_affected:
         subject = f"{', '.join(record.resources[:1])} (seen by {record.vm_name or 'a peer'})"
     if message.kind == "sink_failed":

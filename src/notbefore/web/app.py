@@ -20,7 +20,7 @@ from msgspec import Struct
 from notbefore.core.approval import EVENT_TYPES
 from notbefore.core.record import json_line
 from notbefore.web.recent import Recent
-from notbefore.web.view import CheckResult, View
+from notbefore.web.view import CheckResult, FleetPages, ProcessView, View
 
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
@@ -81,7 +81,23 @@ def make_app(view: View) -> App:
         "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
     }
+    return _application(routes)
 
+
+def make_fleet_app(view: FleetPages) -> App:
+    """The application that shows an instance of ``notbefore fleet``."""
+    return _application(
+        {
+            "/metrics": lambda environ: _metrics(view, environ),
+            "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
+            "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
+            "/api/v1/fleet/events": lambda _: Response(json_line(view.fleet())),
+            "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+        }
+    )
+
+
+def _application(routes: dict[str, Callable[[Environ], Response]]) -> App:
     def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         response = _respond(routes, environ)
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
@@ -111,7 +127,7 @@ def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response
     return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
 
 
-def _metrics(view: View, environ: Environ) -> Response:
+def _metrics(view: ProcessView, environ: Environ) -> Response:
     body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
     return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"))
 

@@ -30,26 +30,37 @@ class AgentStatus(Struct, frozen=True):
     outbox: OutboxView = OutboxView()
 
 
-class View(Protocol):
-    """What the HTTP server shows. Its methods are called from several threads and never wait for the network."""
-
-    def version(self) -> object:
-        """Another object after each change of what is known."""
+class ProcessView(Protocol):
+    """What every process shows. Its methods are called from several threads and never wait for the network."""
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """The body and the content type for this ``Accept`` header."""
 
     def health(self) -> CheckResult:
-        """Is the agent alive?"""
+        """Is the process alive?"""
 
     def ready(self) -> CheckResult:
-        """Does it receive good answers from IMDS?"""
-
-    def pending(self) -> PendingView:
-        """The events that Azure lists now."""
+        """Does it receive what it watches?"""
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
 
+
+class View(ProcessView, Protocol):
+    """What an agent shows."""
+
+    def version(self) -> object:
+        """Another object after each change of what is known."""
+
+    def pending(self) -> PendingView:
+        """The events that Azure lists now."""
+
     def agent_status(self) -> AgentStatus:
         """The state of the agent itself."""
+
+
+class FleetPages(ProcessView, Protocol):
+    """What an instance of ``notbefore fleet`` shows."""
+
+    def fleet(self) -> Struct:
+        """The body of ``/api/v1/fleet/events``."""

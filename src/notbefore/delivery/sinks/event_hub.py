@@ -1,4 +1,4 @@
-"""Azure Event Hubs: each change as a CloudEvent, keyed by its EventId: a partition holds an event in order.
+"""Azure Event Hubs: each change as a CloudEvent; all that one group of VMs reports is in one partition, in order.
 
 The aio client, with a deadline around every step: the sync one has none that holds, and its buffered mode has lost
 messages. The SDK's own retries are off, since the outbox does the waiting; on any failure of the connection the client
@@ -24,7 +24,7 @@ from azure.eventhub.exceptions import (
 )
 
 from notbefore.config.sinks import EventHub, Links
-from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line
+from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
@@ -114,7 +114,7 @@ class Sink:
     async def _send_group(self, group: Sequence[Message], outcomes: dict[str, Outcome]) -> None:
         """The changes of one event: as few batches as they fit in."""
         client = self._open()
-        key = group[0].event_key
+        key = partition_key(group[0].content, group[0].event_key)
         batch, inside = await client.create_batch(partition_key=key), list[Message]()
         for message in group:
             if not self._add(batch, message):
@@ -184,6 +184,17 @@ def event_data(message: Message, record: Record | Heartbeat, form: str) -> Event
 
 def make_client(settings: EventHub) -> tuple[EventHubProducerClient, Any]:
     """A client that does not retry, and its credential where it is a token's."""
+    options = client_options(settings)
+    if settings.connection_string is not None:
+        text = settings.connection_string.reveal()
+        return EventHubProducerClient.from_connection_string(text, eventhub_name=settings.hub, **options), None
+    credential = make_credential(settings)
+    namespace = settings.namespace or ""
+    return EventHubProducerClient(namespace, settings.hub or "", credential, **options), credential
+
+
+def client_options(settings: EventHub) -> dict[str, Any]:
+    """What every client of the SDK is given for these settings: no retries, and the way to the hub."""
     options: dict[str, Any] = {
         "retry_total": 0,
         "retry_backoff_factor": 0,
@@ -198,14 +209,13 @@ def make_client(settings: EventHub) -> tuple[EventHubProducerClient, Any]:
         options["connection_verify"] = settings.ca_file
     if settings.endpoint:
         options["custom_endpoint_address"] = settings.endpoint
-    if settings.connection_string is not None:
-        text = settings.connection_string.reveal()
-        return EventHubProducerClient.from_connection_string(text, eventhub_name=settings.hub, **options), None
+    return options
+
+
+def make_credential(settings: EventHub) -> Any:
+    """The identity that the settings name, for the SDK; it is to be closed."""
     credential = _credential(settings)
-    if settings.audience:
-        credential = _Audience(credential, settings.audience)
-    namespace = settings.namespace or ""
-    return EventHubProducerClient(namespace, settings.hub or "", credential, **options), credential
+    return _Audience(credential, settings.audience) if settings.audience else credential
 
 
 def _credential(settings: EventHub) -> Any:

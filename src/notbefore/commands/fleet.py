@@ -1,0 +1,38 @@
+"""``notbefore fleet``: one instance that reads the changes of all VMs."""
+
+import argparse
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+
+from notbefore.commands.options import load_configuration
+from notbefore.config.load import warnings
+from notbefore.errors import ConfigError
+from notbefore.logs import set_up
+
+LIBRARY = "azure.eventhub.extensions.checkpointstoreblobaio"  # the extra `fleet` installs it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration, and what differs between instances on one machine."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file with a section `fleet`")
+    parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
+    parser.add_argument("--state-dir", help="state.dir: where the outbox is kept; each instance has its own")
+    parser.set_defaults(imds=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read until SIGTERM or SIGINT; returns the exit code. Raises ``NotBeforeError`` where it cannot start."""
+    config = load_configuration(options)
+    try:
+        missing = find_spec(LIBRARY) is None
+    except ModuleNotFoundError:
+        missing = True
+    if missing:
+        raise ConfigError("notbefore fleet needs more libraries: pip install 'azure-notbefore[fleet]'")
+    set_up(config.log.format, config.log.level)
+    for text in warnings(config, options.config):
+        logging.getLogger("notbefore.config").warning(text)
+    from notbefore.fleet.instance import FleetInstance  # noqa: PLC0415 - after the check above
+
+    return FleetInstance(config).run()

@@ -1,0 +1,48 @@
+"""The section ``fleet``: what ``notbefore fleet`` reads, and how it groups what it reads."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import EventHub
+from notbefore.core.duration import Duration
+
+GroupBy = Literal[
+    "event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"
+]
+
+
+class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
+    """Blob Storage, which lets several instances share a hub: ``container_url`` or ``connection_string``."""
+
+    container_url: str | None = None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
+    connection_string: Secret | None = None  # of the storage account, instead of an identity
+    container: str | None = None  # beside `connection_string`
+
+    def __post_init__(self) -> None:
+        if (self.container_url is None) == (self.connection_string is None):
+            raise ValueError("expected either `container_url`, or `connection_string` and `container`")
+        if self.connection_string is not None and not self.container:
+            raise ValueError("expected `container` beside `connection_string`")
+
+
+class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The section ``fleet``."""
+
+    hub: EventHub  # the keys of the sink `event_hub`: where it is, and as whom to read
+    consumer_group: str = "$Default"
+    checkpoints: Checkpoints | None = None  # without it one instance reads alone, and keeps them in `state.dir`
+    window: Duration = Duration("2h")  # how far back it reads at the first start, or where a snapshot is lost
+    group_by: tuple[GroupBy, ...] = ("event_id",)  # what is one notification's: one event, or a wave of them
+    group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
+    group_interval: Duration = Duration("5m")  # between two digests of a wave
+    over_after: Duration = Duration("1h")  # after NotBefore, or the start: what no VM has said to be over by then, is
+    rebalance: Duration = Duration("10s")  # between two looks at which instance has which partition
+    takeover: Duration = Duration("60s")  # after which the partitions of an instance that is gone are others'
+
+    def __post_init__(self) -> None:
+        if not self.group_by:
+            raise ValueError("group_by: expected at least one label, such as event_id, or scale_set and event_type")
+        if self.takeover.seconds < 2 * self.rebalance.seconds:
+            raise ValueError("takeover: expected twice `rebalance` or more")

@@ -1,0 +1,246 @@
+"""``Story``: what the reports of many VMs make of one event. Pure.
+
+Every VM of a scale set or availability set reports the same event, in its own time. The story is the same whatever the
+order in which the reports come, and however often each of them does: what was reported is kept as a set of facts, and
+the strongest claim stands (``STRENGTH``). What people are notified of is a step between two standings (``STEPS``);
+each step is made once.
+"""
+
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Final
+
+from msgspec import Struct
+
+from notbefore.core.change import LifecycleKind
+from notbefore.core.document import Event
+from notbefore.fleet.reading import Place, Report
+
+
+class Standing(IntEnum):
+    """How an event stands. The order is that of ``STRENGTH``: of two claims the greater one stands."""
+
+    NEW = 0  # nothing is known of it, or nobody was notified of it
+    SCHEDULED = 1
+    ENDED = 2  # gone, and nobody saw how
+    CANCELED = 3
+    STARTED = 4
+    FINISHED = 5
+
+
+NEW, SCHEDULED, ENDED, CANCELED, STARTED, FINISHED = Standing
+
+STRENGTH: Final[dict[LifecycleKind, Standing]] = {
+    "announced": SCHEDULED,
+    "updated": SCHEDULED,
+    "ended": ENDED,  # nobody saw it end: who did see it knows better
+    "canceled": CANCELED,  # seen from outside it looks canceled; who saw it start knows better
+    "started": STARTED,
+    "finished": FINISHED,  # it had started, and is over
+}
+"""What a VM claims with a change. Of contradicting claims the one stands that takes more to have been seen."""
+
+OVER: Final = frozenset({ENDED, CANCELED, FINISHED})
+
+OUTCOME: Final[dict[Standing, Standing]] = {  # once the VMs say that it is over: by the strongest claim
+    SCHEDULED: ENDED,  # only after the limit: nobody said how
+    ENDED: ENDED,
+    CANCELED: CANCELED,
+    STARTED: FINISHED,  # Azure knows one way out of Started
+    FINISHED: FINISHED,
+}
+
+STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
+    (NEW, SCHEDULED): "announced",
+    (NEW, STARTED): "started",
+    (NEW, CANCELED): "canceled",
+    (NEW, FINISHED): "finished",
+    (NEW, ENDED): "ended",
+    (SCHEDULED, SCHEDULED): "updated",
+    (SCHEDULED, STARTED): "started",
+    (SCHEDULED, CANCELED): "canceled",
+    (SCHEDULED, FINISHED): "finished",
+    (SCHEDULED, ENDED): "ended",
+    (STARTED, STARTED): "updated",
+    (STARTED, SCHEDULED): None,  # of a wave alone, which stays started: what had started is over, more is scheduled
+    (STARTED, FINISHED): "finished",
+    (STARTED, CANCELED): "finished",  # of a wave alone: the rest of it was canceled
+    (STARTED, ENDED): "ended",
+    (CANCELED, STARTED): "started",  # what looked canceled was not
+    (CANCELED, FINISHED): "finished",
+    (CANCELED, SCHEDULED): None,
+    (CANCELED, CANCELED): None,
+    (CANCELED, ENDED): None,
+} | {(over, later): None for over in (ENDED, FINISHED) for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
+"""From what was notified last to how it stands now: what to notify of. ``None``: nothing; what was told stays."""
+
+CONTRADICTS: Final[dict[LifecycleKind, tuple[LifecycleKind, ...]]] = {
+    "canceled": ("started", "finished"),
+    "started": ("canceled",),
+    "finished": ("canceled",),
+}
+
+_BITS: Final[dict[LifecycleKind, int]] = {kind: 1 << place for place, kind in enumerate(STRENGTH)}
+_ENDING: Final = _BITS["ended"] | _BITS["canceled"] | _BITS["finished"]
+_OPPOSED: Final = {kind: sum(_BITS[other] for other in others) for kind, others in CONTRADICTS.items()}
+
+VANISHING: Final = frozenset({"Preempt", "Terminate"})
+"""Types after which the VM is gone: it never says that the event is over, so the word of any other VM is enough."""
+
+MAX_VMS: Final = 5_000  # VMs that are remembered of one event: several placement groups
+
+
+class Measures(Struct):
+    """What one affected VM measured, in seconds; ``None`` where it did not."""
+
+    notice: float | None = None
+    started_for: float | None = None
+    interruption: float | None = None
+
+
+class Story(Struct):
+    """One event, as many VMs report it. Mutable: only ``add`` and the waves change it."""
+
+    event: Event  # the newest content that was reported
+    place: Place
+    zone: str
+    first_seen: datetime  # by the first VM
+    newest: tuple[datetime, str]  # when the content was seen, and by which VM
+    dated: tuple[datetime, str]  # the same of NotBefore
+    claim: Standing = NEW  # the strongest
+    standing: Standing = NEW  # how the event stands by all reports
+    reported: dict[str, int] = {}  # VM -> what it has reported, as bits
+    undecided: int = 0  # VMs that have not said that it is over
+    measured: dict[str, Measures] = {}  # of the VMs that it affects
+    started: datetime | None = None  # the first start
+    over: datetime | None = None  # the last VM's word that it is over
+    not_before: datetime | None = None  # the last one known
+    ids: set[str] = set()  # of the changes that began it: what comes back has another
+    nth: int = 0  # how often an event of this id was over before
+    contradicted: bool = False
+    given_up: bool = False  # the limit has passed: over as far as is known
+    exercise: bool = False
+
+    @classmethod
+    def begin(cls, report: Report) -> "Story":
+        """A story that the first report of an event begins; it is to be added as well."""
+        return cls(
+            event=event_of(report),
+            place=report.place,
+            zone=report.zone,
+            first_seen=report.first_seen,
+            newest=(report.time, report.vm),
+            dated=(report.time, report.vm),
+            exercise=report.exercise,
+        )
+
+    @property
+    def affected(self) -> tuple[str, ...]:
+        """The VMs that it affects."""
+        return self.event.resources
+
+    def deadline(self, limit: float) -> float:
+        """Unix seconds after which nobody is waited for any longer; ``limit`` in seconds."""
+        times = (self.first_seen, self.not_before, self.started)
+        return max(time.timestamp() for time in times if time is not None) + limit
+
+    def add(self, report: Report) -> bool:
+        """Take in a report; returns whether the event stands otherwise now, or its content is another one."""
+        vm, kind = report.vm, report.change
+        bit, known = _BITS[kind], self.reported.get(vm)
+        if known is None:
+            if len(self.reported) >= MAX_VMS:
+                return False
+            known = 0
+            self.undecided += 1
+        if known & bit:
+            return kind == "updated" and self._take_content(report, vm)
+        if bit & _ENDING and not known & _ENDING:
+            self.undecided -= 1
+        self.reported[vm] = known | bit
+        self.claim = max(self.claim, STRENGTH[kind])
+        if kind in _OPPOSED and not self.contradicted:
+            self.contradicted = any(bits & _OPPOSED[kind] for bits in self.reported.values())
+        changed = self._take_content(report, vm)
+        before, self.standing = self.standing, self._stands()
+        return changed or before is not self.standing
+
+    def give_up(self) -> None:
+        """The limit has passed: it is over as far as is known."""
+        self.given_up = True
+        self.standing = OUTCOME[self.claim]
+
+    def _stands(self) -> Standing:
+        if self.given_up or self._is_over():
+            return OUTCOME[self.claim]
+        return STARTED if self.claim >= STARTED else SCHEDULED
+
+    def _is_over(self) -> bool:
+        """All affected VMs that are heard from say so; where none of them is, all others."""
+        reported = self.reported
+        if self.undecided == 0:
+            return True
+        if self.undecided == len(reported):
+            return False
+        if self.event.event_type in VANISHING:
+            return True
+        heard = [reported[name] for name in map(str.casefold, self.event.resources) if name in reported]
+        return bool(heard) and all(bits & _ENDING for bits in heard)
+
+    def _take_content(self, report: Report, vm: str) -> bool:
+        """Take over times, measurements and content; returns whether the content is another one."""
+        self.first_seen = min(self.first_seen, report.first_seen)
+        kind = report.change
+        if kind == "announced" or report.reason in ("first_seen_started", "came_back"):
+            self.ids.add(report.change_id)
+        if kind == "started" and (self.started is None or report.time < self.started):
+            self.started = report.time
+        if STRENGTH[kind] in OVER and (self.over is None or report.time > self.over):
+            self.over = report.time
+        if report.scope != "peer":
+            self._measure(report, vm)
+        when = (report.time, vm)
+        if report.not_before is not None and (self.not_before is None or when >= self.dated):
+            self.not_before, self.dated = report.not_before, when
+        if when < self.newest:
+            return False
+        self.newest = when
+        before, self.event = self.event, event_of(report)
+        # the status is a matter of the standing
+        return self.event != before and content(self.event) != content(before) and STRENGTH[kind] not in OVER
+
+    def _measure(self, report: Report, vm: str) -> None:
+        old = self.measured.get(vm)
+        if old is None:
+            old = self.measured[vm] = Measures()
+        if report.notice is not None:
+            old.notice = report.notice if old.notice is None else min(old.notice, report.notice)
+        if report.started_for is not None:
+            old.started_for = max(old.started_for or 0.0, report.started_for)
+        if report.interruption is not None:
+            old.interruption = max(old.interruption or 0.0, report.interruption)
+
+
+def event_of(report: Report) -> Event:
+    """The event as a report has it."""
+    return Event(
+        event_id=report.event_id,
+        event_type=report.event_type,
+        event_status=report.event_status,
+        resources=report.resources,
+        not_before=report.not_before,
+        description=report.description,
+        event_source=report.event_source,
+        duration=report.duration,
+    )
+
+
+def content(event: Event) -> tuple[object, ...]:
+    """What of an event is worth an update: all but its status, and the order and case of its resources."""
+    resources = frozenset(name.casefold() for name in event.resources)
+    return (event.event_type, resources, event.not_before, event.description, event.event_source, event.duration)
+
+
+def from_unix(seconds: float) -> datetime:
+    """Unix seconds as a time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)

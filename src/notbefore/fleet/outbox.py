@@ -1,0 +1,97 @@
+"""``FleetOutbox``: notifications go into the outbox and the history; what cannot be read is set aside in a file."""
+
+import base64
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Final
+
+from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.record import Record, json_line
+from notbefore.fleet.partition import Item
+from notbefore.fleet.reading import Poison
+from notbefore.fleet.waves import Notification
+from notbefore.metrics.totals import Totals
+from notbefore.store.schema import connect
+from notbefore.store.state import Store
+from notbefore.store.state_file import StoredChange, StoredState
+
+MAX_SET_ASIDE: Final = 16 * 1024 * 1024  # bytes of the file, of which there are two
+MAX_BODY: Final = 8 * 1024  # bytes of one record that are kept
+
+log = logging.getLogger("notbefore.fleet.outbox")
+
+
+class FleetOutbox:
+    """Of the consumer's thread alone. ``notify`` is called when something is to be sent; it may not wait."""
+
+    def __init__(
+        self, store: Store, routing: Routing, write_record: Callable[[bytes], None], notify: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._routing = routing
+        self._write_record = write_record
+        self._notify = notify
+        self._state = StoredState(totals=store.load().totals)
+        self._logged: set[tuple[str, str]] = set()
+        self._aside = store.path.with_name("poison.jsonl")
+
+    @property
+    def totals(self) -> Totals:
+        """What was notified, since this state directory was new."""
+        return self._state.totals
+
+    def commit(self, made: Sequence[Notification]) -> list[Delivery]:
+        """Write notifications with their deliveries in one transaction; returns the deliveries."""
+        stored: list[StoredChange] = []
+        totals = self._state.totals
+        for one in made:
+            line = Record.of(one.change, one.vm, exercise=one.exercise, fleet=one.facts).line()
+            found = deliveries(one.change, line, self._routing, None)
+            stored.append(StoredChange(one.change, line, found))
+            totals = totals.plus(one.change)
+        self._state = StoredState(totals=totals)
+        self._store.commit(self._state, stored)
+        for one_stored in stored:
+            self._write_record(one_stored.record + b"\n")
+        sent = [delivery for one_stored in stored for delivery in one_stored.deliveries]
+        if sent:
+            self._notify()
+        return sent
+
+    def put(self, sent: Sequence[Delivery]) -> None:
+        """Have deliveries sent that a snapshot holds; those that are in the outbox already stay as they are."""
+        if sent:
+            self._store.put(sent)
+            self._notify()
+
+    def pending(self) -> set[str]:
+        """The ids of the deliveries that wait; all others were accepted, refused or have expired."""
+        path = self._store.spare_path if self._store.spare_path.exists() else self._store.path
+        with closing(connect(path, "ro")) as db:
+            return {one for (one,) in db.execute("SELECT delivery_id FROM outbox WHERE state = 'pending'")}
+
+    def set_aside(self, partition: str, item: Item, poison: Poison) -> None:
+        """Append a record that cannot be read to the file, with its place; log the first of each kind."""
+        if (partition, poison.reason) not in self._logged:
+            self._logged.add((partition, poison.reason))
+            log.warning(
+                "partition %s, sequence number %d: a record cannot be read (%s: %s): it is in %s, and more are only"
+                " counted", partition, item.sequence, poison.reason, poison.detail[:200], self._aside,
+            )  # fmt: skip
+        row = {
+            "partition": partition,
+            "sequence": item.sequence,
+            "offset": item.offset,
+            "reason": poison.reason,
+            "detail": poison.detail[:500],
+            "bytes": len(item.body),
+            "body": base64.b64encode(item.body[:MAX_BODY]).decode(),
+        }
+        try:
+            if self._aside.exists() and self._aside.stat().st_size > MAX_SET_ASIDE:
+                self._aside.replace(self._aside.with_suffix(".jsonl.1"))
+            with self._aside.open("ab") as file:
+                file.write(json_line(row) + b"\n")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._aside, error)

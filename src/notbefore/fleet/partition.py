@@ -1,0 +1,225 @@
+"""``Partition``: what one partition's log says, folded record by record; and its snapshot. Pure.
+
+The state is a fold over the log: the same records give the same stories, waves and notifications, whoever reads them.
+A snapshot holds what is not over yet, and is taken between two records: who goes on from it needs nothing before it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.core.delivery import Delivery
+from notbefore.fleet.merge import CANCELED, NEW, STARTED, STRENGTH, Standing, Story
+from notbefore.fleet.reading import Beat, Poison, Report, read
+from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
+
+FORM: Final = 1  # of a snapshot
+CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
+MAX_CLOSED: Final = 20_000
+LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
+
+RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
+"""What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
+
+
+class Item(Struct, frozen=True):
+    """One record of the hub."""
+
+    body: bytes
+    sequence: int
+    offset: str
+    enqueued: float  # Unix seconds, by the hub's clock
+    properties: dict[Any, Any] | None = None
+
+
+class Closed(Struct):
+    """An event that is over."""
+
+    told: Standing
+    at: float  # Unix seconds of the hub's clock
+    nth: int
+    ids: set[str]
+
+
+class Snapshot(Struct):
+    """What goes on after a restart. ``unsettled``: deliveries that no receiver has accepted yet."""
+
+    form: int
+    sequence: int
+    offset: str
+    enqueued: float
+    waves: list[Wave] = []
+    closed: dict[str, Closed] = {}
+    unsettled: list[Delivery] = []
+
+
+class PartitionFigures(Struct):
+    """What was counted since the last look."""
+
+    records: Counter[str] = msgspec.field(default_factory=Counter)  # by RESULTS
+    poison: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
+    contradictions: int = 0
+    given_up: int = 0
+    missing: int = 0  # records that were gone before they were read
+    closed: list[Story] = []  # events that are over
+
+
+class Partition:
+    """The fold. ``limit``: seconds after NotBefore, or the start, until which it is over, whoever says so."""
+
+    def __init__(
+        self,
+        name: str,
+        grouping: Grouping,
+        limit: float,
+        on_poison: Callable[[str, Item, Poison], None],
+        adopt: Callable[[str], Story | None] = lambda _key: None,
+    ) -> None:
+        self.name = name
+        self.figures = PartitionFigures()
+        self.sequence = -1  # of the last record
+        self.offset = ""
+        self.enqueued = 0.0
+        self.waves = Waves(grouping)
+        self.stories: dict[str, Story] = {}
+        self.beats: dict[str, tuple[Beat, float]] = {}  # VM -> its last sign of life, and when the hub had it
+        self._closed: dict[str, Closed] = {}
+        self._limit = limit
+        self._on_poison = on_poison
+        self._adopt = adopt
+        self._looked = 0.0
+
+    # ---- snapshots
+
+    def snapshot(self, unsettled: list[Delivery]) -> bytes:
+        """All that is needed to go on from here, as JSON."""
+        return msgspec.json.encode(
+            Snapshot(
+                FORM,
+                self.sequence,
+                self.offset,
+                self.enqueued,
+                list(self.waves.open.values()),
+                self._closed,
+                unsettled,
+            )
+        )
+
+    def restore(self, found: Snapshot) -> None:
+        """Go on from a snapshot."""
+        self.sequence, self.offset, self.enqueued = found.sequence, found.offset, found.enqueued
+        self.waves.restore(found.waves)
+        for wave in found.waves:
+            self.stories.update(wave.stories)
+        self._closed = found.closed
+
+    def release(self, key: str) -> Story | None:
+        """Give up a story: its event's records come in another partition now (the hub was given more of them)."""
+        story = self.stories.get(key)
+        if story is None:
+            return None
+        for wave in list(self.waves.open.values()):
+            if wave.stories.pop(key, None) is not None and not wave.stories:
+                del self.waves.open[wave.key]
+        return self.stories.pop(key)
+
+    # ---- the fold
+
+    def add(self, item: Item) -> Iterator[Notification]:
+        """Take in one record; yields the notifications that were due before it."""
+        if item.sequence <= self.sequence:  # a snapshot may be newer than the checkpoint
+            return
+        if 0 <= self.sequence < item.sequence - 1:
+            self.figures.missing += item.sequence - 1 - self.sequence
+        if item.enqueued >= self.waves.next_due or item.enqueued - self._looked >= LOOK_EVERY:
+            yield from self.advance(item.enqueued)
+        self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
+        found = read(item.body, item.properties)
+        self.figures.records[self._take(found, item)] += 1
+
+    def advance(self, now: float) -> Iterator[Notification]:
+        """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then."""
+        if now - self._looked >= LOOK_EVERY:
+            self._look(now)
+        for wave, made in self.waves.flush(now):
+            if wave.key not in self.waves.open:  # it is over
+                for key, story in wave.stories.items():
+                    self._close(key, story, wave, now)
+            yield made
+
+    def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
+        if isinstance(found, Report):
+            return self._report(found, item.enqueued)
+        if isinstance(found, Beat):
+            self.beats[found.vm] = (found, item.enqueued)
+            return "beat"
+        if found is None:
+            return "skipped"
+        self.figures.poison[found.reason] += 1
+        self._on_poison(self.name, item, found)
+        return "poison"
+
+    def _report(self, report: Report, now: float) -> str:
+        key = report.event_id.casefold()
+        story = self.stories.get(key)
+        if story is not None:
+            contradicted = story.contradicted
+            news = story.add(report)
+            self.figures.contradictions += story.contradicted > contradicted
+            if news:
+                self.waves.note(story, now)
+            return "news" if news else "known"
+        closed = self._closed.get(key)
+        if closed is not None and not _reopens(closed, report):
+            return "late"
+        story = self._adopt(key) or Story.begin(report)
+        told = NEW
+        if closed is not None:
+            came_back = STRENGTH[report.change] < STARTED
+            story.nth, story.ids = closed.nth + came_back, closed.ids
+            told = NEW if came_back else closed.told
+            self.figures.contradictions += not came_back
+            del self._closed[key]
+        self.stories[key] = story
+        story.add(report)
+        self.waves.note(story, now, told)
+        return "news"
+
+    def _look(self, now: float) -> None:
+        """End what is long overdue, and forget what is long over."""
+        self._looked = now
+        for story in self.stories.values():
+            if not story.given_up and now > story.deadline(self._limit):
+                before = story.standing
+                story.give_up()
+                if story.standing is not before:
+                    self.figures.given_up += 1
+                    self.waves.note(story, now)
+        forgotten = [key for key, one in self._closed.items() if now - one.at > CLOSED_SECONDS]
+        for key in forgotten + list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED)]:
+            self._closed.pop(key, None)
+
+    def _close(self, key: str, story: Story, wave: Wave, now: float) -> None:
+        self.stories.pop(key, None)
+        self.figures.closed.append(story)
+        self._closed[key] = Closed(wave.told, now, wave.nth, story.ids)
+
+
+def _reopens(closed: Closed, report: Report) -> bool:
+    """What looked canceled was not; or the EventId was listed again, under a change that is not known."""
+    if report.change_id in closed.ids:
+        return False
+    if closed.told is CANCELED and STRENGTH[report.change] >= STARTED:
+        return True
+    return report.reason == "came_back"
+
+
+def read_snapshot(body: bytes) -> Snapshot:
+    """Read a snapshot; raises ``msgspec.MsgspecError`` or ``ValueError`` for one of another form."""
+    found = msgspec.json.decode(body, type=Snapshot)
+    if found.form != FORM:
+        raise ValueError(f"a snapshot of form {found.form}, expected {FORM}")
+    return found

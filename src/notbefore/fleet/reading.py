@@ -1,0 +1,152 @@
+"""Bytes of the hub -> ``Report`` (a change that a VM reports), ``Beat`` (its sign of life) or ``Poison``. Pure.
+
+Both formats of the agent's sink are read: the CloudEvent as the body, and its attributes as properties around the
+record. Only the fields that the fleet needs are decoded.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from notbefore.core.change import LifecycleKind
+from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
+
+MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
+CHANGE: Final = "notbefore.scheduled_event."
+HEARTBEAT: Final = "notbefore.heartbeat."
+VERSION: Final = ".v1"
+_EVENT: Final = "azure.scheduled_event."
+APPROVALS: Final = frozenset(
+    {"approved", "approval_failed", "approval_skipped"}
+)  # what a VM did is no step of an event
+
+PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape"]
+
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
+Word = Annotated[str, Meta(max_length=MAX_WORD)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400.0)]
+
+
+class Place(NamedTuple):
+    """Where a VM is, as far as the VMs of its group have it in common."""
+
+    subscription: str = ""
+    resource_group: str = ""
+    region: str = ""
+    scale_set: str = ""
+
+
+class _From(Struct, frozen=True, kw_only=True):
+    """Who reports."""
+
+    time: datetime
+    region: Name = field(default="", name="cloud.region")
+    zone: Name = field(default="", name="cloud.availability_zone")
+    subscription: Name = field(default="", name="cloud.account.id")
+    resource_group: Name = field(default="", name="azure.resource_group.name")
+    scale_set: Name = field(default="", name="azure.vm.scaleset.name")
+    vm_id: Name = field(default="", name="host.id")
+    vm_name: Name = field(default="", name="host.name")
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.subscription, self.resource_group, self.region, self.scale_set)
+
+    @property
+    def vm(self) -> str:
+        """The VM that reports: the name that it has in ``Resources``, in one case; its id where it has no name."""
+        return (self.vm_name or self.vm_id or "unknown").casefold()
+
+
+class Report(_From, frozen=True, kw_only=True):
+    """One change, as one VM saw it. Durations are seconds."""
+
+    change_id: Id = field(name=_EVENT + "change_id")
+    change: LifecycleKind = field(name=_EVENT + "change")
+    reason: Word = field(default="", name=_EVENT + "reason")
+    event_id: Id = field(name=_EVENT + "id")
+    event_type: Word = field(name=_EVENT + "type")
+    event_status: Word = field(name=_EVENT + "status")
+    event_source: Word | None = field(default=None, name=_EVENT + "source")
+    scope: Word = field(default="unknown", name=_EVENT + "scope")
+    resources: Annotated[tuple[Name, ...], Meta(max_length=MAX_RESOURCES)] = field(
+        default=(), name=_EVENT + "resources"
+    )
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION + 1)] | None = field(
+        default=None, name=_EVENT + "description"
+    )
+    first_seen: datetime = field(name=_EVENT + "first_seen")
+    not_before: datetime | None = field(default=None, name=_EVENT + "not_before")
+    duration: int | None = field(default=None, name=_EVENT + "expected_duration_seconds")
+    notice: Seconds | None = field(default=None, name=_EVENT + "notice_seconds")
+    started_for: Seconds | None = field(default=None, name=_EVENT + "started_seconds")
+    interruption: Seconds | None = field(default=None, name=_EVENT + "interruption_seconds")
+    exercise: bool = field(default=False, name=_EVENT + "exercise")
+
+
+class Beat(_From, frozen=True, kw_only=True):
+    """A sign of life of a VM, with the EventIds that are listed there."""
+
+    listed: Annotated[tuple[Id, ...], Meta(max_length=MAX_RESOURCES)] = field(
+        default=(), name="azure.scheduled_events.listed"
+    )
+    interval: Seconds = field(default=300.0, name="notbefore.heartbeat.interval_seconds")
+
+
+class Poison(Struct, frozen=True):
+    """What cannot be read, and why."""
+
+    reason: PoisonReason
+    detail: str = ""
+
+
+class _Envelope(Struct):
+    type: str
+    data: msgspec.Raw
+
+
+_envelopes: Final = msgspec.json.Decoder(_Envelope)
+_reports: Final = msgspec.json.Decoder(Report)
+_beats: Final = msgspec.json.Decoder(Beat)
+
+
+def read(body: bytes, properties: Mapping[Any, Any] | None = None) -> Report | Beat | Poison | None:
+    """What a record of the hub says; ``None`` for what is of no use here, such as approvals.
+
+    ``properties``: those of the message, which hold the envelope in the binary format.
+    """
+    if len(body) > MAX_BYTES:
+        return Poison("too_large", f"{len(body)} bytes")
+    try:
+        kind = _binary_type(properties) if properties else ""
+        data: bytes | msgspec.Raw = body
+        if not kind:
+            envelope = _envelopes.decode(body)
+            kind, data = envelope.type, envelope.data
+        return _read_data(kind, data)
+    except msgspec.ValidationError as error:
+        return Poison("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
+        return Poison("not_json", str(error))
+
+
+def _binary_type(properties: Mapping[Any, Any]) -> str:
+    value = properties.get(b"cloudEvents:type") or properties.get("cloudEvents:type") or ""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _read_data(kind: str, data: bytes | msgspec.Raw) -> Report | Beat | Poison | None:
+    if kind.startswith(CHANGE) and kind.endswith(VERSION):
+        if kind[len(CHANGE) : -len(VERSION)] in APPROVALS:
+            return None
+        return _reports.decode(data)
+    if kind.startswith(HEARTBEAT[:-1]) and kind.endswith(VERSION):
+        return _beats.decode(data)
+    if kind.startswith("notbefore."):
+        return Poison("newer", kind[:200])
+    return Poison("foreign", kind[:200])

@@ -1,0 +1,188 @@
+"""``FleetView``: what a scrape and the JSON interface show of an instance."""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from notbefore import __version__
+from notbefore.config.model import Config
+from notbefore.core.lifecycle import Tracked
+from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.merge import OVER, Story
+from notbefore.fleet.outbox import FleetOutbox
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.waves import Wave, event_of_wave, facts_of, standing_of
+from notbefore.metrics.families import Family, Snapshot
+from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
+from notbefore.metrics.process import CourierFigures, Figures
+from notbefore.metrics.totals import Labels
+from notbefore.store.outbox_reader import OutboxReader
+from notbefore.store.state import Store
+from notbefore.web.prometheus import MetricsText
+from notbefore.web.view import CheckResult
+
+
+class ShownWave(Struct, frozen=True):
+    """One wave in ``/api/v1/fleet/events``; durations in seconds."""
+
+    event_id: str  # of the event, or of the wave
+    event_type: str
+    event_source: str | None
+    status: str  # scheduled, started, canceled, finished, ended
+    region: str
+    scale_set: str
+    events: int
+    vms: tuple[str, ...]  # that it affects
+    reported_by: int
+    first_seen: datetime
+    not_before: datetime | None
+    seconds_to_not_before: float | None
+    started: datetime | None
+    description: str | None
+
+
+class FleetEvents(Struct, frozen=True):
+    """The body of ``/api/v1/fleet/events``: of the partitions of this instance."""
+
+    partitions: tuple[str, ...]
+    waves: tuple[ShownWave, ...]
+
+
+class Stored(NamedTuple):
+    """What an instance keeps on its disk, and who reads it."""
+
+    store: Store
+    notified: FleetOutbox
+    outbox: OutboxReader
+
+
+class FleetView:
+    """Reads what the consumer's thread has; what changes meanwhile is shown at the next look."""
+
+    def __init__(
+        self,
+        config: Config,
+        consumer: Consumer,
+        stored: Stored,
+        courier: Callable[[], CourierFigures],
+    ) -> None:
+        self._config = config
+        self._consumer = consumer
+        self._store, self._notified, self._outbox = stored
+        self._courier = courier
+        self._began = datetime.now(UTC)
+        self._text = MetricsText(self._families)
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """``/metrics``: the body and the content type for this ``Accept`` header."""
+        return self._text.render(accept)
+
+    def health(self) -> CheckResult:
+        """The consumer's thread runs."""
+        alive = self._consumer.alive
+        return CheckResult(ok=alive, reasons=() if alive else ("the thread that reads the hub has ended",))
+
+    def ready(self) -> CheckResult:
+        """The hub is being read, and the state is written where it survives the end of the machine."""
+        reasons = []
+        if self._store.degraded:
+            reasons.append(f"the state cannot be written: {self._store.degraded}")
+        if not self._consumer.connected:
+            reasons.append("the hub is not being read")
+        return CheckResult(ok=not reasons, reasons=tuple(reasons))
+
+    def status_line(self) -> str:
+        """How the instance is, in one line for ``systemctl status``."""
+        folds = self._consumer.folds
+        events = sum(len(fold.stories) for fold in folds)
+        return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """The newest notifications, as the JSON of ``/api/v1/history``."""
+        found = self._store.history(since.timestamp() if since else None, limit)
+        return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"true" if found.cut else b"false")
+
+    def fleet(self) -> FleetEvents:
+        """What is coming over the fleet, the most urgent first."""
+        now = datetime.now(UTC)
+        folds = self._consumer.folds
+        waves = [_shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
+        waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
+        return FleetEvents(tuple(fold.name for fold in folds), tuple(waves))
+
+    def _families(self) -> Iterable[Family]:
+        consumer = self._consumer
+        folds = consumer.folds
+        heard: dict[Labels, float] = {}
+        for fold in folds:
+            for beat, _ in list(fold.beats.values()):
+                place = (beat.region, beat.scale_set)
+                heard[place] = heard.get(place, 0.0) + 1.0
+        snapshot = FleetSnapshot(
+            now=datetime.now(UTC),
+            events=tuple(one for fold in folds for one in _events(fold)),
+            heard=heard,
+            records=consumer.records,
+            poison=consumer.poison,
+            errors=consumer.errors,
+            contradictions=consumer.counts["contradictions"],
+            given_up=consumer.counts["given_up"],
+            missing=consumer.counts["missing"],
+            lag={name: (float(lag.events), lag.seconds) for name, lag in list(consumer.lag.items())},
+            partitions=len(folds),
+            connected=consumer.connected,
+            notice=consumer.measured.notice,
+            interruption=consumer.measured.interruption,
+            since=self._began,
+        )
+        process = Snapshot(
+            tracked=Tracked(),
+            totals=self._notified.totals,
+            figures=Figures(
+                version=__version__,
+                courier=self._courier(),
+                store_degraded=self._store.degraded is not None,
+                store_damaged=self._store.damaged_files,
+                since=self._began,
+            ),
+            now=snapshot.now,
+            outbox=self._outbox.view,
+            sinks=tuple(self._config.sinks),
+        )
+        return samples(snapshot, process)
+
+
+def _events(fold: Partition) -> Iterable[Shown]:
+    for story in list(fold.stories.values()):
+        if story.standing not in OVER:
+            yield Shown(_labels(story), story.standing.name.lower(), len(story.affected))
+
+
+def _labels(story: Story) -> Labels:
+    return (story.event.event_type, story.place.region, story.place.scale_set, story.zone)
+
+
+def _shown(wave: Wave, now: datetime) -> ShownWave:
+    stories = list(wave.stories.values())
+    standing = standing_of(wave)
+    event, facts, story = event_of_wave(wave, standing), facts_of(stories), stories[0]
+    starts = [one.started for one in stories if one.started is not None]
+    not_before = event.not_before
+    return ShownWave(
+        event_id=event.event_id,
+        event_type=event.event_type,
+        event_source=event.event_source,
+        status=standing.name.lower(),
+        region=story.place.region,
+        scale_set=story.place.scale_set,
+        events=len(stories),
+        vms=event.resources,
+        reported_by=facts.reported_by,
+        first_seen=min(one.first_seen for one in stories),
+        not_before=not_before,
+        seconds_to_not_before=(not_before - now).total_seconds() if not_before is not None else None,
+        started=min(starts, default=None),
+        description=event.description,
+    )

@@ -1,0 +1,282 @@
+"""``Waves``: stories that belong together, and the moments at which people are notified of them. Pure.
+
+In Alertmanager's words: ``group_by`` says which stories are one group (a wave), ``group_wait`` how long the first
+notification waits for more of them, ``group_interval`` how long a digest does. What changes how a wave stands is
+notified at once. A wave is shown as one event, with all its VMs as ``Resources``, so that every sink and route of the
+agent takes it.
+
+All times are those at which the hub took the records in. So whoever reads the same log, and however late, makes the
+same notifications at the same moments, under the same ids.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.core.change import Change, Gap, LifecycleKind, Reason, change_id
+from notbefore.core.document import Event
+from notbefore.core.record import FleetFacts, Spread, Vm
+from notbefore.fleet.merge import (
+    CANCELED,
+    ENDED,
+    FINISHED,
+    NEW,
+    OUTCOME,
+    OVER,
+    SCHEDULED,
+    STARTED,
+    STEPS,
+    Standing,
+    Story,
+    content,
+    from_unix,
+)
+
+GroupLabel = Literal[
+    "event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"
+]
+EACH_EVENT: Final[tuple[GroupLabel, ...]] = ("event_id",)
+MAX_NAMES: Final = 2_000  # of VMs in one notification
+SHARE_OF_NOTICE: Final = 3  # the first notification waits for a third of the notice at most: a Preempt has 30 s
+
+LABELS: Final[dict[str, Callable[[Story], str]]] = {
+    "event_id": lambda story: story.event.key,
+    "event_type": lambda story: story.event.event_type,
+    "event_source": lambda story: story.event.event_source or "",
+    "region": lambda story: story.place.region,
+    "zone": lambda story: story.zone,
+    "subscription": lambda story: story.place.subscription,
+    "resource_group": lambda story: story.place.resource_group,
+    "scale_set": lambda story: story.place.scale_set,
+}
+
+_OUTCOMES: Final = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
+_REASONS: Final[dict[LifecycleKind, Reason]] = {
+    "announced": "first_seen_scheduled",
+    "updated": "content_changed",
+    "started": "status_started",
+    "canceled": "gone_before_start",
+    "finished": "gone_after_start",
+    "ended": "not_watched",
+}
+
+
+class Grouping(Struct, frozen=True):
+    """How stories are grouped; times in seconds."""
+
+    group_by: tuple[GroupLabel, ...] = EACH_EVENT
+    group_wait: float = 10.0
+    group_interval: float = 300.0
+
+    @property
+    def each_event(self) -> bool:
+        """Every event is a group of its own: there is nothing to wait for."""
+        return "event_id" in self.group_by
+
+
+class Wave(Struct):
+    """One group of stories. Mutable: only ``Waves`` changes it."""
+
+    key: tuple[str, ...]  # the values of ``group_by``
+    event_key: str  # what its notifications are known by
+    stories: dict[str, Story] = {}
+    told: Standing = NEW  # what was notified last
+    told_event: Event | None = None
+    told_at: float = 0.0  # Unix seconds of the hub's clock
+    due: float | None = None  # when the next notification is to be made
+    number: int = 0  # of the digests so far
+    nth: int = 0  # of an event that came back: how often it was over before
+
+
+class Notification(Struct, frozen=True):
+    """A change of a wave, with whose it is, and what is only known of many VMs."""
+
+    change: Change
+    vm: Vm
+    facts: FleetFacts
+    exercise: bool = False
+
+
+class Waves:
+    """The waves of one partition."""
+
+    def __init__(self, grouping: Grouping) -> None:
+        self._grouping = grouping
+        self.open: dict[tuple[str, ...], Wave] = {}
+        self.next_due = float("inf")  # Unix seconds: nothing is due before
+
+    def restore(self, waves: Iterable[Wave]) -> None:
+        """Go on with the waves of a snapshot."""
+        for wave in waves:
+            self.open[wave.key] = wave
+            self._expect(wave.due)
+
+    def note(self, story: Story, now: float, told: Standing = NEW) -> None:
+        """A story has begun or has changed, ``now`` by the hub's clock: its wave is due at once, or with its digest.
+
+        ``told``: what was notified of it before its wave was over, where it turns out that it is not.
+        """
+        key = tuple([LABELS[name](story) for name in self._grouping.group_by])
+        wave = self.open.get(key)
+        if wave is None:
+            wave = self.open[key] = Wave(key, self._event_key(key, story), told=told, nth=story.nth)
+        wave.stories[story.event.key] = story
+        due = self._due(wave, story, now)
+        if wave.due is None or due < wave.due or standing_of(wave) in OVER:
+            wave.due = due
+        self._expect(wave.due)
+
+    def flush(self, now: float) -> Iterator[tuple[Wave, Notification]]:
+        """The notifications that are due by ``now``, in the order of their moments."""
+        if now < self.next_due:
+            return
+        due = sorted((wave.due, wave.event_key, wave) for wave in self.open.values() if wave.due and wave.due <= now)
+        for moment, _, wave in due:
+            made = self._notify(wave, moment or now)
+            if made is not None:
+                yield wave, made
+            if wave.told in OVER:
+                del self.open[wave.key]
+        self.next_due = min((wave.due for wave in self.open.values() if wave.due), default=float("inf"))
+
+    def _expect(self, due: float | None) -> None:
+        if due is not None and due < self.next_due:
+            self.next_due = due
+
+    def _event_key(self, key: tuple[str, ...], story: Story) -> str:
+        if self._grouping.each_event:
+            return story.event.key
+        return "wave-" + change_id("\n".join(key), "announced", story.event.key, 0)[:24]
+
+    def _due(self, wave: Wave, story: Story, now: float) -> float:
+        grouping = self._grouping
+        standing = standing_of(wave)
+        if grouping.each_event:
+            return now
+        if wave.told is NEW:
+            notice = (story.not_before.timestamp() - now) / SHARE_OF_NOTICE if story.not_before else 0.0
+            return now + max(0.0, min(grouping.group_wait, notice))
+        if standing is STARTED and wave.told is SCHEDULED:
+            return now
+        if standing in OVER:  # the next VM's event may come now
+            return now + grouping.group_interval
+        return max(now, wave.told_at + grouping.group_interval)
+
+    def _notify(self, wave: Wave, moment: float) -> Notification | None:
+        standing = standing_of(wave)
+        if wave.told is STARTED and standing is SCHEDULED:
+            standing = STARTED
+        kind = STEPS[wave.told, standing]
+        event = event_of_wave(wave, standing)
+        wave.due = None
+        if kind == "updated" and wave.told_event is not None and content(event) == content(wave.told_event):
+            kind = None
+        if kind is None:
+            return None
+        wave.number += kind == "updated"
+        identity = change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth)
+        made = _notification(wave, event, (kind, identity, standing), from_unix(moment))
+        wave.told, wave.told_event, wave.told_at = standing, event, moment
+        return made
+
+
+def standing_of(wave: Wave) -> Standing:
+    """How a wave stands: started while one of its events is, over once all of them are."""
+    standings = {story.standing for story in wave.stories.values()}
+    for standing in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED):
+        if standing in standings:
+            return standing
+    return NEW
+
+
+def event_of_wave(wave: Wave, standing: Standing) -> Event:
+    """The wave as one event: all VMs, and the next NotBefore of those that have not started."""
+    stories = list(wave.stories.values())
+    live = [story for story in stories if story.standing not in OVER] or stories
+    first = min(live, key=lambda story: (story.not_before or story.first_seen, story.event.key))
+    if len(stories) == 1 and wave.event_key == first.event.key:
+        return replace(first.event, not_before=None if standing is STARTED else first.not_before)
+    names = dict.fromkeys(name for story in stories for name in story.affected)
+    scheduled = [one.not_before for one in live if one.standing is SCHEDULED and one.not_before is not None]
+    return Event(
+        event_id=wave.event_key,
+        event_type=first.event.event_type,
+        event_status="Started" if standing is STARTED else "Scheduled",
+        resource_type=first.event.resource_type,
+        resources=tuple(names)[:MAX_NAMES],
+        not_before=min(scheduled, default=None),
+        description=first.event.description,
+        event_source=first.event.event_source,
+        duration=max((story.event.duration for story in stories if story.event.duration is not None), default=None),
+    )
+
+
+def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Standing], time: datetime) -> Notification:
+    kind, identity, standing = step
+    stories = list(wave.stories.values())
+    facts = facts_of(stories)
+    first_seen = min(story.first_seen for story in stories)
+    starts = [story.started for story in stories if story.started is not None]
+    started, notice = min(starts, default=None), facts.notice
+    ended = max((story.over for story in stories if story.over is not None), default=None)
+    gap = facts.interruption.max if facts.interruption is not None and standing in OVER else None
+    change = Change(
+        id=identity,
+        kind=kind,
+        reason="as_far_as_known" if any(story.given_up for story in stories) and standing in OVER else _REASONS[kind],
+        time=time,
+        event=event,
+        scope="self",  # of the fleet
+        incarnation=0,
+        first_seen=first_seen,
+        previous=wave.told_event,
+        previous_not_before=wave.told_event.not_before if wave.told_event is not None else None,
+        outcome=_OUTCOMES[OUTCOME[standing]] if standing in OVER else None,  # type: ignore[arg-type]
+        not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
+        notice_seconds=notice.min if notice is not None else None,
+        scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
+        started_seconds=_seconds(started, ended) if standing in OVER else None,
+        interruption=Gap(gap, gap) if gap is not None else None,
+    )
+    return Notification(change, _vm_of(stories), facts, any(story.exercise for story in stories))
+
+
+def facts_of(stories: Iterable[Story]) -> FleetFacts:
+    """What many VMs say together."""
+    stories = list(stories)
+    measured = [one for story in stories for one in story.measured.values()]
+    return FleetFacts(
+        events=len(stories),
+        vms=len({name.casefold() for story in stories for name in story.affected}),
+        reported_by=len({vm for story in stories for vm in story.reported}),
+        notice=Spread.of(one.notice for one in measured),
+        started=Spread.of(one.started_for for one in measured),
+        interruption=Spread.of(one.interruption for one in measured),
+    )
+
+
+def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
+    return max(0.0, (end - begin).total_seconds()) if begin is not None and end is not None else None
+
+
+def _vm_of(stories: list[Story]) -> Vm:
+    """What the VMs have in common, and the name where there is one alone."""
+    places = {story.place for story in stories}
+    place = next(iter(places))
+    names = {name for story in stories for name in story.affected}
+    zones = {story.zone for story in stories}
+    return Vm(
+        name=next(iter(names)) if len(names) == 1 else "",
+        subscription_id=_common(place.subscription, (one.subscription for one in places)),
+        resource_group=_common(place.resource_group, (one.resource_group for one in places)),
+        location=_common(place.region, (one.region for one in places)),
+        zone=_common(stories[0].zone, zones),
+        scale_set=_common(place.scale_set, (one.scale_set for one in places)),
+    )
+
+
+def _common(value: str, values: Iterable[str]) -> str:
+    return value if all(one == value for one in values) else ""

@@ -1,0 +1,181 @@
+"""The metrics of ``notbefore fleet``. Each instance has those of its partitions: over all instances, sums are right."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from msgspec import Struct
+
+from notbefore.metrics import families
+from notbefore.metrics.families import Family, Metric, Snapshot
+from notbefore.metrics.totals import (
+    INTERRUPTION_BOUNDS,
+    MAX_SERIES,
+    NOTICE_BOUNDS,
+    OTHER,
+    Histogram,
+    Labels,
+)
+
+_PLACE: Final = ("event_type", "region", "scale_set", "zone")
+
+EVENTS: Final = Metric(
+    "notbefore_fleet_events_pending", "gauge", "Events that are not over.", (*_PLACE, "event_status")
+)
+VMS: Final = Metric("notbefore_fleet_vms_affected", "gauge", "VMs that events which are not over affect.", _PLACE)
+HEARD: Final = Metric(
+    "notbefore_fleet_vms_heard", "gauge", "VMs that have sent a sign of life.", ("region", "scale_set")
+)
+SILENT: Final = Metric(
+    "notbefore_fleet_vms_silent",
+    "gauge",
+    "VMs whose signs of life have stopped, without an event that explains it.",
+    ("region", "scale_set"),
+)
+RECORDS: Final = Metric("notbefore_fleet_records", "counter", "Records of the hub by what they were.", ("result",))
+POISON: Final = Metric("notbefore_fleet_poison_records", "counter", "Records that could not be read.", ("reason",))
+CONTRADICTIONS: Final = Metric(
+    "notbefore_fleet_contradictions",
+    "counter",
+    "Events of which one VM says that it started, another that it was canceled.",
+)
+GIVEN_UP: Final = Metric(
+    "notbefore_fleet_events_given_up", "counter", "Events that were over only as far as is known: not every VM said so."
+)
+MISSING: Final = Metric(
+    "notbefore_fleet_records_missing", "counter", "Records that the hub had deleted before they were read."
+)
+ERRORS: Final = Metric("notbefore_fleet_errors", "counter", "Errors of the hub and of the checkpoint store.", ("part",))
+PARTITIONS: Final = Metric("notbefore_fleet_partitions", "gauge", "Partitions that this instance reads.")
+LAG_RECORDS: Final = Metric(
+    "notbefore_fleet_lag_records", "gauge", "Records of the hub that are still to be read.", ("partition",)
+)
+LAG_SECONDS: Final = Metric(
+    "notbefore_fleet_lag_seconds", "gauge", "Age of the next record to be read; 0 where there is none.", ("partition",)
+)
+CONNECTED: Final = Metric("notbefore_fleet_hub_connected", "gauge", "1 while the hub is being read, else 0.")
+CHANGES: Final = Metric(
+    "notbefore_fleet_changes",
+    "counter",
+    "Steps of events, or of waves of them, that people were notified of.",
+    ("change", "event_type", "event_source"),
+)
+NOTICE: Final = Metric(
+    "notbefore_fleet_notice_seconds", "histogram", "Notice that affected VMs had.", ("event_type", "region")
+)
+INTERRUPTION: Final = Metric(
+    "notbefore_fleet_interruption_seconds",
+    "histogram",
+    "Interruption that affected VMs measured.",
+    ("event_type", "region"),
+)
+
+COMMON: Final = frozenset(
+    {
+        families.DELIVERIES,
+        families.LATENCY,
+        families.OUTBOX_ROWS,
+        families.OLDEST_PENDING,
+        families.TEMPLATE_ERRORS,
+        families.DEGRADED,
+        families.DAMAGED,
+        families.COURIER_RUNNING,
+        families.COURIER_STARTS,
+        families.BUILD,
+    }
+)
+"""What an agent has as well: of the outbox, the courier and the process."""
+
+
+class Shown(Struct, frozen=True):
+    """An event that is not over, as far as metrics show it."""
+
+    labels: Labels  # event_type, region, scale_set, zone
+    status: str
+    vms: int
+
+
+class FleetSnapshot(Struct, frozen=True):
+    """Everything that the samples are computed from."""
+
+    now: datetime
+    events: tuple[Shown, ...] = ()
+    heard: Mapping[Labels, float] = {}  # (region, scale_set) -> VMs
+    silent: Mapping[Labels, float] = {}
+    records: Mapping[str, int] = {}
+    poison: Mapping[str, int] = {}
+    errors: Mapping[str, int] = {}
+    contradictions: int = 0
+    given_up: int = 0
+    missing: int = 0
+    lag: Mapping[str, tuple[float, float]] = {}  # partition -> records, seconds
+    partitions: int = 0
+    connected: bool = False
+    notice: Mapping[Labels, Histogram] = {}  # (event_type, region)
+    interruption: Mapping[Labels, Histogram] = {}
+    since: datetime | None = None  # when this instance began to count
+
+
+class Measured:
+    """Histograms of what VMs measured, by (event_type, region); bounded. Of one thread."""
+
+    def __init__(self) -> None:
+        self.notice: dict[Labels, Histogram] = {}
+        self.interruption: dict[Labels, Histogram] = {}
+
+    def add(self, labels: Labels, notice: float | None, interruption: float | None) -> None:
+        """Take in what one VM measured of one event, in seconds; ``None``: it did not."""
+        self.notice = _observed(self.notice, labels, NOTICE_BOUNDS, notice)
+        self.interruption = _observed(self.interruption, labels, INTERRUPTION_BOUNDS, interruption)
+
+
+def _observed(
+    found: dict[Labels, Histogram], labels: Labels, bounds: tuple[float, ...], value: float | None
+) -> dict[Labels, Histogram]:
+    if value is None:
+        return found
+    if labels not in found and len(found) >= MAX_SERIES // 4:  # a histogram is a series a bucket
+        labels = (OTHER, OTHER)
+    return {**found, labels: (found.get(labels) or Histogram.empty(bounds)).plus(value)}
+
+
+def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
+    """Every family with its samples; ``process``: of the outbox, the courier and the store."""
+    events: dict[Labels, float] = {}
+    vms: dict[Labels, float] = {}
+    for one in view.events:
+        events[(*one.labels, one.status)] = events.get((*one.labels, one.status), 0) + 1
+        vms[one.labels] = vms.get(one.labels, 0) + one.vms
+    yield Family(EVENTS, bounded(events))
+    yield Family(VMS, bounded(vms))
+    yield Family(HEARD, bounded(view.heard))
+    yield Family(SILENT, bounded(view.silent))
+    for metric, values in ((RECORDS, view.records), (POISON, view.poison), (ERRORS, view.errors)):
+        yield Family(metric, {(name,): float(value) for name, value in values.items()}, view.since)
+    for metric, value in (
+        (CONTRADICTIONS, view.contradictions),
+        (GIVEN_UP, view.given_up),
+        (MISSING, view.missing),
+    ):
+        yield Family(metric, {(): float(value)}, view.since)
+    yield Family(PARTITIONS, {(): float(view.partitions)})
+    yield Family(CONNECTED, {(): float(view.connected)})
+    yield Family(LAG_RECORDS, {(name,): lag[0] for name, lag in view.lag.items()})
+    yield Family(LAG_SECONDS, {(name,): lag[1] for name, lag in view.lag.items()})
+    changes: dict[Labels, float] = {}
+    for (change, event_type, event_source, _), count in process.totals.changes.items():
+        changes[(change, event_type, event_source)] = float(count)
+    yield Family(CHANGES, bounded(changes), process.totals.since)
+    yield Family(NOTICE, dict(view.notice), view.since)
+    yield Family(INTERRUPTION, dict(view.interruption), view.since)
+    yield from (family for family in families.samples(process) if family.metric in COMMON)
+
+
+def bounded(found: Mapping[Labels, float]) -> dict[Labels, float | Histogram]:
+    """At most ``MAX_SERIES`` series: the smallest ones are added up under `other`."""
+    if len(found) <= MAX_SERIES:
+        return dict(found)
+    kept = dict(sorted(found.items(), key=lambda one: -one[1])[: MAX_SERIES - 1])
+    width = len(next(iter(found)))
+    kept[(OTHER,) * width] = sum(found.values()) - sum(kept.values())
+    return dict(kept)

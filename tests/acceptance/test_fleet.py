@@ -1,0 +1,90 @@
+"""``notbefore fleet``: the installed command reads the tests' Event Hub, and notifies a webhook."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.agent import eventually
+from support.fleet_instance import RunningFleet, configured, report, send, vm
+from support.hub import Hub
+from support.peers import HttpPeer
+
+A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
+RECORDS = 'notbefore_fleet_records_total{result="%s"}'
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def hook() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
+
+
+def bodies(hook: HttpPeer) -> list[dict[str, Any]]:
+    return [json.loads(one.body) for one in hook.requests]
+
+
+def kinds(hook: HttpPeer) -> list[str]:
+    return [one["azure.scheduled_event.change"] for one in bodies(hook)]
+
+
+def ids(hook: HttpPeer) -> list[str]:
+    return [one.headers["x-notbefore-delivery-id"] for one in hook.requests]
+
+
+def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        fleet.ready()
+        for kind in ("announced", "started", "finished"):
+            send(hub, [report(one, kind, resources=[A.name]) for one in (B, A, C)])
+            eventually(lambda kind=kind: kind in kinds(hook), patience=60)
+        counted = ("news", "known", "late")
+        eventually(lambda: sum(fleet.metric(RECORDS % one) or 0 for one in counted) == 9)
+        assert kinds(hook) == ["announced", "started", "finished"]
+        last = bodies(hook)[-1]
+        assert last["azure.scheduled_event.id"] == "EVENT-1"
+        assert last["azure.scheduled_event.fleet.reported_by"] == 3
+        assert last["azure.scheduled_event.outcome"] == "finished"
+        assert fleet.json("/api/v1/fleet/events")["waves"] == []
+        assert fleet.stop() == 0
+
+
+def test_an_instance_that_is_killed_goes_on_where_it_was(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    config = configured(tmp_path, hub, hook.url)
+    with RunningFleet(config, tmp_path / "state") as fleet:
+        fleet.ready()
+        send(hub, [report(A, "announced")])
+        eventually(lambda: kinds(hook) == ["announced"], patience=60)
+        fleet.stop(signal.SIGKILL)
+    send(hub, [report(B, "announced", resources=[A.name]), report(A, "started")])
+    with RunningFleet(config, tmp_path / "state") as fleet:
+        eventually(lambda: "started" in kinds(hook), patience=60)
+        assert len(set(ids(hook))) == 2
+        assert kinds(hook).count("announced") <= 2  # at most one repeated, under the same id
+        assert fleet.stop() == 0
+
+
+def test_what_cannot_be_read_is_set_aside_and_counted(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        fleet.ready()
+        send(
+            hub,
+            [b"{", b'{"type": "other.product", "data": {}}', b'{"type": "notbefore.scheduled_event.x.v2", "data": 1}'],
+        )
+        send(hub, [report(A, "announced")])
+        eventually(lambda: kinds(hook) == ["announced"], patience=60)
+        for reason in ("not_json", "foreign", "newer"):
+            assert fleet.metric(f'notbefore_fleet_poison_records_total{{reason="{reason}"}}') == 1
+    aside = [json.loads(line) for line in (tmp_path / "state" / "poison.jsonl").read_text().splitlines()]
+    assert [(one["sequence"], one["reason"]) for one in aside] == [(0, "not_json"), (1, "foreign"), (2, "newer")]
