@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from notbefore.core.change import ChangeKind
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, report, send, vm
 from support.hub import Hub
@@ -37,6 +38,12 @@ def kinds(hook: HttpPeer) -> list[str]:
     return [one["azure.scheduled_event.change"] for one in bodies(hook)]
 
 
+def notified(hook: HttpPeer, *steps: str) -> None:
+    """Wait until people were notified of just these steps."""
+    eventually(lambda: len(hook.requests) >= len(steps), patience=60)
+    assert kinds(hook) == list(steps)
+
+
 def ids(hook: HttpPeer) -> list[str]:
     return [one.headers["x-notbefore-delivery-id"] for one in hook.requests]
 
@@ -46,9 +53,10 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
 ) -> None:
     with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
         fleet.ready()
-        for kind in ("announced", "started", "finished"):
-            send(hub, [report(one, kind, resources=[A.name]) for one in (B, A, C)])
-            eventually(lambda kind=kind: kind in kinds(hook), patience=60)
+        steps: tuple[ChangeKind, ...] = ("announced", "started", "finished")
+        for number, step in enumerate(steps, start=1):
+            send(hub, [report(one, step, resources=[A.name]) for one in (B, A, C)])
+            notified(hook, *steps[:number])
         counted = ("news", "known", "late")
         eventually(lambda: sum(fleet.metric(RECORDS % one) or 0 for one in counted) == 9)
         assert kinds(hook) == ["announced", "started", "finished"]

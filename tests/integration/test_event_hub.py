@@ -29,12 +29,10 @@ from support.websockets import PATH, Bridge
 # an attempt that is cut off in the middle leaves the SDK's socket to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-
-@pytest.fixture
-
 GROUP = "s-1/rg-1/westno"  # subscription, resource group and scale set of the VM that reports
 
 
+@pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     with Hub(tmp_path) as found:
         yield found

@@ -1,18 +1,14 @@
 """``notbefore fleet`` as a process, and what VMs' agents would send to its hub."""
 
 import asyncio
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 from azure.eventhub import EventData
@@ -21,7 +17,7 @@ from azure.eventhub.aio import EventHubProducerClient
 from notbefore.core.change import Change, ChangeKind, Gap, Outcome, change_id
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line, partition_key
-from support.agent import PATIENCE, RunningAgent, free_port
+from support.agent import RunningAgent, free_port
 from support.hub import Hub
 
 OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
@@ -121,10 +117,10 @@ def configured(directory: Path, hub: Hub, sink: str, **fleet: Any) -> Path:
     return path
 
 
-class RunningFleet:
+class RunningFleet(RunningAgent):
     """``notbefore fleet CONFIG``."""
 
-    def __init__(self, config: Path, state: Path) -> None:
+    def __init__(self, config: Path, state: Path) -> None:  # it does not watch an IMDS
         self.port = free_port()
         self.state = state
         self.records: list[dict[str, Any]] = []
@@ -139,41 +135,3 @@ class RunningFleet:
         self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
         for reader in self._readers:
             reader.start()
-
-    def _read_records(self) -> None:
-        assert self.process.stdout is not None
-        with suppress(ValueError):
-            for line in self.process.stdout:
-                self.records.append(json.loads(line))
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line.decode()
-
-    answers = RunningAgent.answers
-    metric = RunningAgent.metric
-    json = RunningAgent.json
-    courier = RunningAgent.courier
-    ready = RunningAgent.ready
-    kinds = RunningAgent.kinds
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it and wait for its end."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(PATIENCE * 2)
-        for reader in self._readers:
-            reader.join(PATIENCE)
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-        return code

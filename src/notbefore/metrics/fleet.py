@@ -74,7 +74,7 @@ COMMON: Final = frozenset(
     {
         families.DELIVERIES,
         families.LATENCY,
-        families.OUTBOX_ROWS,
+        families.OUTBOX,
         families.OLDEST_PENDING,
         families.TEMPLATE_ERRORS,
         families.DEGRADED,
