@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Final
 
+from msgspec.structs import replace
+
 from notbefore.core.delivery import Delivery, Routing, deliveries
-from notbefore.core.record import Record, json_line
+from notbefore.core.record import Record, Vm, json_line
 from notbefore.fleet.partition import Item
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.waves import Notification
@@ -47,7 +49,7 @@ class FleetOutbox:
         totals = self._state.totals
         for one in made:
             line = Record.of(one.change, one.vm, exercise=one.exercise, fleet=one.facts).line()
-            found = deliveries(one.change, line, self._routing, None)
+            found = deliveries(one.change, line, self._routing, _routed(one.vm))
             stored.append(StoredChange(one.change, line, found))
             totals = totals.plus(one.change)
         self._state = StoredState(totals=totals)
@@ -95,3 +97,8 @@ class FleetOutbox:
                 file.write(json_line(row) + b"\n")
         except OSError as error:
             log.warning("%s cannot be written: %s", self._aside, error)
+
+
+def _routed(vm: Vm) -> Vm:
+    """What routes ask for: with an id, since what is empty is then known to be, and does not match."""
+    return replace(vm, vm_id="fleet") if vm.subscription_id else vm
