@@ -7,7 +7,9 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PARALLEL ?= --numprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench reference dashboards dashboard-pictures clean
+.PHONY: help demo test check bench reference dashboards dashboard-pictures bundle release-check clean
+# what the bundle can do beyond the agent itself
+EXTRAS ?= apprise,web
 
 help:
 	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
@@ -16,6 +18,8 @@ help:
 	@echo 'make bench   the figures that are claimed'
 	@echo 'make reference  docs/configuration.md, metrics.md and record.md, from the code'
 	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
+	@echo 'make bundle  one archive for VMs without a package index (EXTRAS=apprise,web)'
+	@echo 'make release-check  what a release needs, and what is missing'
 	@echo 'make clean   remove what these made'
 
 # what is installed from an index is known by its hash; the package itself is built with what is pinned as well
@@ -62,6 +66,12 @@ dashboards: $(VENV)/dev
 # on demand: needs npm, chromium and prometheus, and some minutes
 dashboard-pictures: dashboards
 	PYTHONPATH=tests $(BIN)/python dashboards/pictures/render.py docs/pictures
+
+bundle: $(VENV)/dev
+	@$(BIN)/python tools/bundle.py --extras '$(EXTRAS)' --directory dist
+
+release-check: $(VENV)/dev
+	@$(BIN)/python tools/release_check.py
 
 clean:
 	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

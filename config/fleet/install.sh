@@ -5,17 +5,25 @@
 #   /opt/notbefore/share/notbefore/fleet/install.sh [--config FILE] [--no-start]
 #   /opt/notbefore/share/notbefore/fleet/install.sh --uninstall [--purge]
 #
+# On a VM without a package index, from a bundle (`make bundle`), which installs the package into /opt/notbefore first:
+#
+#   install.sh --bundle notbefore-0.1.0-bundle.tar.gz [--config FILE] [--no-start]
+#
+# The script in an unpacked bundle needs no --bundle. PYTHON=python3.12 takes another Python than `python3`.
+#
 # A configuration that is there stays unless --config gives another; one that is wrong, holds a secret, or names what the
 # service cannot read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
 # `url_credential: slack-url`. --uninstall removes the service, and keeps its configuration, credentials and state, which
 # --purge removes as well. DESTDIR is put before every path that is written to, and nothing is started then.
 set -eu
 
-prefix=$(cd "$(dirname "$0")/../../.." && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+prefix=$(cd "$here/../../.." 2>/dev/null && pwd)
 root="${DESTDIR:-}"
 etc="$root/etc/notbefore"
 units="$root/etc/systemd/system"
-config='' start=yes wrong='' remove='' purge=''
+config='' start=yes wrong='' remove='' purge='' bundle='' unpacked=''
+[ ! -d "$here/wheels" ] || bundle=$here
 
 fail() {
     echo "install.sh: $*" >&2
@@ -34,6 +42,30 @@ replace() {
     }'
 }
 
+# installs the package with its hashes, without a network, and goes on with the script of that version
+install_bundle() {
+    python=${PYTHON:-python3}
+    "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        fail "$python: Python 3.11 or later with venv is required (apt-get install python3-venv; another one: PYTHON=python3.12)"
+    prefix="$root/opt/notbefore"
+    if [ -f "$bundle" ]; then
+        unpacked=$(mktemp -d)
+        trap 'rm -rf "$unpacked"' EXIT
+        tar -xzf "$bundle" -C "$unpacked" --strip-components=1 --no-same-owner || fail "$bundle: not a bundle of notbefore"
+    fi
+    wheels=${unpacked:-$bundle}
+    [ -f "$wheels/requirements.txt" ] || fail "$bundle: not a bundle of notbefore: it has no requirements.txt"
+    [ -x "$prefix/bin/python" ] || "$python" -m venv "$prefix"
+    "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --upgrade --no-index \
+        --find-links "$wheels/wheels" --require-hashes --requirement "$wheels/requirements.txt" ||
+        fail "$bundle: pip did not install it; nothing of the running service has changed"
+    [ -z "$unpacked" ] || rm -rf "$unpacked"
+    set --
+    [ -z "$config" ] || set -- --config "$config"
+    [ "$start" = yes ] || set -- "$@" --no-start
+    exec "$prefix/share/notbefore/fleet/install.sh" "$@"
+}
+
 uninstall() {
     [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may be gone already
     rm -f "$units/notbefore.service" "$units/notbefore.service.d/credentials.conf"
@@ -50,10 +82,11 @@ uninstall() {
 while [ $# -gt 0 ]; do
     case $1 in
         --config) [ $# -gt 1 ] || fail "--config: expected a file"; config=$2; shift ;;
+        --bundle) [ $# -gt 1 ] || fail "--bundle: expected a file"; bundle=$2; shift ;;
         --no-start) start=no ;;
         --uninstall) remove=yes ;;
         --purge) purge=yes ;;
-        *) fail "expected --config FILE, --no-start, --uninstall or --purge, got $1" ;;
+        *) fail "expected --bundle FILE, --config FILE, --no-start, --uninstall or --purge, got $1" ;;
     esac
     shift
 done
@@ -64,6 +97,7 @@ if [ -n "$remove" ]; then
     uninstall
     exit 0
 fi
+[ -z "$bundle" ] || install_bundle
 case $prefix in
     *[\"\'\\]*) fail "$prefix: systemd runs nothing from a path with a quote or a backslash in it" ;;
 esac

@@ -1,6 +1,5 @@
 """What is delivered beside the package: the image's recipe, the unit, Kubernetes' manifests, examples."""
 
-import json
 import os
 import re
 import shutil
@@ -341,15 +340,6 @@ def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: 
     config = load(whole, {"CREDENTIALS_DIRECTORY": str(tmp_path)}, {})
     assert list(config.sinks) == ["oncall", "am", "hook"]
     assert len(config.routes) == 2
-
-
-def test_what_a_fleet_is_given_installs_the_service() -> None:
-    install = "/opt/notbefore/share/notbefore/fleet/install.sh"
-    first_boot = yaml.safe_load((CONFIG / "fleet" / "cloud-init.yml").read_text(encoding="utf-8"))
-    assert first_boot["runcmd"][-1] == install
-    extension = json.loads((CONFIG / "fleet" / "vm-extension.json").read_text(encoding="utf-8"))
-    assert extension["commandToExecute"].endswith(install)
-    assert run("sh", "-n", "-c", extension["commandToExecute"]).returncode == 0
 
 
 def test_the_windows_service_runs_the_agent() -> None:

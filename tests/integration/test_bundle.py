@@ -1,0 +1,230 @@
+"""The bundle, installed by ``install.sh`` in a network namespace without a network, and the package that is in it."""
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trustme
+import yaml
+
+ROOT: Final = Path(__file__).parents[2]
+PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace and another root need root"),
+    pytest.mark.skipif(sys.platform != "linux", reason="a bundle is for Linux"),
+]
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        cwd=cwd,
+        env={**kept, "PYTHON": sys.executable, **environment},
+    )
+
+
+def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it where there is nothing but loopback."""
+    return run("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command, cwd=cwd, **environment)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For this Python and machine only, without extras: that is quicker."""
+    place = tmp_path_factory.mktemp("dist")
+    machine = os.uname().machine
+    words = ("--extras", "", "--python", PYTHON, "--machine", machine, "--directory", place)
+    made = run(sys.executable, ROOT / "tools" / "bundle.py", *words, cwd=place)
+    if "Could not find a version" in made.stderr or "Max retries" in made.stderr:
+        pytest.skip(f"the package index cannot be reached: {made.stderr[-200:]}")
+    assert made.returncode == 0, made.stderr
+    (archive,) = place.glob("*.tar.gz")
+    assert made.stdout.endswith(f"  {archive}\n")
+    return archive
+
+
+@pytest.fixture(scope="module")
+def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Another system's root, where the bundle was installed by the script that is in it."""
+    place = tmp_path_factory.mktemp("system")
+    with tarfile.open(bundle) as tar:
+        tar.extractall(place, filter="data")
+    (script,) = place.glob("*/install.sh")
+    root = place / "root"
+    root.mkdir()
+    done = without_a_network(script, "--no-start", cwd=place, DESTDIR=str(root))
+    assert done.returncode == 0, done.stderr
+    yield root
+    shutil.rmtree(place)
+
+
+def test_the_service_is_installed_without_a_network(installed: Path) -> None:
+    unit = (installed / "etc" / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
+    assert f'ExecStart="{installed}/opt/notbefore/bin/notbefore" run' in unit
+    assert (installed / "etc" / "notbefore" / "notbefore.yml").exists()
+
+
+def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path: Path) -> None:
+    prefix = installed / "opt" / "notbefore"
+    demo = without_a_network(prefix / "bin" / "notbefore", "demo", cwd=tmp_path)
+    assert (demo.returncode, "finished   Freeze of this VM finished" in demo.stdout) == (0, True), demo.stderr
+    assert str(ROOT) not in demo.stdout
+    events = run(prefix / "bin" / "notbefore", "events", "--help", cwd=tmp_path)
+    assert events.returncode == 0, events.stderr
+    for path in (
+        "systemd/notbefore.service",
+        "fleet/install.sh",
+        "prometheus/notbefore.rules.yml",
+        "dashboards/fleet.json",
+        "helm/notbefore/Chart.yaml",
+        "helm/notbefore/files/vm.json",
+        "kubernetes/base/daemonset.yaml",
+        "commands/webdevops.sh",
+    ):
+        assert (prefix / "share" / "notbefore" / path).is_file(), path
+
+
+def test_an_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bundle: Path) -> None:
+    own = installed / "etc" / "notbefore" / "notbefore.yml"
+    before = own.read_text(encoding="utf-8")
+    own.write_text(f"{before}\nlog: {{format: json}}\n", encoding="utf-8")
+    script = ROOT / "config" / "fleet" / "install.sh"
+    done = without_a_network(script, "--bundle", bundle, "--no-start", cwd=installed, DESTDIR=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert own.read_text(encoding="utf-8").endswith("log: {format: json}\n")
+
+
+def test_a_wheel_that_was_changed_is_refused(bundle: Path, tmp_path: Path) -> None:
+    changed, root = tmp_path / "changed.tar.gz", tmp_path / "root"
+    root.mkdir()
+    with tarfile.open(bundle) as old, tarfile.open(changed, "w:gz") as new:
+        for member in old:
+            file = old.extractfile(member)
+            assert file is not None
+            data = file.read()
+            if "/azure_notbefore-" in member.name:
+                data += b"\0"
+            member.size = len(data)
+            new.addfile(member, io.BytesIO(data))
+    script = ROOT / "config" / "fleet" / "install.sh"
+    refused = without_a_network(script, "--bundle", changed, "--no-start", cwd=tmp_path, DESTDIR=str(root))
+    assert refused.returncode == 1
+    assert "DO NOT MATCH THE HASHES" in refused.stderr
+    assert "nothing of the running service has changed" in refused.stderr
+    assert not (root / "etc" / "systemd" / "system" / "notbefore.service").exists()
+    assert not (root / "opt" / "notbefore" / "bin" / "notbefore").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"\x1f\x8b"])
+def test_what_is_no_bundle_is_called_so(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bundle.tar.gz"
+    file.write_bytes(content)
+    script = ROOT / "config" / "fleet" / "install.sh"
+    refused = run(script, "--bundle", file, "--no-start", cwd=tmp_path, DESTDIR=str(tmp_path / "root"))
+    assert (refused.returncode, f"{file}: not a bundle of notbefore" in refused.stderr) == (1, True)
+
+
+def test_a_python_that_is_too_old_or_not_there_is_named(bundle: Path, tmp_path: Path) -> None:
+    script = ROOT / "config" / "fleet" / "install.sh"
+    words = ("--bundle", bundle, "--no-start")
+    refused = run(script, *words, cwd=tmp_path, DESTDIR=str(tmp_path / "root"), PYTHON="/nowhere/python3")
+    assert (refused.returncode, "/nowhere/python3: Python 3.11 or later" in refused.stderr) == (1, True)
+
+
+def test_the_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> None:
+    words = ("--extras", "", "--python", PYTHON, "--machine", os.uname().machine, "--directory", tmp_path)
+    assert run(sys.executable, ROOT / "tools" / "bundle.py", *words, cwd=tmp_path).returncode == 0
+    assert (tmp_path / bundle.name).read_bytes() == bundle.read_bytes()
+
+
+# ---- what a fleet is given
+
+
+def of_cloud_init() -> str:
+    values = yaml.safe_load((ROOT / "config" / "fleet" / "cloud-init.yml").read_text(encoding="utf-8"))
+    written = {entry["path"]: entry for entry in values["write_files"]}
+    ((script,),) = values["runcmd"]
+    assert written[script]["permissions"] == "0700"
+    return str(written[script]["content"])
+
+
+def of_the_extension() -> str:
+    text = (ROOT / "config" / "fleet" / "vm-extension.json").read_text(encoding="utf-8")
+    return str(json.loads(text)["commandToExecute"])
+
+
+FLEET: Final = pytest.mark.parametrize("script", [of_cloud_init, of_the_extension], ids=["cloud-init", "extension"])
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> dict[str, str]:
+    """The environment of a VM: another root, and an apt-get that has nothing to do."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "bin" / "apt-get").write_text("#!/bin/sh\n", encoding="utf-8")
+    (tmp_path / "bin" / "apt-get").chmod(0o755)
+    return {"DESTDIR": str(tmp_path / "root"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def served(bundle: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """An address with TLS that gives the bundle, and the file with its authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(bundle.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://localhost:{server.server_port}/{bundle.name}", str(tmp_path / "ca.pem")
+        server.shutdown()
+
+
+@FLEET
+def test_a_placeholder_that_nobody_filled_in_is_said_and_installs_nothing(
+    script: Callable[[], str], beside: dict[str, str], tmp_path: Path
+) -> None:
+    refused = run("sh", "-c", script(), cwd=tmp_path, **beside)
+    assert refused.returncode == 1
+    assert "fill in the address of the bundle (https://...) and its SHA-256" in refused.stderr
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+@FLEET
+def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
+    script: Callable[[], str], beside: dict[str, str], served: tuple[str, str], bundle: Path, tmp_path: Path
+) -> None:
+    url, authority = served
+    words = script().replace("FILL-IN-BUNDLE-URL", url)
+    environment = {**beside, "CURL_CA_BUNDLE": authority}
+    wrong = run("sh", "-c", words.replace("FILL-IN-BUNDLE-SHA256", "0" * 64), cwd=tmp_path, **environment)
+    assert (wrong.returncode, "did NOT match" in wrong.stderr) == (1, True)
+    assert list((tmp_path / "root").iterdir()) == []
+    digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    done = run("sh", "-c", words.replace("FILL-IN-BUNDLE-SHA256", digest), cwd=tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "root" / "etc" / "systemd" / "system" / "notbefore.service").exists()
+
+
+@FLEET
+def test_nothing_is_taken_from_an_index_by_its_name(script: Callable[[], str]) -> None:
+    assert "pip" not in script()
