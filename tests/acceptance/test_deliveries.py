@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
+from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import ME, PEER, body, item
 from support.peers import HttpPeer, MailPeer, Say
@@ -344,9 +345,13 @@ def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_told(
     assert second < first
 
 
-def test_a_bot_in_slack_answers_under_its_first_message(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    peer.default = Say(body=b'{"ok":true,"ts":"17.1"}')
-    config = place.write({"chat": {"slack": {"token": "xoxb-1", "channel": "C1", "api": peer.url}}})
+def test_a_bot_in_slack_keeps_one_message_up_to_date_over_a_restart(imds: Simulator, place: Place) -> None:
+    with SlackServer() as slack:
+        _one_event_in_slack(imds, place, slack)
+
+
+def _one_event_in_slack(imds: Simulator, place: Place, slack: SlackServer) -> None:
+    config = place.write({"chat": {"slack": {"token": TOKEN, "channel": CHANNEL, "api": f"{slack.url}/api"}}})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
@@ -355,8 +360,11 @@ def test_a_bot_in_slack_answers_under_its_first_message(imds: Simulator, peer: H
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: len(peer.requests) == 2)
-    assert [json.loads(request.body).get("thread_ts") for request in peer.requests] == [None, "17.1"]
+        eventually(lambda: count(agent, "delivered", "chat") == 2)
+    (root, *steps) = slack.messages.values()
+    assert root["blocks"][0]["text"]["text"].endswith(" has started")
+    assert [step["thread_ts"] for step in steps] == list(slack.messages)[:1]
+    assert slack.faults == []
 
 
 def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(

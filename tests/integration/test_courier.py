@@ -296,7 +296,7 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outb
         peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
         settings = Webhook(url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True)
         told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
-        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.links)) as found:
+        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.messages)) as found:
             found.run()
         assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
         assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "b", "c"]
@@ -474,7 +474,7 @@ def test_a_refusal_that_may_pass_is_final_for_what_is_critical_only_when_the_tim
         peer.default = Say(403, body=b"no such channel")
         settings = Webhook(url=Secret(peer.url), allow_private=True)
         told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
-        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.links)) as found:
+        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.messages)) as found:
             found.run()
     (left,) = outbox.rows()
     assert (left.state, left.error) == (state, "403: no such channel")

@@ -12,7 +12,7 @@ import trustme
 from apprise.plugins.email import NotifyEmail
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Email, Links, SinkConfig
+from notbefore.config.sinks import Email, Links, Messages, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.delivery.message import Receipt
 from notbefore.delivery.sinks.email import account_of, read_url
@@ -29,7 +29,7 @@ def authority() -> trustme.CA:
 
 
 def sent(config: SinkConfig, *messages: Any) -> list[Receipt]:
-    sink = sink_of(config, LINKS)
+    sink = sink_of(config, Messages(links=LINKS))
     try:
         return [sink.send(one) for one in messages or (message(),)]
     finally:
@@ -63,6 +63,26 @@ def test_the_mails_of_one_event_are_one_thread(tmp_path: Path) -> None:
     assert "<td" in html
     assert first["From"] == "notbefore <vm@example.org>"
     assert first["Auto-Submitted"] == "auto-generated"
+    for part in (text, html):
+        assert f"Delivery: {one.delivery_id}" in part
+
+
+def test_a_mail_has_the_reader_s_time(tmp_path: Path) -> None:
+    with MailPeer(tmp_path) as peer:
+        sink = sink_of(mailto(peer), Messages(time_zone="Asia/Kolkata"))
+        sink.send(message())
+        ((_, content),) = peer.mails
+    found = mail(content)
+    assert str(found["Date"]).endswith("+0530")
+    for part in found.iter_parts():
+        assert "2026-03-01 12:15:00 UTC (17:45:00 Asia/Kolkata)" in part.get_content()
+
+
+def test_only_what_is_critical_and_not_over_is_urgent(tmp_path: Path) -> None:
+    reboot = {"EventType": "Reboot"}
+    with MailPeer(tmp_path) as peer:
+        sent(mailto(peer), message(reboot), message(), message(reboot, reboot | STARTED, None))
+        assert [mail(content)["X-Priority"] for _, content in peer.mails] == ["1", None, None]
 
 
 def test_a_mail_is_one_mail_whatever_azure_says(tmp_path: Path) -> None:

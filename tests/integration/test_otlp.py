@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.semconv.schemas import Schemas
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Connection, Links, Otlp, OtlpLogs
+from notbefore.config.sinks import Connection, Messages, Otlp, OtlpLogs
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.delivery.http import Http
@@ -272,7 +272,7 @@ def sink_to(url: str, **fields: Any) -> Sink:
     settings = OtlpLogs(
         endpoint=url, timeout=Duration("5s"), resource={"deployment.environment.name": "test"}, **fields
     )
-    return Sink("it", settings, Links())
+    return Sink("it", settings, Messages())
 
 
 def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendError]:

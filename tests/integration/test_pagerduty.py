@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Links, SinkConfig
+from notbefore.config.sinks import Links, Messages, SinkConfig
 from notbefore.config.sinks import PagerDuty as Settings
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.delivery.message import Message, Receipt
@@ -32,7 +32,7 @@ def pager() -> Iterator[PagerDuty]:
 
 def sent(pager: PagerDuty, *messages: Message, links: Links = LINKS, **fields: Any) -> list[Receipt]:
     settings = Settings(routing_key=Secret(ROUTING_KEY), url=f"{pager.url}/v2/enqueue", **fields)
-    sink = sink_of(SinkConfig(pagerduty=settings), links)
+    sink = sink_of(SinkConfig(pagerduty=settings), Messages(links=links))
     try:
         return [sink.send(one) for one in messages]
     finally:
@@ -46,7 +46,7 @@ def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerD
     sent(pager, *(message(*looks[: number + 1]) for number in range(4)))
     assert pager.told == ["opened", "added", "added", "resolved"]
     assert not pager.open
-    assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 4
+    assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 3 + ["info"]
 
 
 @pytest.mark.parametrize("looks", [(REBOOT, None), (REBOOT, REBOOT | STARTED, REBOOT, None)])

@@ -18,7 +18,7 @@ import pytest
 import trustme
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, Apprise, Command, Links, SinkConfig, Slack, Webhook
+from notbefore.config.sinks import Alertmanager, Apprise, Command, Links, Messages, SinkConfig, Webhook
 from notbefore.core.duration import Duration
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
@@ -39,8 +39,8 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def sent(config: SinkConfig, *messages: Any, links: Links = LINKS) -> list[Receipt]:
-    sink = sink_of(config, links)
+def sent(config: SinkConfig, *messages: Any) -> list[Receipt]:
+    sink = sink_of(config, Messages(links=LINKS))
     try:
         return [sink.send(one) for one in messages or (message(),)]
     finally:
@@ -229,108 +229,6 @@ def test_an_answer_that_drips_ends_with_the_time(monkeypatch: pytest.MonkeyPatch
         peer.default = Say(body=b"x" * 5_000, how="drip")
         with pytest.raises(SendError):
             sent(webhook(peer, timeout=Duration("1s")))
-
-
-# ---- Slack
-
-
-def test_slack_s_own_address_is_reached_through_the_proxy(
-    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
-    with HttpPeer(authority, "hooks.slack.com") as peer, ConnectProxy(peer.port) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
-        sent(SinkConfig(slack=Slack(url=Secret("https://hooks.slack.com/services/T0/B0/x"))))
-        (request,) = peer.requests
-        assert proxy.asked == ["hooks.slack.com:443"]
-    assert request.path == "/services/T0/B0/x"
-    payload = json.loads(request.body)
-    assert payload["text"].startswith("Freeze of WestNO_0 was due ")
-    shown = json.dumps(payload["attachments"][0]["blocks"])
-    for fact in ("rg-1", "WestNO", "zone 2", "s-1", "Expected interruption*\\n5 s", "Platform", "Live Migration"):
-        assert fact in shown
-    assert "<!date^1772367300^{date_short_pretty} {time_secs}|2026-03-01 12:15:00 UTC>" in shown
-    assert "<https://grafana.example.org/d/x?a=1&b=2|Dashboard>" in shown
-
-
-def slack_text(peer: HttpPeer) -> str:
-    return peer.requests[-1].body.decode()
-
-
-def test_what_azure_says_mentions_nobody_in_slack() -> None:
-    with HttpPeer() as peer:
-        hook = SinkConfig(slack=Slack(url=Secret(peer.url)))
-        evil = {"Description": "<!channel> <@U1> & <https://evil.example|click>", "EventType": "<!here>"}
-        sent(hook, message(evil))
-    assert "<!channel>" not in slack_text(peer)
-    assert "<@U1>" not in slack_text(peer)
-    assert "&lt;!channel&gt; &lt;@U1&gt; &amp;" in slack_text(peer)
-    assert json.loads(slack_text(peer))["text"].startswith("&lt;!here&gt;")
-
-
-def test_slack_s_limits_are_kept() -> None:
-    with HttpPeer() as peer:
-        names = [f"{'x' * 60}-{number}" for number in range(100)]
-        sent(SinkConfig(slack=Slack(url=Secret(peer.url))), message({"Description": "d" * 9_000, "Resources": names}))
-        blocks = json.loads(slack_text(peer))["attachments"][0]["blocks"]
-    for block in blocks:
-        assert len(block.get("fields", [])) <= 10
-        for field in block.get("fields", []):
-            assert len(field["text"]) <= 2_000
-        if block["type"] == "header":
-            assert len(block["text"]["text"]) <= 150
-    assert len(blocks) <= 50
-
-
-def bot(peer: HttpPeer) -> SinkConfig:
-    return SinkConfig(slack=Slack(token=Secret("xoxb-1"), channel="C1", api=peer.url))
-
-
-def test_with_a_bot_s_token_later_changes_go_under_the_first() -> None:
-    with HttpPeer() as peer:
-        peer.default = Say(body=b'{"ok":true,"ts":"1772366400.000100"}')
-        (first,) = sent(bot(peer))
-        assert first.thread == "C1 1772366400.000100"
-        (second,) = sent(bot(peer), message({}, STARTED, thread=first.thread))
-        one, two = (json.loads(request.body) for request in peer.requests)
-        assert peer.requests[0].path == "/chat.postMessage"
-        assert peer.requests[0].headers["authorization"] == "Bearer xoxb-1"
-    assert "thread_ts" not in one
-    assert two["thread_ts"] == "1772366400.000100"
-    assert second.thread == first.thread
-    assert two["reply_broadcast"] is True  # it has begun: the whole channel is to see it
-    assert one["metadata"]["event_payload"]["delivery_id"]
-
-
-@pytest.mark.parametrize("thread", ["C2 1772366400.000100", "1772366400.000100"])
-def test_what_began_in_another_channel_begins_anew(thread: str) -> None:
-    with HttpPeer() as peer:
-        peer.default = Say(body=b'{"ok":true,"ts":"17.1"}')
-        (receipt,) = sent(bot(peer), message({}, {"DurationInSeconds": 9}, thread=thread))
-        sent(bot(peer), message({}, {"DurationInSeconds": 9}, thread=receipt.thread))
-        one, two = (json.loads(request.body) for request in peer.requests)
-    assert "thread_ts" not in one
-    assert (two["thread_ts"], two["reply_broadcast"]) == ("17.1", False)
-
-
-@pytest.mark.parametrize(
-    ("said", "permanent"),
-    [
-        (b'{"ok":false,"error":"invalid_auth"}', True),
-        (b'{"ok":false,"error":"channel_not_found"}', True),
-        (b'{"ok":false,"error":"ratelimited"}', False),
-        (b'{"ok":false,"error":"internal_error"}', False),
-        (b"<html>maintenance</html>", False),
-        (b"{}", True),
-    ],
-)
-def test_slack_s_no_is_understood(said: bytes, *, permanent: bool) -> None:
-    with HttpPeer() as peer:
-        peer.default = Say(body=said)
-        with pytest.raises(SendError) as raised:
-            sent(bot(peer))
-    assert raised.value.permanent == permanent
 
 
 # ---- apprise
@@ -623,40 +521,6 @@ def test_a_command_takes_an_event_of_any_size() -> None:
 
 def test_a_command_that_does_not_read_is_no_trouble() -> None:
     sent(python("import sys; sys.stdin.close()"), message({"Description": "x" * 100_000}))
-
-
-@pytest.mark.parametrize("said", [b"<html>log in first</html>", b"no_service", b""])
-def test_slack_s_webhook_says_ok_and_nothing_else(said: bytes) -> None:
-    with HttpPeer() as peer:
-        peer.default = Say(body=said)
-        with pytest.raises(SendError, match="this is not an answer of Slack") as raised:
-            sent(SinkConfig(slack=Slack(url=Secret(peer.url))))
-    assert not raised.value.permanent
-
-
-@pytest.mark.parametrize("error", ["restricted_action_thread_locked", "message_not_found"])
-def test_where_a_thread_takes_nothing_the_message_goes_to_the_channel(error: str) -> None:
-    with HttpPeer() as peer:
-        peer.answers.append(Say(body=b'{"ok":false,"error":"%s"}' % error.encode()))
-        peer.default = Say(body=b'{"ok":true,"ts":"99.9"}')
-        (receipt,) = sent(bot(peer), message({}, STARTED, thread="C1 17.1"))
-        in_thread, in_channel = (json.loads(request.body) for request in peer.requests)
-    assert (in_thread["thread_ts"], "thread_ts" in in_channel) == ("17.1", False)
-    assert receipt.thread == "C1 99.9"
-
-
-def test_blocks_that_slack_refuses_are_sent_as_text() -> None:
-    with HttpPeer() as peer:
-        peer.answers.append(Say(400, body=b"invalid_blocks"))
-        sent(SinkConfig(slack=Slack(url=Secret(peer.url))))
-        peer.answers.extend(
-            (Say(body=b'{"ok":false,"error":"invalid_attachments"}'), Say(body=b'{"ok":true,"ts":"1.1"}'))
-        )
-        (receipt,) = sent(bot(peer))
-        payloads = [json.loads(request.body) for request in peer.requests]
-    assert ["attachments" in payload for payload in payloads] == [True, False, True, False]
-    assert "Expected interruption: 5 s" in payloads[1]["text"]
-    assert receipt.thread == "C1 1.1"
 
 
 def test_what_stands_before_an_alertmanager_has_not_accepted_the_alert() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from notbefore.config.sinks import Links, SinkConfig
+from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Record, Vm
@@ -41,9 +41,9 @@ def message(
     return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
 
 
-def sink_of(config: SinkConfig, links: Links = Links()) -> Sink:  # noqa: B008 - frozen
+def sink_of(config: SinkConfig, messages: Messages = Messages()) -> Sink:  # noqa: B008 - frozen
     """The sink as the courier would make it."""
-    return make("it", config, links)
+    return make("it", config, messages)
 
 
 def recording(one: Message, **fields: Any) -> Message:

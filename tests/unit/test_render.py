@@ -1,24 +1,45 @@
-"""The words of a message."""
+"""The words of a message: the built-in texts, and the user's templates."""
 
-from datetime import timedelta
+import unicodedata
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from notbefore.config.sinks import Links, Messages, Slack
 from notbefore.core import duration
-from notbefore.delivery.render import Renderer, built_in
+from notbefore.core.record import Vm
+from notbefore.delivery.message import Message, Usual
+from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks.slack import inert
+from notbefore.delivery.wording import Text, built_in, subject
 from support.azure import ME, PEER, T0, at
 from support.messages import STARTED, message, recording
 
 EARLY = T0 + timedelta(seconds=60)
+REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
+LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
+
+
+def text_of(one: Message, now: datetime = EARLY, **settings: Any) -> Text:
+    return built_in(one, now, Messages(**settings))
+
+
+def rendering(title: str | None = None, body: str | None = None, escape: Any = str, **by_kind: Any) -> Renderer:
+    return Renderer(Slack(url="https://x", title=title, body=body, **by_kind), Messages(), escape)  # type: ignore[arg-type]
+
+
+# ---- the title
 
 
 def test_the_title_says_what_whom_and_when() -> None:
-    assert built_in(message(), EARLY).title == "Freeze of WestNO_0 in 14 min"
+    assert text_of(message()).title == "Freeze of WestNO_0 in 14 min"
 
 
 def test_a_message_that_is_late_does_not_claim_that_it_has_happened() -> None:
-    assert built_in(message(), at(1080)).title == "Freeze of WestNO_0 was due 3 min ago"
+    assert text_of(message(), at(1080)).title == "Freeze of WestNO_0 was due 3 min ago"
 
 
 @pytest.mark.parametrize(
@@ -29,48 +50,207 @@ def test_a_message_that_is_late_does_not_claim_that_it_has_happened() -> None:
         (({}, None), "Freeze of WestNO_0 canceled"),
         (({}, STARTED, None), "Freeze of WestNO_0 is over: 0 s of interruption (5 s expected)"),
         (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze no longer affects WestNO_0"),
-        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 in 14 min (changed)"),
-        (({"Resources": [PEER]},), "Freeze of WestNO_1 (seen by WestNO_0) in 14 min"),
+        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 and 1 more in 14 min (changed)"),
+        (({"Resources": [PEER]},), "Freeze of WestNO_1 in 14 min"),
+        (({"Resources": []},), "Freeze of an unknown VM in 14 min"),
+        (({"NotBefore": None},), "Freeze of WestNO_0 at an unknown time"),
+        ((REBOOT, REBOOT | STARTED, REBOOT | STARTED | {"Description": "x"}), "Reboot of WestNO_0 goes on (changed)"),
     ],
 )
-def test_each_change_has_its_words(looks: tuple[dict[str, str] | None, ...], title: str) -> None:
-    assert built_in(message(*looks), EARLY).title == title
+def test_each_change_has_its_title(looks: tuple[dict[str, Any] | None, ...], title: str) -> None:
+    assert text_of(message(*looks)).title == title
+
+
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("approved", "Freeze of WestNO_0 approved: it may start now"),
+        ("approval_failed", "Freeze of WestNO_0 could not be approved"),
+        ("approval_skipped", "Freeze of WestNO_0 was not approved"),
+        ("reminder", "Freeze of WestNO_0 in 5 min (reminder)"),
+    ],
+)
+def test_what_is_no_step_of_azure_has_its_title(kind: str, title: str) -> None:
+    assert text_of(message(kind=kind), at(600)).title == title
+
+
+def test_a_reminder_of_what_has_started_says_how_long_ago() -> None:
+    late = message(REBOOT, REBOOT | STARTED, kind="reminder")
+    assert text_of(late, at(1802)).title == "Reboot of WestNO_0 has not ended after 30 min (reminder)"
 
 
 def test_what_is_over_says_how_long_it_took() -> None:
     over = message({}, STARTED, None)
     title = "Freeze of WestNO_0 is over: 4.2 s of interruption"
-    assert built_in(recording(over, interruption_seconds=4.2), EARLY).title == f"{title} (5 s expected)"
-    unknown = recording(over, interruption_seconds=4.2, expected_duration_seconds=None)
-    assert built_in(unknown, EARLY).title == title
+    assert text_of(recording(over, interruption_seconds=4.2)).title == f"{title} (5 s expected)"
+    unexpected = recording(over, interruption_seconds=4.2, expected_duration_seconds=None)
+    assert text_of(unexpected).title == title
+    assert text_of(recording(over, interruption_seconds=None)).title == "Freeze of WestNO_0 is over"
 
 
 def test_what_was_not_seen_ending_says_so() -> None:
     gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
-    assert built_in(gone, EARLY).title == "Freeze of WestNO_0 is gone: how it ended was not seen"
+    assert text_of(gone).title == "Freeze of WestNO_0 is gone: it is not known whether it happened"
 
 
-def test_what_is_not_known_is_not_claimed() -> None:
-    text = built_in(message({"DurationInSeconds": -1, "Description": None, "NotBefore": None}), EARLY)
-    assert "Expected interruption: not known" in text.plain
-    assert "Not before" not in text.plain
-    assert "Why" not in text.plain
-
-
-def test_a_moved_not_before_says_what_it_was() -> None:
-    text = built_in(message({}, {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}), EARLY)
-    assert "Previously: 2026-03-01 12:15:00 UTC" in text.plain
-    assert "Not before: 2026-03-01 12:30:00 UTC (in 29 min)" in text.plain
+def test_one_vm_s_interruption_is_not_said_of_several() -> None:
+    both = {"Resources": [ME, PEER]}
+    over = recording(message(both, both | STARTED, None), interruption_seconds=4.2)
+    assert text_of(over).title == "Freeze of WestNO_0 and 1 more is over"
+    assert "Measured interruption of WestNO_0: 4.2 s" in text_of(over).plain
 
 
 def test_an_exercise_says_so_first() -> None:
-    text = built_in(message(exercise=True), EARLY)
+    text = text_of(message(exercise=True))
     assert text.title.startswith("[EXERCISE] Freeze")
     assert "nothing has happened" in text.plain
 
 
-def test_a_reminder_counts_down() -> None:
-    assert built_in(message(kind="reminder"), at(600)).title == "Freeze of WestNO_0 in 5 min (reminder)"
+# ---- several VMs
+
+
+def test_vms_are_sorted_by_name_and_number_and_the_same_whoever_speaks() -> None:
+    names = ["web_10", "web_2", "Web_1"]
+    mine, other = Vm(name="web_2"), Vm(name="web_10", zone="3")
+    one, two = (message({"Resources": order}, vm=vm) for order, vm in ((names, mine), (names[::-1], other)))
+    assert text_of(one).title == text_of(two).title == "Freeze of Web_1 and 2 more in 14 min"
+    assert "Affected VMs: Web_1, web_2, web_10\n" in text_of(one).plain
+
+
+def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
+    both = {"Resources": [ME, PEER]}
+    looks = [(both,), (both, both | STARTED), (both, both | STARTED, None), (both, None)]
+    other = Vm(name=PEER, zone="9", vm_id="x", resource_group="rg-1", location="westeurope", subscription_id="s-1",
+               scale_set="WestNO")  # fmt: skip
+    for steps in looks:
+        one, two = recording(message(*steps), interruption_seconds=1.5), message(*steps, vm=other)
+        assert text_of(one.shared) == text_of(two.shared)
+        assert text_of(one).plain != text_of(two).plain
+
+
+def test_twenty_names_are_given_and_more_are_counted() -> None:
+    names = [f"vm-{n}" for n in range(25)]
+    assert "vm-18, vm-19 and 5 more" in text_of(message({"Resources": names})).plain
+    assert text_of(message({"Resources": names[:20]})).plain.count("vm-") == 20
+
+
+def test_any_name_can_be_sorted() -> None:
+    assert subject(message({"Resources": ["9" * 200, "a1b", "1", "\u0661"]}).record).endswith(" and 3 more")
+
+
+# ---- the body
+
+
+def test_what_is_not_known_is_said_to_be_unknown() -> None:
+    unknown: dict[str, Any] = dict.fromkeys(("Description", "NotBefore", "EventSource"))
+    unknown |= {"DurationInSeconds": -1, "Resources": []}
+    plain = text_of(message(unknown)).plain
+    for line in (
+        "Not before: unknown",
+        "Affected VMs: unknown: Azure names none",
+        "Expected interruption: unknown",
+        "Caused by: unknown",
+        "Azure's words: none",
+    ):
+        assert f"{line}\n" in plain
+
+
+def test_a_moved_not_before_says_what_it_was() -> None:
+    text = text_of(message({}, LATER))
+    assert "Not before, until this change: 2026-03-01 12:15:00 UTC" in text.plain
+    assert "Not before: 2026-03-01 12:30:00 UTC, in 29 min" in text.plain
+
+
+def test_the_reader_s_own_time_stands_beside_utc() -> None:
+    assert "12:15:00 UTC (13:15:00 Europe/Berlin), in 14 min" in text_of(message(), time_zone="Europe/Berlin").plain
+    zone = "Pacific/Auckland"  # where it is the next day
+    assert f"12:15:00 UTC (2026-03-02 01:15:00 {zone}), in" in text_of(message(), time_zone=zone).plain
+
+
+def test_the_usual_interruption_stands_beside_the_expected_one() -> None:
+    known = message(REBOOT, usual=Usual(95.0, 4))
+    assert "Expected interruption: unknown\nUsual interruption of WestNO_0: 95 s (median of 4)" in text_of(known).plain
+    assert "Usual interruption of WestNO_0: unknown: none measured yet" in text_of(message(REBOOT)).plain
+    assert "Usual" not in text_of(message({"Resources": [PEER]})).plain
+
+
+def test_who_caused_it_is_said_in_words() -> None:
+    assert "Caused by: Azure (Platform)" in text_of(message()).plain
+    user = text_of(message({"EventSource": "User"}))
+    assert "Caused by: somebody with access to your subscription (User)" in user.plain
+    assert "Caused by: Else" in text_of(message({"EventSource": "Else"})).plain
+
+
+def test_what_is_over_is_said_in_the_past_tense_and_is_information() -> None:
+    over = recording(message(REBOOT, REBOOT | STARTED, None), interruption_seconds=95.0)
+    text = text_of(over)
+    assert text.summary == "The event is over. WestNO_0 was interrupted for 95 s. Azure gave no expected time."
+    assert "Severity: info" in text.plain
+    assert text.advice == "Check that all applications on the VM run again."
+    assert text_of(recording(over, interruption_seconds=None)).summary.endswith("WestNO_0 was interrupted.")
+
+
+def test_what_a_boot_proves_is_not_said_to_be_unknown() -> None:
+    proved = recording(message(REBOOT, None, kind="ended"), outcome="finished", reason="machine_rebooted")
+    text = text_of(proved)
+    assert text.title == "Reboot of WestNO_0 is over"
+    assert text.summary.startswith("The event is over.")
+    assert text.advice == "Check that all applications on the VM run again."
+
+
+def test_what_was_canceled_says_that_nothing_happened() -> None:
+    text = text_of(message(REBOOT, None))
+    assert "Nothing happened." in text.summary
+    assert "bring it back" in text.advice
+    assert "interruption" not in text.plain
+
+
+@pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"])
+def test_each_type_says_what_happens_and_what_to_do(event_type: str) -> None:
+    seen = set()
+    steps: tuple[tuple[dict[str, str] | None, ...], ...] = (({},), ({}, STARTED), ({}, STARTED, None))
+    for looks in steps:
+        text = text_of(message(*({"EventType": event_type, **look} if look is not None else None for look in looks)))
+        assert text.summary
+        assert text.advice
+        seen.add((text.summary, text.advice))
+    assert len(seen) == 3
+    assert text_of(message({"EventType": event_type})).summary.startswith("The VM will be ")
+    assert text_of(message({"EventType": event_type, "Resources": [ME, PEER]})).summary.startswith("Each affected VM ")
+
+
+def test_a_type_that_is_not_known_is_read_in_azure_s_words() -> None:
+    text = text_of(message({"EventType": "Novelty"}))
+    assert text.title == "Novelty of WestNO_0 in 14 min"
+    assert "Read Azure's words" in text.advice
+
+
+def test_a_crash_is_said_to_be_one() -> None:
+    assert "Treat the VM as crashed" in text_of(message(REBOOT | STARTED)).advice
+    assert "crashed" not in text_of(message(REBOOT, REBOOT | STARTED)).advice
+
+
+def test_the_user_s_advice_stands_instead_until_the_event_is_over() -> None:
+    own = {"reboot": "Call the night shift."}
+    for looks in ((REBOOT,), (REBOOT, REBOOT | STARTED)):
+        assert text_of(message(*looks), advice=own).advice == "Call the night shift."
+    assert text_of(message(REBOOT, REBOOT | STARTED, None), advice=own).advice != "Call the night shift."
+    assert text_of(message(), advice=own).advice.startswith("Nothing, unless")
+    assert text_of(message(REBOOT), advice={"Reboot": ""}).plain.count("What to do") == 0
+
+
+def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
+    links = Links(dashboard="https://g/d?vm={vm}", runbook="https://w/{event_type}", page="https://p/")
+    found = {link.name: link.value for link in text_of(message(vm=Vm(name="a b/c")), links=links).links}
+    assert found == {"Dashboard": "https://g/d?vm=a%20b%2Fc", "Runbook": "https://w/Freeze", "Page": "https://p/"}
+    assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == ["Runbook", "Page"]
+
+
+def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
+    text = text_of(message(kind="sink_failed", note="sink oncall refused `announced`: 403: invalid_token"))
+    assert text.title == "notbefore on WestNO_0: sink oncall refused `announced`: 403: invalid_token"
+    assert "notbefore outbox list" in text.plain
+    assert "Freeze" not in text.plain
 
 
 @pytest.mark.parametrize(
@@ -90,13 +270,11 @@ def test_spans_are_read_at_a_glance(seconds: float, words: str) -> None:
     assert duration.words(seconds) == words
 
 
-def test_many_names_are_counted() -> None:
-    text = built_in(message({"Resources": [f"vm-{n}" for n in range(30)] + ["WestNO_0"]}), EARLY)
-    assert "vm-9 and 21 more" in text.plain
+# ---- templates
 
 
 def test_a_template_has_the_facts_at_hand() -> None:
-    text = Renderer("{{ vm.name }} {{ event.type|upper }}", "{{ countdown }}: {{ event.description }}")(
+    text = rendering("{{ vm.name }} {{ event.type|upper }}", "{{ countdown }}: {{ event.description }}")(
         message(), EARLY
     )
     assert text.title == "WestNO_0 FREEZE"
@@ -105,15 +283,15 @@ def test_a_template_has_the_facts_at_hand() -> None:
 
 def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
     one = message({"Description": "<!channel> & <b>"})
-    assert Renderer(None, "*{{ event.description }}*", inert)(one, EARLY).body == "*&lt;!channel&gt; &amp; &lt;b&gt;*"
-    assert "\n" not in Renderer("{{ event.description }}", None)(message({"Description": "a\nBcc: x"}), EARLY).title
+    assert rendering(None, "*{{ event.description }}*", inert)(one, EARLY).body == "*&lt;!channel&gt; &amp; &lt;b&gt;*"
+    assert "\n" not in rendering("{{ event.description }}", None)(message({"Description": "a\nBcc: x"}), EARLY).title
 
 
 @pytest.mark.parametrize(
     "template", ["{{ event }}", "{{ record }}", "{{ [event.description] }}", "{{ event.description|safe }}"]
 )
 def test_so_is_what_holds_it(template: str) -> None:
-    body = Renderer(None, template, inert)(message({"Description": "<!channel>"}), EARLY).body
+    body = rendering(None, template, inert)(message({"Description": "<!channel>"}), EARLY).body
     assert body
     assert "channel" in body
     assert "<" not in body
@@ -131,10 +309,63 @@ def test_so_is_what_holds_it(template: str) -> None:
     ],
 )
 def test_a_template_that_fails_falls_back_and_says_so(template: str) -> None:
-    text = Renderer(template, None)(message(), EARLY)
+    text = rendering(template, None)(message(), EARLY)
     assert text.fallback
-    assert text.title == built_in(message(), EARLY).title
+    assert text.title == text_of(message()).title
 
 
 def test_what_a_template_makes_is_bounded() -> None:
-    assert len(Renderer(None, "{{ 'x' * 1000000 }}")(message(), EARLY).plain) == 8_000
+    assert len(rendering(None, "{{ 'x' * 1000000 }}")(message(), EARLY).plain) == 8_000
+
+
+def test_a_template_of_a_kind_comes_before_the_one_for_all() -> None:
+    render = rendering("{{ change }}!", "all", titles={"started": "off it goes"}, bodies={"started": "{{ advice }}"})
+    announced, started = render(message(), EARLY), render(message({}, STARTED), EARLY)
+    assert (announced.title, announced.plain) == ("announced!", "all")
+    assert (started.title, started.plain) == ("off it goes", text_of(message({}, STARTED)).advice)
+    alone = rendering(bodies={"started": "x"})
+    assert alone(message(), EARLY).plain == text_of(message()).plain
+
+
+def test_a_template_shows_what_is_over_as_information() -> None:
+    over = message(REBOOT, REBOOT | STARTED, None)
+    assert over.severity == "critical"
+    assert rendering("{{ severity }}")(over, EARLY).title == "info"
+
+
+# ---- what comes from outside
+
+EVIL = st.text(
+    st.one_of(
+        st.sampled_from("\n\r\t\0\x1b\x7f\x85\u2028\u2029\u202e\u2066\u200f\u061c\ufeff\u200b<>&*_`{}%$"),
+        st.characters(codec="utf-8"),
+    ),
+    max_size=30,
+)
+
+
+def forged(text: str) -> list[str]:
+    """The letters that no reader may be shown; line ends are ours."""
+    return [letter for letter in text if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp")]
+
+
+def lines_of(text: Text) -> int:
+    return text.plain.count("\n")
+
+
+@given(EVIL, EVIL)
+@example("\u202e\n\rBcc: x", "\x1b[31m")
+def test_no_text_has_a_control_or_bidi_character_from_azure(first: str, second: str) -> None:
+    one, plain = (
+        message(
+            {"EventType": f"a{a}", "Description": b, "EventSource": a, "Resources": [b or "x", ME]},
+            vm=Vm(name=a, resource_group=b, zone=a),
+        )
+        for a, b in ((first, second), (first and "x", second and "x"))
+    )
+    templates = {"title": "{{ event }} {{ vm.name }}", "body": "{{ record }} {{ event.description|list }} {{ body }}"}
+    for text in (text_of(one), rendering(**templates, escape=inert)(one, EARLY)):
+        assert not forged(text.title + text.plain + text.footer)
+        assert "\n" not in text.title
+        assert not text.fallback
+    assert lines_of(text_of(one)) <= lines_of(text_of(plain))  # a line end in it makes no further line

@@ -1,7 +1,10 @@
 """Sinks, routes and secrets in the configuration: what is taken, what is refused and how, and what is never shown."""
 
 import os
+import sys
+import zoneinfo
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,12 +12,12 @@ import yaml
 from notbefore.config.load import dump, load, plain_secrets, warnings
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, SinkConfig
+from notbefore.config.sinks import Alertmanager, Messages, SinkConfig, Slack
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
 from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
 from notbefore.delivery.redact import Redactor, known_secrets
-from notbefore.delivery.sinks import try_out
+from notbefore.delivery.sinks import check_templates, try_out
 from notbefore.errors import ConfigError
 
 FULL = """
@@ -36,7 +39,7 @@ routes:
     continue: true
   - match: {change: announced, resource: "web-.*"}
     sinks: []
-links: {dashboard: "https://grafana.example.org/d/x"}
+messages: {links: {dashboard: "https://grafana.example.org/d/x"}}
 """
 ENVIRONMENT = {
     "PAGERDUTY_KEY": "e93facc04764012d7bfb002500d5d1a6",
@@ -155,7 +158,17 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("routes:\n  - match: {resource: '('}", "expected a regular expression"),
         ("routes:\n  - match: {scope: mine}", "expected one of self, peer, unknown"),
         ("routes: 5", "routes: Expected `array`"),
-        ("links: {runbook: 'javascript:alert(1)'}", "expected http://HOST"),
+        ("messages: {links: {runbook: 'javascript:alert(1)'}}", "expected http://HOST"),
+        ("messages: {links: {page: 'ftp://{vm}/'}}", "expected http://HOST"),
+        ("messages: {time_zone: Mars/Olympus}", "time_zone: expected a name such as Europe/Berlin, got 'Mars/Olympus'"),
+        ("messages: {time_zone: ../../etc/passwd}", "time_zone: expected a name such as Europe/Berlin"),
+        ("messages: {time_zone: Europe}", "time_zone: expected a name such as Europe/Berlin"),
+        (f"messages: {{advice: {{Reboot: {'x' * 2_001}}}}}", "advice.Reboot: expected 2000 characters or less"),
+        (
+            "sinks: {a: {slack: {url: 'https://x', titles: {odd: x}}}}",
+            "sinks.a.slack.titles: Invalid enum value 'odd', expected one of announced",
+        ),
+        ("sinks: {a: {webhook: {url: 'https://x', bodies: {started: x}}}}", "title and body are not for a sink"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_place(place: Path, text: str, said: str) -> None:
@@ -296,10 +309,32 @@ def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, 
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.parametrize("key", ["title", "body", "titles.started", "bodies.started"])
+def test_a_template_that_is_none_is_named_by_its_key(key: str) -> None:
+    name, _, kind = key.partition(".")
+    template: Any = {kind: "{% if %}"} if kind else "{% if %}"
+    settings = Slack(url=Secret("https://x"), **{name: template})
+    with pytest.raises(ConfigError, match=f"^{key}: this is not a template"):
+        check_templates(SinkConfig(slack=settings))
+
+
+def test_a_system_without_time_zones_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = zoneinfo.TZPATH
+    for name in {"tzdata", *(name for name in sys.modules if name.startswith("tzdata"))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    zoneinfo.reset_tzpath(to=[])
+    zoneinfo.ZoneInfo.clear_cache()
+    try:
+        with pytest.raises(ValueError, match="pip install tzdata"):
+            Messages(time_zone="Europe/Berlin")
+    finally:
+        zoneinfo.reset_tzpath(to=before)
+
+
 def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
     config = read(place, FULL)
     environment = {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": str(place)}
-    orders = unseal(seal(Orders("x.db", config.sinks, config.links), environment))
+    orders = unseal(seal(Orders("x.db", config.sinks, config.messages), environment))
     assert {name: sink.kind for name, sink in orders.sinks.items()} == {n: s.kind for n, s in config.sinks.items()}
     for name, sink in orders.sinks.items():
         for key, secret in sink.secrets.items():

@@ -8,9 +8,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from notbefore.config.checks import check_installed
-from notbefore.config.sinks import Links, SinkConfig, WindowsEventLog
+from notbefore.config.sinks import Messages, SinkConfig, WindowsEventLog
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS
-from notbefore.delivery.render import Text, built_in
 from notbefore.delivery.sinks.windows_event_log import (
     ERROR,
     EVENT_IDS,
@@ -20,6 +19,7 @@ from notbefore.delivery.sinks.windows_event_log import (
     Sink,
     entry,
 )
+from notbefore.delivery.wording import Text, built_in
 from notbefore.errors import ConfigError, SendError
 from support.azure import T0
 from support.messages import STARTED, message, recording
@@ -35,11 +35,11 @@ def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_grave() -> None:
         ((reboot, reboot | STARTED, None), 5, INFORMATION),
     ):
         one = message(*looks)
-        found = entry(one, built_in(one, T0))
+        found = entry(one, built_in(one, T0, Messages()))
         assert found[:2] == (event_id, kind)
         title, text, record = found[2]
         assert one.record.event_type in title
-        assert "Affected: WestNO_0" in text
+        assert "Affected VMs: WestNO_0" in text
         assert json.loads(record) == one.record.flat()
 
 
@@ -51,21 +51,21 @@ def test_every_change_has_an_id_of_its_own() -> None:
 def test_what_the_system_would_not_take_is_cut_and_the_record_stays_json() -> None:
     resources = [f"{number}-{'x' * 200}" for number in range(500)]
     large = message({"Resources": resources, "Description": "d\0" * 2_000})
-    _, _, strings = entry(large, built_in(large, T0))
+    _, _, strings = entry(large, built_in(large, T0, Messages()))
     assert sum(map(len, strings)) * 2 < 60_000
     record = json.loads(strings[2])
     assert record["notbefore.truncated"] == ["description", "resources"]
     assert record["azure.scheduled_event.resources"] == resources[:20]
     huge = recording(large, body="x" * 30_000)
-    _, _, strings = entry(huge, Text("t\0" * 5_000, "", ()))
+    _, _, strings = entry(huge, Text("t\0" * 5_000, "", "id"))
     assert (strings[0], strings[2]) == ("t" * MAX_TITLE, "{}")
 
 
 def test_what_azure_says_stands_for_no_other_string() -> None:
     one = message({"Description": "100%1 %%2 50% of it"})
-    _, _, strings = entry(one, built_in(one, T0))
+    _, _, strings = entry(one, built_in(one, T0, Messages()))
     assert not any(re.search(r"%[%\d]", text) for text in strings)
-    assert "Why: 100% 1 % % 2 50% of it" in strings[1]
+    assert "Azure's words: 100% 1 % % 2 50% of it" in strings[1]
     assert json.loads(strings[2]) == one.record.flat()
 
 
@@ -92,7 +92,7 @@ def test_a_source_that_is_not_registered_is_said_with_what_to_do(
     monkeypatch.setitem(sys.modules, "win32evtlogutil", ModuleType("win32evtlogutil"))  # nothing is asked of it
     settings = WindowsEventLog(source="my VMs", log="Azure")
     command = "New-EventLog -LogName 'Azure' -Source 'my VMs'"
-    sink = Sink("log", settings, Links())
+    sink = Sink("log", settings, Messages())
     assert "sink log: the source my VMs is not registered in the log Azure" in caplog.text
     assert command in caplog.text
     with pytest.raises(SendError, match=command):
@@ -100,7 +100,7 @@ def test_a_source_that_is_not_registered_is_said_with_what_to_do(
     registry.keys.add(r"SYSTEM\CurrentControlSet\Services\EventLog\Azure\my VMs")
     sink.connect()
     caplog.clear()
-    Sink("log", settings, Links())
+    Sink("log", settings, Messages())
     assert not caplog.text
 
 

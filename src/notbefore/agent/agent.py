@@ -147,7 +147,7 @@ class Agent:
             state_file=str(self._store.path.absolute()),
             spare_file=str(self._store.spare_path),
             sinks=config.sinks,
-            links=config.links,
+            messages=config.messages,
             peers=config.peers,
             hidden=config.hidden,
             log_format=config.log.format,

@@ -10,8 +10,8 @@ from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlRequest,
 from notbefore.commands.options import add_state, load_state_configuration
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
-from notbefore.core.text import escaped
-from notbefore.delivery.render import MEANINGS, one_line
+from notbefore.core.text import escaped, one_line
+from notbefore.delivery.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 
 
@@ -51,7 +51,7 @@ def describe(event: PendingEvent) -> str:
     lines = [
         f"{one_line(event.event_type)} {one_line(event.event_id)}, {one_line(event.event_status)}{when}",
         one_line(event.description or ""),
-        MEANINGS.get(event.event_type, ""),
+        effect(event.event_type),
         f"Expected interruption: {span(event.expected_duration_seconds)}",
         f"Approving lets Azure start it at once, for {_all_of(names, event.scope)}.",
     ]

@@ -16,7 +16,7 @@ from notbefore.commands.options import add_configuration, load_configuration
 from notbefore.commands.tables import table
 from notbefore.config.load import dump, files, plain_secrets, warnings
 from notbefore.config.model import Config
-from notbefore.config.sinks import Connection, Links, Otlp, SinkConfig, Webhook
+from notbefore.config.sinks import Connection, Messages, Otlp, SinkConfig, Webhook
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import ConnectableSink, Sink
 from notbefore.delivery.redact import Redactor, known_secrets
@@ -89,7 +89,7 @@ def connect(config: Config, out: TextIO) -> int:
     if not config.sinks:
         out.write("There is no sink in this configuration.\n")
     asked = [
-        (name, settings.kind, _ask(partial(_sink, name, settings, config.links)))
+        (name, settings.kind, _ask(partial(_sink, name, settings, config.messages)))
         for name, settings in config.sinks.items()
     ]
     if config.otlp is not None:
@@ -99,9 +99,9 @@ def connect(config: Config, out: TextIO) -> int:
     return 1 if any(answer == "no" for _, _, answer, _ in rows) else 0
 
 
-def _sink(name: str, settings: SinkConfig, links: Links) -> Sink:
+def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
     check_templates(settings)
-    return make(name, settings, links)
+    return make(name, settings, messages)
 
 
 def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, tuple[str, str]]]:

@@ -170,7 +170,7 @@ class Exercise:
         self._recording = RecordingOutbox(self._outbox)
         # linger=0: the courier ends as soon as nothing is due
         self._orders = Orders(
-            str(directory / FILE_NAME), config.sinks, config.links, hidden=config.hidden, patient=False, linger=0.0
+            str(directory / FILE_NAME), config.sinks, config.messages, hidden=config.hidden, patient=False, linger=0.0
         )
 
     def send(self, change: Change, patience: float) -> None:
@@ -189,7 +189,7 @@ class Exercise:
                 courier.run()
 
     def _make(self, name: str) -> Sink:
-        return make(name, self._orders.sinks[name], self._orders.links)
+        return make(name, self._orders.sinks[name], self._orders.messages)
 
     @property
     def results(self) -> list[Result]:
@@ -207,7 +207,7 @@ def _fallback(result: Result, config: Config) -> str:
     if not result.settled.fallback:
         return ""
     settings = config.sinks[result.delivery.sink].settings
-    why = Renderer(settings.title, settings.body).trouble(Message.of(result.delivery))
+    why = Renderer(settings, config.messages).trouble(Message.of(result.delivery))
     return f"the template failed ({why}): the built-in text was sent"
 
 

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from notbefore.config.model import Config
-from notbefore.config.sinks import OTLP_LIBRARY, Links, Otlp, SinkConfig, otlp_headers
+from notbefore.config.sinks import OTLP_LIBRARY, Messages, Otlp, SinkConfig, otlp_headers
 from notbefore.errors import ConfigError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 _ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9]{32}", re.ASCII)  # of PagerDuty; it answers 400 to any other length
 
 
-Trial = Callable[[str, SinkConfig, Links], None]
+Trial = Callable[[str, SinkConfig, Messages], None]
 """Makes the sink of that name without sending anything; raises ``ConfigError`` if it cannot be made."""
 
 
@@ -34,7 +34,7 @@ def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str
                 _check_secret(sink, key, secret.reveal(environment))
             _check_files(sink.settings)
             if trial is not None:
-                trial(name, sink, config.links)
+                trial(name, sink, config.messages)
         except ConfigError as error:
             raise ConfigError(f"{place}: {dotted}: {error}") from None
     for number, route in enumerate(config.routes):

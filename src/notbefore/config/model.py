@@ -9,7 +9,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.config.sinks import Links, Otlp, PeersConfig, SinkConfig, otlp_headers
+from notbefore.config.sinks import Messages, Otlp, PeersConfig, SinkConfig, otlp_headers
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration
@@ -112,7 +112,7 @@ class Config(_Section, frozen=True):
     exposition: Exposition = Exposition()
     sinks: dict[str, SinkConfig] = {}
     routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
-    links: Links = Links()
+    messages: Messages = Messages()
     peers: PeersConfig | None = None  # without it no agent knows whether another one is alive
     approval: Policy = Policy()
     fleet: FleetConfig | None = None  # for `notbefore fleet` alone

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from notbefore.config.secret import Secret
-from notbefore.core.delivery import Terms
+from notbefore.core.delivery import MessageKind, Terms
 from notbefore.core.duration import Duration
 
 Headers = dict[str, Secret]
@@ -38,13 +38,16 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     expire_on_end: bool = True  # what was announced is not sent once the event is over
     title: str | None = None  # a template (Jinja2) instead of the built-in text; not where the record is sent
     body: str | None = None  # as `title`
+    titles: dict[MessageKind, str] = {}  # templates by the kind of message, before `title`
+    bodies: dict[MessageKind, str] = {}  # as `titles`
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
             raise ValueError("timeout: expected 100ms to 5m")
         if self.expire_after.seconds < 1:
             raise ValueError("expire_after: expected 1s or more")
-        if not self.WORDS and (self.title is not None or self.body is not None):
+        templates = (self.title, self.body, *self.titles.values(), *self.bodies.values())
+        if not self.WORDS and any(one is not None for one in templates):
             raise ValueError("title and body are not for a sink that is sent the record: leave them out")
 
     @property
@@ -369,17 +372,48 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("url: expected {vm} where the name of a VM stands, as in http://{vm}:10169/readyz")
 
 
+MAX_ADVICE: Final = 2_000  # characters
+NO_TZDATA: Final = "install the Debian package `tzdata`, or the Python package: pip install tzdata"
+
+
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a message leads: an address, or none."""
+    """Where a message leads. `{vm}` stands for the name of the VM that sends it, `{event_type}` for Azure's type."""
 
     dashboard: str | None = None
     runbook: str | None = None
+    page: str | None = None  # of the agent, such as https://{vm}.example.org:10169/
 
     def __post_init__(self) -> None:
-        for name in ("dashboard", "runbook"):
+        for name in self.__struct_fields__:
             url = getattr(self, name)
             if url is not None:
-                _http(url, name)
+                _http(url.replace("{vm}", "vm").replace("{event_type}", "Reboot"), name)
+
+
+class Messages(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the messages of all sinks say beside the change."""
+
+    time_zone: str | None = None  # such as Europe/Berlin: its time stands beside UTC
+    advice: dict[str, str] = {}  # what to do, by event type: Reboot: text. Instead of the built-in text
+    links: Links = Links()
+
+    def __post_init__(self) -> None:
+        if self.time_zone is not None:
+            _check_time_zone(self.time_zone)
+        for event_type, text in self.advice.items():
+            if len(text) > MAX_ADVICE:
+                raise ValueError(f"advice.{event_type}: expected {MAX_ADVICE} characters or less")
+
+
+def _check_time_zone(name: str) -> None:
+    import zoneinfo  # noqa: PLC0415 - only who has a time zone needs it
+
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory
+        known = zoneinfo.available_timezones()
+        why = "expected a name such as Europe/Berlin" if known else f"this system knows no time zones: {NO_TZDATA}"
+        raise ValueError(f"time_zone: {why}, got {name!r}") from None
 
 
 class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):

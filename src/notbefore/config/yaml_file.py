@@ -104,6 +104,7 @@ def to_struct(values: Any, kind: type[Part], places: dict[str, str], *, strict: 
         return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `")
+        where = where.removeprefix("key` in `")  # a key of a mapping: what holds it is named
         below = where.rstrip("`").removeprefix("$").lstrip(".")
         unknown = re.search(r"unknown field `(\w+)`", message)
         key = ".".join(filter(None, (above, below, unknown[1] if unknown else "")))

@@ -12,3 +12,8 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    """Return the text as one line for people: without line ends, control characters, or marks that change direction."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())

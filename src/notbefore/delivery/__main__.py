@@ -77,7 +77,7 @@ def main() -> int:
         config = orders.sinks[name]
         for secret in known_secrets({name: config}):  # a file may hold another one by now
             redact.add(secret)
-        return make(name, config, orders.links)
+        return make(name, config, orders.messages)
 
     spare = Path(orders.spare_file) if orders.spare_file is not None else None
     with CourierLock(path.parent, spare.parent if spare is not None else None) as lock:

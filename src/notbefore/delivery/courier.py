@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -26,6 +28,7 @@ from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LO
 from notbefore.delivery.peers import Peers
 from notbefore.delivery.redact import known_secrets
 from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
+from notbefore.delivery.usual import usual_interruption
 from notbefore.delivery.worker import Checks, SendAttempt, Worker
 from notbefore.errors import SendError
 from notbefore.store.outbox import CourierTurn
@@ -171,8 +174,10 @@ class Courier:
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
             config = self._orders.sinks[name]
+            state_file = Path(self._orders.state_file)
             checks = Checks(
                 secrets=lambda: known_secrets({name: config}),
+                usual=partial(usual_interruption, state_file) if config.settings.WORDS else lambda _message: None,
                 patient=self._orders.patient,
                 others_notify=lambda delivery: bool(delivery.ahead) and self._peers.any_alive(delivery.ahead),
             )

@@ -15,6 +15,13 @@ from notbefore.errors import SendError
 MAX_KEY: Final = 255  # characters of an alert's key, which PagerDuty takes; others take as much or more
 
 
+class Usual(Struct, frozen=True):
+    """The interruption that is usual of a type of event: the median of those measured on this VM."""
+
+    seconds: float
+    count: int  # how many were measured
+
+
 class Message(Struct, frozen=True):
     """One delivery, opened."""
 
@@ -27,6 +34,7 @@ class Message(Struct, frozen=True):
     line: bytes  # the record as it is stored: JSON
     thread: str | None = None
     note: str = ""  # why it goes to this sink, where that is not by its route
+    usual: Usual | None = None  # where the history knows it
 
     @classmethod
     def of(cls, delivery: Delivery) -> "Message":
@@ -66,6 +74,11 @@ class Message(Struct, frozen=True):
         """The event has ended."""
         return self.kind in ("canceled", "finished", "ended")
 
+    @property
+    def shown_severity(self) -> Severity:
+        """The severity that a message shows: what is over is information."""
+        return "info" if self.over else self.severity
+
 
 class Receipt(Struct, frozen=True):
     """The receiver has accepted the message."""
@@ -76,7 +89,7 @@ class Receipt(Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, links)``."""
+    """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, messages)``."""
 
     def send(self, message: Message) -> Receipt:
         """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from notbefore import __version__
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Links, PeersConfig, SinkConfig
+from notbefore.config.sinks import Messages, PeersConfig, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 from notbefore.store.schema import SCHEMA_VERSION
@@ -30,7 +30,7 @@ class Orders(Struct, frozen=True):
 
     state_file: str
     sinks: dict[str, SinkConfig] = {}
-    links: Links = Links()
+    messages: Messages = Messages()
     peers: PeersConfig | None = None
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"

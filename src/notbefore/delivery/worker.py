@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, patient_until
-from notbefore.delivery.message import BatchSink, Message, Receipt, Sink
+from notbefore.delivery.message import BatchSink, Message, Receipt, Sink, Usual
 from notbefore.errors import NotBeforeError, SendError
 
 log = logging.getLogger("notbefore.delivery")
@@ -28,6 +28,7 @@ class Checks(Struct, frozen=True):
     """What a worker asks, in its thread."""
 
     secrets: Callable[[], list[str]] = list  # those that the sink would be made with now
+    usual: Callable[[Message], Usual | None] = lambda _message: None  # what the history says of such events
     patient: bool = True  # what is critical is tried again where a refusal may pass
     others_notify: Callable[[Delivery], bool] = lambda _delivery: False  # a VM that comes before this one sends it
 
@@ -177,7 +178,8 @@ class Worker:
         found: list[SendAttempt] = []
         for one in given:
             try:
-                opened[one.delivery_id] = Message.of(one)
+                message = Message.of(one)
+                opened[one.delivery_id] = msgspec.structs.replace(message, usual=self._checks.usual(message))
             except msgspec.DecodeError as error:
                 found.append(SendAttempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
         outcomes = dict(zip(opened, self._send(sink, list(opened.values())), strict=True))

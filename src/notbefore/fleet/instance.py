@@ -122,7 +122,7 @@ class FleetInstance:
             state_file=str(self._store.path.absolute()),
             spare_file=str(self._store.spare_path),
             sinks=config.sinks,
-            links=config.links,
+            messages=config.messages,
             hidden=config.hidden,
             log_format=config.log.format,
             log_level=config.log.level,

@@ -41,6 +41,28 @@ def read_history(
         return newest(chain(reversed(newer), written), limit, max_bytes)
 
 
+def interruptions(path: Path, event_type: str, vm_id: str) -> list[float]:
+    """The measured interruptions of past events of a type that affected this VM, in seconds.
+
+    ``vm_id``: the one of this VM, as its records have it; empty where it is not known. Raises ``sqlite3.Error``.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as db:
+        return [seconds for (seconds,) in db.execute(_INTERRUPTIONS, (event_type, vm_id))]
+
+
+def _attribute(name: str) -> str:
+    return f"""json_extract(line, '$."{name}"')"""
+
+
+_INTERRUPTIONS: Final = f"""
+    SELECT {_attribute("azure.scheduled_event.interruption_seconds")} AS seconds
+    FROM (SELECT CAST(record AS TEXT) AS line FROM history)
+    WHERE json_valid(line) AND {_attribute("azure.scheduled_event.change")} = 'finished'
+        AND {_attribute("azure.scheduled_event.scope")} = 'self' AND seconds IS NOT NULL
+        AND {_attribute("azure.scheduled_event.type")} = ? AND COALESCE({_attribute("host.id")}, '') = ?
+"""  # noqa: S608 - made of constants
+
+
 def newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:
     """Of records that come newest first: the first ``limit`` of them that are ``max_bytes`` or less together."""
     found: list[bytes] = []

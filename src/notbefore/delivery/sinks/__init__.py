@@ -7,7 +7,7 @@ test file; the contract tests pick it up.
 from typing import Any, Final
 
 from notbefore.config.checks import check_installed
-from notbefore.config.sinks import Links, SinkConfig
+from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.delivery.message import Sink
 from notbefore.errors import ConfigError
 
@@ -30,13 +30,10 @@ REGISTRY: Final = {
 
 def check_templates(config: SinkConfig) -> None:
     """Raise ``ConfigError`` for a syntax error in a template. A wrong name in it shows only when it is rendered."""
-    for key in ("title", "body"):
-        source = getattr(config.settings, key)
-        if source is None:
-            continue
-        from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - only who writes templates needs it
+    from notbefore.delivery.render import compile_template, templates  # noqa: PLC0415 - only where sinks are checked
 
-        from notbefore.delivery.render import compile_template  # noqa: PLC0415 - as above
+    for key, source in templates(config.settings):
+        from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - only who writes templates needs it
 
         try:
             compile_template(source, str)
@@ -44,23 +41,23 @@ def check_templates(config: SinkConfig) -> None:
             raise ConfigError(f"{key}: this is not a template: {error.message} (its line {error.lineno})") from None
 
 
-def try_out(name: str, config: SinkConfig, links: Links) -> None:
+def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
     """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
     from notbefore.delivery.redact import Redactor, known_secrets  # noqa: PLC0415 - as above
 
     check_templates(config)
     try:
-        make(name, config, links).close()
+        make(name, config, messages).close()
     except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say
         redact = Redactor(known_secrets({name: config}))
         raise ConfigError(redact(str(error))) from None
 
 
-def make(name: str, config: SinkConfig, links: Links) -> Sink:
+def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
     """The sink of that name; raises ``ConfigError`` when it cannot be made, a secret that cannot be read included."""
     check_installed(config)
     from importlib import import_module  # noqa: PLC0415 - as above
 
     module: Any = import_module(REGISTRY[config.kind])
-    sink: Sink = module.Sink(name, config.settings, links)
+    sink: Sink = module.Sink(name, config.settings, messages)
     return sink

@@ -12,12 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.sinks import Alertmanager, Links
+from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.record import json_line, rfc3339
 from notbefore.core.routing import SEVERITIES
+from notbefore.core.text import escaped, one_line
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Renderer, Text
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.wording import Text
 from notbefore.errors import SendError
 
 ALERT_NAME: Final = "AzureScheduledEvent"
@@ -29,11 +31,10 @@ log = logging.getLogger("notbefore.alertmanager")
 class Sink:
     """A cluster of Alertmanagers."""
 
-    def __init__(self, name: str, settings: Alertmanager, links: Links) -> None:
+    def __init__(self, name: str, settings: Alertmanager, messages: Messages) -> None:
         self._name = name
-        self._links = links
         self._settings = settings
-        self._render = Renderer(settings.title, settings.body)
+        self._render = Renderer(settings, messages)
         # one connection pool a member; the timeout is for all of them together
         seconds = settings.timeout.seconds / len(settings.urls)
         self._http = Http(seconds, ca_file=settings.ca_file)
@@ -43,7 +44,7 @@ class Sink:
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster hands it on."""
         text = self._render(message.shared)
-        body = json_line([alert(message, text, self._settings, self._links)])
+        body = json_line([alert(message, text, self._settings)])
         failures: dict[str, SendError] = {}
         for url in self._settings.urls:
             try:
@@ -102,10 +103,11 @@ def _authorization(settings: Alertmanager) -> dict[str, str]:
     return {}
 
 
-def alert(message: Message, text: Text, settings: Alertmanager, links: Links) -> dict[str, Any]:
+def alert(message: Message, text: Text, settings: Alertmanager) -> dict[str, Any]:
     """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
     record = message.record
     affected = record.resources
+    links = {link.name: link.value for link in text.links}
     labels = {
         **settings.labels,
         "alertname": ALERT_NAME,
@@ -122,18 +124,19 @@ def alert(message: Message, text: Text, settings: Alertmanager, links: Links) ->
     annotations = {
         "summary": text.title,
         "description": text.plain,
-        "status": record.event_status,
-        "resources": ", ".join(affected),
+        "status": one_line(record.event_status),
+        "resources": one_line(", ".join(affected)),
         "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
-        "dashboard": links.dashboard or "",
-        "runbook_url": links.runbook or "",
+        "dashboard": links.get("Dashboard", ""),
+        "runbook_url": links.get("Runbook", ""),
+        "page": links.get("Page", ""),
     }
     values: dict[str, Any] = {
-        "labels": {name: value for name, value in labels.items() if value},
+        "labels": {name: escaped(value) for name, value in labels.items() if value},
         "annotations": {name: value for name, value in annotations.items() if value},
         "startsAt": rfc3339(record.first_seen),
-        "generatorURL": settings.generator_url or links.dashboard or "",
+        "generatorURL": settings.generator_url or links.get("Dashboard", ""),
     }
     if message.over:
         values["endsAt"] = rfc3339(record.time)

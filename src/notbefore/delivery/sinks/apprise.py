@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from notbefore.config.sinks import Apprise, Links
+from notbefore.config.sinks import Apprise, Messages
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.retry import outcome_of_status
@@ -60,13 +60,12 @@ def _logged() -> Iterator[_ThreadLog]:
 class Sink:
     """One apprise address."""
 
-    def __init__(self, name: str, settings: Apprise, links: Links) -> None:
+    def __init__(self, name: str, settings: Apprise, messages: Messages) -> None:
         import apprise  # noqa: PLC0415 - half a second and 37 MB that nobody else pays for
 
         self._name = name
-        self._links = links
         self._kind = apprise.NotifyType
-        self._render = Renderer(settings.title, settings.body)
+        self._render = Renderer(settings, messages)
         asset = apprise.AppriseAsset(
             app_id="notbefore",
             app_desc="Azure Scheduled Events",
@@ -86,10 +85,9 @@ class Sink:
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
         text = self._render(message)
-        links = [link for link in (self._links.dashboard, self._links.runbook) if link]
-        body = "\n".join([text.plain, *links])
         over = message.over or message.record.no_longer_affected
         kind = "success" if over else _TYPES[message.severity]
+        body = f"{text.plain}\n\n{text.footer}"
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
         with _logged() as said:

@@ -6,7 +6,7 @@ A command that was running when its courier ended is not run again, unless the s
 
 from typing import Final
 
-from notbefore.config.sinks import Command, Links
+from notbefore.config.sinks import Command, Messages
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.process import ending, run, variables
 from notbefore.errors import SendError
@@ -17,7 +17,7 @@ EX_TEMPFAIL: Final = 75
 class Sink:
     """A command."""
 
-    def __init__(self, _name: str, settings: Command, _links: Links) -> None:
+    def __init__(self, _name: str, settings: Command, _messages: Messages) -> None:
         self._command = list(settings.command)
         self._timeout = settings.timeout.seconds
 

@@ -14,13 +14,15 @@ from email.utils import format_datetime, formataddr, getaddresses, parseaddr
 from html import escape
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Struct
 
-from notbefore.config.sinks import Email, Links
+from notbefore.config.sinks import Email, Messages
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Renderer, Text
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.wording import Text
 from notbefore.errors import ConfigError, SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that belongs to nobody, RFC 2606
@@ -36,12 +38,12 @@ log = logging.getLogger("notbefore.email")
 class Sink:
     """A mail server, and the recipients."""
 
-    def __init__(self, name: str, settings: Email, links: Links) -> None:
+    def __init__(self, name: str, settings: Email, messages: Messages) -> None:
         self._name = name
-        self._links = links
+        self._time_zone = messages.time_zone
         self._timeout = settings.timeout.seconds
         self._account = account_of(settings)
-        self._render = Renderer(settings.title, settings.body, str)
+        self._render = Renderer(settings, messages)
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
         if not self._account.verify:
             self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
@@ -50,7 +52,7 @@ class Sink:
     def send(self, message: Message) -> Receipt:
         """Send it; it is accepted when the server has taken it for every recipient."""
         text = self._render(message)
-        mail = compose(message, text, self._account, self._links)
+        mail = compose(message, text, self._account, _now(self._time_zone))
         try:
             server = self._connected()
             try:
@@ -193,39 +195,52 @@ def _words(text: bytes | str) -> str:
     return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else text).split())
 
 
-def compose(message: Message, text: Text, account: Account, links: Links) -> EmailMessage:
+def compose(message: Message, text: Text, account: Account, now: datetime) -> EmailMessage:
     """The mail: text and HTML. All mails of one event refer to the same root, so that they are one thread."""
     mail = EmailMessage()
     # a title is one line; EmailMessage would refuse another one, and not let it begin a header
     mail["Subject"] = text.title[:200]
     mail["From"] = formataddr(("notbefore", account.sender))
     mail["To"] = ", ".join(account.to)
-    mail["Date"] = format_datetime(datetime.now(UTC))
+    mail["Date"] = format_datetime(now)
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
     root = hashlib.sha256(f"{message.event_key}\n{message.sink}".encode()).hexdigest()[:32]
     mail["References"] = mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no absence note in return
-    if message.severity == "critical" and not message.over:
+    if message.shown_severity == "critical":
         mail["X-Priority"] = "1"
-    leads = [(name, link) for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook)) if link]
-    footer = "".join(f"\n{name}: {link}" for name, link in leads)
-    mail.set_content(text.plain + ("\n" + footer if footer else "") + "\n")
-    mail.add_alternative(_html(text, leads), subtype="html")
+    mail.set_content(f"{text.plain}\n\n{text.footer}\n")
+    mail.add_alternative(_html(text), subtype="html")
     return mail
 
 
-def _html(text: Text, leads: list[tuple[str, str]]) -> str:
-    if text.body is not None:
-        inner = f"<p>{escape(text.body)}</p>".replace("\n", "<br>\n")
-    else:
-        rows = "".join(
-            f'<tr><td style="padding:2px 12px 2px 0;color:#666;vertical-align:top">{escape(fact.name)}</td>'
-            f'<td style="padding:2px 0">{escape(fact.value)}</td></tr>\n'
-            for fact in text.facts
-        )
-        inner = f"<p>{escape(text.meaning)}</p>\n<table>\n{rows}</table>"
-    links = " · ".join(f'<a href="{escape(link)}">{name}</a>' for name, link in leads)
+def _now(time_zone: str | None) -> datetime:
+    return datetime.now(ZoneInfo(time_zone) if time_zone is not None else UTC)
+
+
+def _html(text: Text) -> str:
+    inner = _paragraph(text.body) if text.body is not None else _built_in_html(text)
+    links = " · ".join(f'<a href="{escape(link.value)}">{link.name}</a>' for link in text.links)
     return (
         '<html><body style="font-family:sans-serif;font-size:14px">'
-        f'<h2 style="font-size:18px">{escape(text.title)}</h2>\n{inner}\n<p>{links}</p></body></html>\n'
+        f'<h2 style="font-size:18px">{escape(text.title)}</h2>\n{inner}\n<p>{links}</p>\n'
+        f'<p style="color:#666;font-size:12px">Delivery: {text.delivery_id}</p></body></html>\n'
     )
+
+
+def _built_in_html(text: Text) -> str:
+    rows = "".join(
+        f'<tr><td style="padding:2px 12px 2px 0;color:#666;vertical-align:top">{escape(fact.name)}</td>'
+        f'<td style="padding:2px 0">{escape(fact.value)}</td></tr>\n'
+        for fact in text.facts
+    )
+    advice = f"<p><b>What to do:</b> {_lines(text.advice)}</p>\n" if text.advice else ""
+    return f"{_paragraph(text.summary)}\n{advice}<table>\n{rows}</table>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_lines(text)}</p>" if text else ""
+
+
+def _lines(text: str) -> str:
+    return escape(text).replace("\n", "<br>\n")

@@ -23,7 +23,7 @@ from azure.eventhub.exceptions import (
     OperationTimeoutError,
 )
 
-from notbefore.config.sinks import EventHub, Links
+from notbefore.config.sinks import EventHub, Messages
 from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.retry import outcome_of_status
@@ -55,7 +55,7 @@ class Sink:
 
     batch: Final = EventHub.BATCH
 
-    def __init__(self, name: str, settings: EventHub, _links: Links) -> None:
+    def __init__(self, name: str, settings: EventHub, _messages: Messages) -> None:
         self._name = name
         self._settings = settings
         self._runner = asyncio.Runner()

@@ -13,7 +13,7 @@ from typing import Final
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 
-from notbefore.config.sinks import Connection, Links, OtlpLogs
+from notbefore.config.sinks import Connection, Messages, OtlpLogs
 from notbefore.core.record import RESOURCE_ATTRIBUTES
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
@@ -33,7 +33,7 @@ log = logging.getLogger("notbefore.otlp")
 class Sink:
     """One receiver."""
 
-    def __init__(self, name: str, settings: OtlpLogs, _links: Links) -> None:
+    def __init__(self, name: str, settings: OtlpLogs, _messages: Messages) -> None:
         self._name = name
         self._timeout = settings.timeout.seconds
         own = {"service.name": "notbefore", "service.version": version("azure-notbefore")}

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.sinks import Links, PagerDuty
+from notbefore.config.sinks import Messages, PagerDuty
 from notbefore.core.record import Record, json_line, rfc3339
 from notbefore.delivery.http import Http, HttpResponse
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Renderer, Text
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.wording import Text
 from notbefore.errors import SendError
 
 MAX_SUMMARY: Final = 1024  # characters
@@ -26,11 +27,10 @@ class _Answer(msgspec.Struct):
 class Sink:
     """One integration of a service."""
 
-    def __init__(self, _name: str, settings: PagerDuty, links: Links) -> None:
+    def __init__(self, _name: str, settings: PagerDuty, messages: Messages) -> None:
         self._url = settings.url
         self._key = settings.routing_key.reveal()
-        self._links = links
-        self._render = Renderer(settings.title, settings.body)
+        self._render = Renderer(settings, messages)
         self._http = Http(settings.timeout.seconds, ca_file=settings.ca_file)
 
     def send(self, message: Message) -> Receipt:
@@ -39,7 +39,7 @@ class Sink:
         said = message if message.record.no_longer_affected else message.shared
         text = self._render(said)
         # the key comes last: who quotes a request in an error quotes its beginning
-        body = json_line(event(said, text, self._links) | {"routing_key": self._key})
+        body = json_line(event(said, text) | {"routing_key": self._key})
         _check(self._http.post(self._url, body, {"Content-Type": "application/json"}))
         return Receipt(thread=message.alert_key, fallback=text.fallback)
 
@@ -58,31 +58,32 @@ def _check(answer: HttpResponse) -> None:
         raise SendError(f"this is not an answer of PagerDuty: {answer.cause}")
 
 
-def event(message: Message, text: Text, links: Links) -> dict[str, Any]:
+def event(message: Message, text: Text) -> dict[str, Any]:
     """The body of the request, but for the routing key."""
     record = message.record
-    details = {"message": text.body} if text.body is not None else {"meaning": text.meaning}
+    details = (
+        {"message": text.body} if text.body is not None else {"What happens": text.summary, "What to do": text.advice}
+    )
     if text.body is None:
         details |= {fact.name: fact.value for fact in text.facts}
     payload = {
         "summary": text.title[:MAX_SUMMARY],
         "source": _source(record),
-        "severity": message.severity,
+        "severity": message.shown_severity,
         "timestamp": rfc3339(record.time),
         "component": record.event_source or "Azure",  # what is responsible for it
         "group": record.scale_set or record.resource_group or "",
         "class": record.event_type,
         "custom_details": {name: value for name, value in details.items() if value} | {"Delivery": message.delivery_id},
     }
-    leads = (("Dashboard", links.dashboard), ("Runbook", links.runbook))
     values: dict[str, Any] = {
         "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
         "dedup_key": message.alert_key,
         "payload": {name: value for name, value in payload.items() if value},
-        "links": [{"href": link, "text": name} for name, link in leads if link],
+        "links": [{"href": link.value, "text": link.name} for link in text.links],
         "client": "notbefore",
     }
-    return values | ({"client_url": links.dashboard} if links.dashboard else {})
+    return values | next(({"client_url": link.value} for link in text.links if link.name == "Dashboard"), {})
 
 
 def _source(record: Record) -> str:

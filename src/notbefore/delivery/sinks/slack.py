@@ -1,27 +1,35 @@
-"""Slack: an incoming webhook, or ``chat.postMessage`` with a bot's token; later changes then answer the first.
+"""Slack: an incoming webhook, or a bot's token.
 
-Block Kit; times in the reader's own zone by Slack's date markup. What comes from Azure cannot mention anybody.
+With a token an event is one message, which is brought up to date (``chat.update``); its thread holds the steps. With an
+incoming webhook each step is a message. Block Kit; times in the reader's own zone by Slack's date markup. What comes
+from Azure cannot mention anybody.
 """
 
 import logging
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from notbefore.config.sinks import Links, Slack
+from notbefore.config.sinks import Messages, Slack
 from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
+from notbefore.core.text import one_line
 from notbefore.delivery.http import Http, HttpResponse
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Fact, Renderer, Text
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.wording import Fact, Text
 from notbefore.errors import SendError
+
+T = TypeVar("T")
 
 MAX_HEADER: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000
 MAX_FIELD: Final = 2_000
+MAX_FIELDS: Final = 10  # in a section
 MAX_TEXT: Final = 4_000
+LOUD: Final = ("started", "reminder")  # kinds that the whole channel is to see, not the thread alone
 COLORS: Final = {"critical": "#c4314b", "warning": "#e8a33d", "info": "#3a7bd5"}
 OVER: Final = "#2e9e5b"
 
@@ -36,6 +44,8 @@ REFUSED_THREAD: Final = (
     "thread_not_found",
     "invalid_thread_ts",
 )
+# https://docs.slack.dev/reference/methods/chat.update: the message cannot be brought up to date
+REFUSED_UPDATE: Final = ("message_not_found", "cant_update_message", "edit_window_closed")
 # ... and of incoming webhooks: the layout is refused, and a text is not
 REFUSED_BLOCKS: Final = (
     "invalid_blocks",
@@ -64,60 +74,82 @@ PASSING: Final = frozenset(
 class Sink:
     """A channel."""
 
-    def __init__(self, name: str, settings: Slack, links: Links) -> None:
+    def __init__(self, name: str, settings: Slack, messages: Messages) -> None:
         self._name = name
-        self._links = links
         self._channel = settings.channel
         self._api = settings.api.rstrip("/")
         self._token = settings.token.reveal() if settings.token is not None else None
         self._url = settings.url.reveal() if settings.url is not None else ""
-        self._render = Renderer(settings.title, settings.body, inert)
+        self._render = Renderer(settings, messages, inert)
         self._http = Http(settings.timeout.seconds)
 
     def send(self, message: Message) -> Receipt:
         """Post it, as text alone where Slack refuses the blocks. It is accepted when Slack says `ok`."""
         text = self._render(message)
-        payload = content(message, text, self._links, datetime.now(UTC))
-        post = self._post_webhook if self._token is None else partial(self._post_message, message)
+        payload = content(message, text, datetime.now(UTC))
+        if self._token is None:
+            self._in_full(self._post_webhook, text, payload)
+            return Receipt(fallback=text.fallback)
+        return Receipt(thread=self._tell_channel(message, text, payload), fallback=text.fallback)
+
+    def _tell_channel(self, message: Message, text: Text, payload: dict[str, Any]) -> str | None:
+        """Bring the event's message up to date, or post one; returns the name of its thread."""
+        # a thread is its channel's: after the channel was changed there is none yet
+        channel, _, root = (message.thread or "").rpartition(" ")
+        same = channel == self._channel and message.kind != "sink_failed"  # each of those is news of its own
+        if same and self._update(root, text, payload) and self._reply(root, message, text):
+            return message.thread
+        began = self._in_full(lambda given: self._post(message, given), text, payload)
+        return f"{self._channel} {began}" if began and message.kind != "sink_failed" else None
+
+    def _in_full(self, post: Callable[[dict[str, Any]], T], text: Text, payload: dict[str, Any]) -> T:
+        """Post with the blocks, or where Slack refuses those, as text."""
         try:
-            thread = post(payload)
+            return post(payload)
         except SendError as error:
-            if not any(name in str(error) for name in REFUSED_BLOCKS):
+            if not _says(error, REFUSED_BLOCKS):
                 raise
             log.warning("sink %s: Slack refused the blocks of a message (%s): sent as text", self._name, error)
-            thread = post({"text": inert(f"{text.title}\n{text.plain}")[:MAX_TEXT], "unfurl_links": False})
-        return Receipt(thread=thread, fallback=text.fallback)
+            plain = inert(f"{text.title}\n{text.plain}\n\n{text.footer}")[:MAX_TEXT]
+            return post({"text": plain, "unfurl_links": False})
+
+    def _update(self, root: str, text: Text, payload: dict[str, Any]) -> bool:
+        """Bring the event's message up to date; false where Slack does not let us."""
+        # what is not given stays as it was
+        update: dict[str, Any] = {"channel": self._channel, "ts": root, "blocks": [], "attachments": []}
+        try:
+            self._in_full(lambda given: self._call("chat.update", update | given), text, payload)
+        except SendError as error:
+            if not _says(error, REFUSED_UPDATE):
+                raise
+            log.warning("sink %s: the message of an event cannot be updated (%s): posting another", self._name, error)
+            return False
+        return True
+
+    def _reply(self, root: str, message: Message, text: Text) -> bool:
+        """Add the step to the thread; false where the thread takes nothing."""
+        try:
+            self._post(message, {**step(text), "thread_ts": root, "reply_broadcast": message.kind in LOUD})
+        except SendError as error:
+            if not _says(error, REFUSED_THREAD):
+                raise
+            log.warning("sink %s: nothing can be added to the thread of an event (%s)", self._name, error)
+            return False
+        return True
+
+    def _post(self, message: Message, payload: dict[str, Any]) -> str | None:
+        """Post a message; returns its name."""
+        identity = {"delivery_id": message.delivery_id, "event_id": one_line(message.record.event_id)}
+        metadata = {"event_type": "notbefore_change", "event_payload": identity}
+        posted = self._call("chat.postMessage", payload | {"channel": self._channel, "metadata": metadata})
+        name: str | None = posted.get("ts")
+        return name
 
     def _post_webhook(self, payload: dict[str, Any]) -> None:
         answer = self._http.post(self._url, json_line(payload), {"Content-Type": "application/json"})
         answer.check()
         if answer.body.strip() != b"ok":  # such as a captive portal
             raise SendError(f"this is not an answer of Slack: {answer.cause}")
-
-    def _post_message(self, message: Message, payload: dict[str, Any]) -> str | None:
-        """Post to the thread of the event, or to the channel; returns the name of the thread."""
-        payload = payload | {
-            "channel": self._channel,
-            "metadata": {
-                "event_type": "notbefore_change",
-                "event_payload": {"delivery_id": message.delivery_id, "event_id": message.record.event_id},
-            },
-        }
-        # a thread is its channel's: after the channel was changed there is none yet
-        channel, _, first = (message.thread or "").rpartition(" ")
-        if channel == self._channel:
-            try:
-                self._call(
-                    "chat.postMessage", {**payload, "thread_ts": first, "reply_broadcast": message.kind == "started"}
-                )
-            except SendError as error:
-                if not any(name in str(error) for name in REFUSED_THREAD):
-                    raise
-                log.warning("sink %s: nothing can be added to the thread of an event (%s)", self._name, error)
-            else:
-                return message.thread
-        began = self._call("chat.postMessage", payload).get("ts")
-        return f"{self._channel} {began}" if began else None
 
     def _call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         headers = {"Content-Type": "application/json; charset=utf-8", "Authorization": f"Bearer {self._token}"}
@@ -143,26 +175,45 @@ def _checked(answer: HttpResponse) -> dict[str, Any]:
     return said
 
 
-def content(message: Message, text: Text, links: Links, now: datetime) -> dict[str, Any]:
-    """The message as Slack takes it: the plain text for notifications, the blocks to look at."""
-    blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
-    ]
-    if text.body is not None:
-        blocks.append(_section(text.body))
-    else:
-        if text.time is not None:
-            blocks.append(_section(f"*{_date(text.time)}*, {countdown(text.time, now)}"))
-        if text.meaning:
-            blocks.append(_section(text.meaning))
-        fields = [_field(fact) for fact in text.facts if fact.name != "Not before"]
-        blocks += [{"type": "section", "fields": fields[start : start + 10]} for start in range(0, len(fields), 10)]
-    found = (("Dashboard", links.dashboard), ("Runbook", links.runbook))
-    leads = [f"<{link.replace('>', '%3E').replace('|', '%7C')}|{name}>" for name, link in found if link]
-    if leads:
-        blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(leads)}]})
+def _says(error: SendError, names: tuple[str, ...]) -> bool:
+    return any(name in str(error) for name in names)
+
+
+def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
+    """The message as Slack takes it: the plain text for notifications, the blocks to look at.
+
+    The header stands above the attachment, which has the colour: a text beside blocks is not shown.
+    """
+    header = {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
+    blocks = [_section(text.body)] if text.body is not None else list(_built_in_blocks(text, now))
+    footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
+    footer.append(f"Delivery {message.delivery_id}")
+    blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
     color = OVER if message.over else COLORS[message.severity]
-    return {"text": inert(text.title), "attachments": [{"color": color, "blocks": blocks}], "unfurl_links": False}
+    return {
+        "text": inert(text.title[:MAX_HEADER]),
+        "blocks": [header],
+        "attachments": [{"color": color, "blocks": blocks}],
+        "unfurl_links": False,
+    }
+
+
+def _built_in_blocks(text: Text, now: datetime) -> Iterator[dict[str, Any]]:
+    if text.time is not None:
+        yield _section(f"*{_date(text.time)}* on your clock, {countdown(text.time, now)}")
+    if text.summary:
+        yield _section(inert(text.summary))
+    if text.advice:
+        yield _section(f"*What to do*\n{inert(text.advice)}")
+    fields = [_field(fact) for fact in text.facts]
+    for start in range(0, len(fields), MAX_FIELDS):
+        yield {"type": "section", "fields": fields[start : start + MAX_FIELDS]}
+
+
+def step(text: Text) -> dict[str, Any]:
+    """A step of an event, as it stands in the thread: the event's message above has everything else."""
+    summary = f"\n{inert(text.summary)}" if text.body is None else ""
+    return {"text": f"*{inert(text.title[:MAX_HEADER])}*{summary}"[:MAX_TEXT], "unfurl_links": False}
 
 
 def inert(text: str) -> str:

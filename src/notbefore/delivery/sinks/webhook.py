@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import time
 
-from notbefore.config.sinks import Links, Webhook
+from notbefore.config.sinks import Messages, Webhook
 from notbefore.core.record import cloud_event, json_line
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
@@ -17,7 +17,7 @@ from notbefore.delivery.message import Message, Receipt
 class Sink:
     """An address that is sent the record."""
 
-    def __init__(self, _name: str, settings: Webhook, _links: Links) -> None:
+    def __init__(self, _name: str, settings: Webhook, _messages: Messages) -> None:
         self._url = settings.url.reveal()
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
         self._headers = {name: value.reveal() for name, value in settings.headers.items()}

@@ -9,10 +9,11 @@ import logging
 import re
 from typing import Any, Final
 
-from notbefore.config.sinks import Links, WindowsEventLog
+from notbefore.config.sinks import Messages, WindowsEventLog
 from notbefore.core.record import cut
 from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Renderer, Text
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.wording import Text
 from notbefore.errors import SendError
 
 EVENT_IDS: Final = {
@@ -42,12 +43,12 @@ log = logging.getLogger("notbefore.windows_event_log")
 class Sink:
     """One source in one log."""
 
-    def __init__(self, name: str, settings: WindowsEventLog, _links: Links) -> None:
+    def __init__(self, name: str, settings: WindowsEventLog, messages: Messages) -> None:
         import win32evtlogutil  # noqa: PLC0415 - pywin32, on Windows alone
 
         self._log: Any = win32evtlogutil
         self._settings = settings
-        self._render = Renderer(settings.title, settings.body)
+        self._render = Renderer(settings, messages)
         if not registered(settings):  # Windows accepts the entries all the same
             log.warning("sink %s: %s", name, how_to_register(settings))
 
@@ -73,11 +74,11 @@ class Sink:
 
 def entry(message: Message, text: Text) -> tuple[int, int, list[str]]:
     """The id, the type and the strings of an entry. No string may hold ``%1``, which would stand for another."""
-    kind = INFORMATION if message.over else TYPES[message.severity]
     # the escape is the same JSON; what is too large is cut as it is for an Event Hub
     lines = (one.line().decode().replace("%", r"\u0025") for one in (message.record, *cut(message.record)))
     record = next((line for line in lines if len(line) <= MAX_RECORD), "{}")
-    return EVENT_IDS[message.kind], kind, [harmless(text.title, MAX_TITLE), harmless(text.plain, MAX_TEXT), record]
+    kind, body = TYPES[message.shown_severity], f"{text.plain}\n\n{text.footer}"
+    return EVENT_IDS[message.kind], kind, [harmless(text.title, MAX_TITLE), harmless(body, MAX_TEXT), record]
 
 
 def harmless(text: str, most: int) -> str:

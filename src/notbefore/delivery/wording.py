@@ -1,0 +1,396 @@
+"""The built-in texts of messages: what happens, when, to whom, and what to do. Pure.
+
+What comes from Azure is made one line, without control characters and marks that change the direction of text.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
+
+from msgspec import Struct
+
+from notbefore.config.sinks import Links, Messages
+from notbefore.core.change import ENDINGS
+from notbefore.core.document import STARTED
+from notbefore.core.duration import countdown, words
+from notbefore.core.record import Record
+from notbefore.core.text import one_line
+from notbefore.delivery.message import Message
+
+MAX_NAMES: Final = 20  # VMs that are listed by name
+AHEAD: Final = ("announced", "updated", "reminder")  # kinds of message about what is to come
+
+_EFFECTS: Final = {  # event type -> what is done to the VM, and what follows from it
+    "Freeze": ("paused for some seconds", "Memory and open files are kept. The network may stop."),
+    "Reboot": ("rebooted", "All processes end, and what is in memory is lost."),
+    "Redeploy": ("moved to another host", "This is a reboot, and the temporary disk is lost."),
+    "Preempt": ("evicted", "A Spot VM that is evicted is deleted or deallocated."),
+    "Terminate": ("deleted", "It does not come back."),
+}
+_ADVICE: Final = {
+    "Freeze": (
+        "Nothing, unless something on the VM cannot be paused for some seconds, such as the heartbeat of a cluster or"
+        " the lease of a database. Fail that over first."
+    ),
+    "Reboot": "Move or stop what must not be killed. The VM comes back by itself.",
+    "Redeploy": (
+        "Move or stop what must not be killed. Save what is on the temporary disk. The VM comes back by itself."
+    ),
+    "Preempt": (
+        "There may be only 30 seconds, so only automation helps. The VM does not come back by itself: replace it if you"
+        " need it."
+    ),
+    "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
+}
+_ADVICE_STARTED: Final = {
+    "Freeze": "Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
+    "Reboot": (
+        "Wait until the VM is back. If it is still down after half an hour, open a support ticket with Azure and give"
+        " the EventId."
+    ),
+    "Preempt": "Do not wait for the VM: it does not come back by itself. Replace it if you need it.",
+    "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
+}
+_ADVICE_FINISHED: Final = {
+    "Freeze": "Nothing, if the applications on the VM are healthy.",
+    "Reboot": "Check that all applications on the VM run again.",
+    "Redeploy": "Check that all applications on the VM run again. The temporary disk is empty now.",
+    "Preempt": "Replace the VM if you need it.",
+    "Terminate": "Remove the VM from everything that still depends on it.",
+}
+_UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
+_NOT_APPROVED: Final = (
+    "If the VM is ready, run `notbefore approve EVENT_ID` on it. Otherwise the event waits for NotBefore."
+)
+_ADVICE_OF_KIND: Final = {
+    "canceled": _UNDO,
+    "ended": "Check the VM: it may have been interrupted.",
+    "approved": "Nothing. The VM must be ready now.",
+    "approval_failed": _NOT_APPROVED,
+    "approval_skipped": _NOT_APPROVED,
+}
+_ADVICE_UNKNOWN: Final = (
+    "notbefore does not know this type of event. Read Azure's words below. Prepare as for a reboot."
+)
+_CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
+_TITLES: Final = {
+    "canceled": "canceled",
+    "ended": "is gone: it is not known whether it happened",
+    "approved": "approved: it may start now",
+    "approval_failed": "could not be approved",
+    "approval_skipped": "was not approved",
+}
+_SUMMARIES: Final = {
+    "canceled": "Azure canceled the event before it started. Nothing happened.",
+    "approved": "This VM approved the event. Azure may start it now, for all affected VMs.",
+    "approval_failed": "This VM tried to approve the event, without success. Azure starts it after NotBefore.",
+    "approval_skipped": "A rule matches the event, but nothing was approved. Azure starts it after NotBefore.",
+}
+_SOURCES: Final = {"Platform": "Azure (Platform)", "User": "somebody with access to your subscription (User)"}
+_FAILED_ADVICE: Final = (
+    "Run `notbefore outbox list`: it shows what was refused, and why. Remove the cause. Then run"
+    " `notbefore outbox retry --all`."
+)
+
+
+class Fact(Struct, frozen=True):
+    """One line of a message."""
+
+    name: str
+    value: str
+
+
+class Text(Struct, frozen=True):
+    """A message in words. ``time`` is NotBefore where it still lies ahead."""
+
+    title: str
+    summary: str
+    delivery_id: str
+    advice: str = ""  # what to do
+    facts: tuple[Fact, ...] = ()
+    links: tuple[Fact, ...] = ()  # name and address
+    time: datetime | None = None
+    body: str | None = None  # the user's, instead of summary, advice and facts
+    fallback: bool = False  # a template failed, and this is the built-in text
+
+    @property
+    def plain(self) -> str:
+        """Everything but title and footer, with a line for each fact."""
+        if self.body is not None:
+            return self.body
+        advice = f"What to do: {self.advice}" if self.advice else ""
+        return "\n\n".join(filter(None, (self.summary, advice, _lines(self.facts))))
+
+    @property
+    def footer(self) -> str:
+        """The links, and the id of the delivery."""
+        return _lines([*self.links, Fact("Delivery", self.delivery_id)])
+
+
+def _lines(facts: Iterable[Fact]) -> str:
+    return "\n".join(f"{fact.name}: {fact.value}" for fact in facts)
+
+
+def built_in(message: Message, now: datetime, settings: Messages) -> Text:
+    """The built-in texts, as of ``now``."""
+    record = message.record
+    links = tuple(_links(settings.links, record))
+    if message.kind == "sink_failed":
+        title = one_line(f"notbefore on {record.vm_name or 'an unknown VM'}: {message.note}")
+        return Text(title, "A receiver does not accept messages.", message.delivery_id, _FAILED_ADVICE, links=links)
+    time = record.not_before if _is_ahead(message) else None
+    mark = "[EXERCISE] " if record.exercise else ""
+    return Text(
+        title=one_line(mark + _title(message, time, now)),
+        summary=_summary(message),
+        delivery_id=message.delivery_id,
+        advice=_advice(message, settings.advice),
+        facts=tuple(_facts(message, now, settings.time_zone)),
+        links=links,
+        time=time,
+    )
+
+
+def _is_ahead(message: Message) -> bool:
+    return message.kind in AHEAD and message.record.event_status != STARTED
+
+
+# ---- the title
+
+
+def subject(record: Record) -> str:
+    """Whom the event affects, the same on every VM: ``web_0``, ``web_0 and 4 more``."""
+    names = _sorted(record.resources)
+    if record.many:
+        return record.many
+    if not names:
+        return "an unknown VM"
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _is_one(record: Record) -> bool:
+    """Whether the event affects a single VM."""
+    return len(record.resources) == 1 and not record.many
+
+
+def _sorted(names: tuple[str, ...]) -> list[str]:
+    """By name, with numbers by their value: web_2 before web_10."""
+
+    def key(name: str) -> list[str | int]:
+        parts = re.split("([0-9]{1,18})", name.casefold())  # every second one is a number
+        return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+    return sorted(names, key=lambda name: (key(name), name))
+
+
+def _title(message: Message, time: datetime | None, now: datetime) -> str:
+    """``Reboot of web_0 in 14 min``, ``Freeze of web_0 is over: 4.2 s of interruption (5 s expected)``."""
+    record = message.record
+    if record.no_longer_affected:
+        return f"{record.event_type} no longer affects {record.vm_name or 'this VM'}"
+    what = f"{record.event_type} of {subject(record)}"
+    mark = {"updated": " (changed)", "reminder": " (reminder)"}.get(message.kind, "")
+    if _is_ahead(message):
+        late = "was due " if time is not None and time < now else ""
+        return f"{what} {late}{countdown(time, now) if time is not None else 'at an unknown time'}{mark}"
+    if record.outcome == "finished":
+        return f"{what} is over{_measured(record)}"
+    return f"{what} {_TITLES.get(message.kind) or _under_way(message, now)}{mark}"
+
+
+def _under_way(message: Message, now: datetime) -> str:
+    """What is said of an event that has started and is not over."""
+    if message.kind == "reminder":
+        return f"has not ended after {words((now - message.record.time).total_seconds())}"
+    if message.kind == "updated":
+        return "goes on"
+    return "has started" + (" without notice" if message.record.notice_seconds == 0 else "")
+
+
+def _measured(record: Record) -> str:
+    """The interruption of the one VM that the event affects: of several, this VM measures only its own."""
+    if record.interruption_seconds is None or not _is_one(record):
+        return ""
+    expected = record.expected_duration_seconds
+    beside = f" ({words(expected)} expected)" if expected is not None else ""
+    return f": {words(record.interruption_seconds)} of interruption{beside}"
+
+
+# ---- what happens, and what to do
+
+
+def _summary(message: Message) -> str:
+    record = message.record
+    if record.no_longer_affected:
+        return f"Azure removed {one_line(record.vm_name or 'this VM')} from the event."
+    if record.outcome == "finished":  # also where it ``ended``: a boot proves it
+        return f"The event is over. {_how_it_went(record)}"
+    if message.kind == "ended":
+        reason = ENDINGS.get(record.reason)
+        unknown = "Azure no longer lists the event. It is not known whether it happened"
+        return f"{unknown}: {reason}." if reason else f"{unknown}."
+    if message.kind in _SUMMARIES:
+        return _SUMMARIES[message.kind]
+    tense = "will be" if _is_ahead(message) else "is being"
+    return effect(record.event_type, tense, "The VM" if _is_one(record) else "Each affected VM")
+
+
+def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
+    """What an event of this type does: ``The VM is rebooted. ...``; empty for a type that is not known."""
+    done, then = _EFFECTS.get(event_type, ("", ""))
+    return f"{who} {tense} {done}. {then}" if done else ""
+
+
+def _how_it_went(record: Record) -> str:
+    """In the past tense; of several VMs it is not said in one sentence."""
+    if record.scope != "self" or not _is_one(record):
+        return "Nothing more will happen."
+    name, expected = one_line(record.vm_name or "The VM"), record.expected_duration_seconds
+    if record.interruption_seconds is None:
+        return f"It is not known how long {name} was interrupted."
+    beside = f"Azure expected {words(expected)}." if expected is not None else "Azure gave no expected time."
+    return f"{name} was interrupted for {words(record.interruption_seconds)}. {beside}"
+
+
+def _advice(message: Message, own: dict[str, str]) -> str:
+    """What to do: the user's text for the type of event until it is over, or a built-in one."""
+    record = message.record
+    event_type = record.event_type
+    if record.no_longer_affected:
+        return _UNDO
+    if record.outcome == "finished":
+        return _ADVICE_FINISHED.get(event_type, _ADVICE_FINISHED["Reboot"])
+    if message.kind in _ADVICE_OF_KIND:
+        return _ADVICE_OF_KIND[message.kind].replace("EVENT_ID", one_line(record.event_id))
+    for name, text in own.items():
+        if name.casefold() == event_type.casefold():
+            return text
+    if _is_ahead(message):
+        return _ADVICE.get(event_type, _ADVICE_UNKNOWN)
+    crashed = _CRASHED if record.notice_seconds == 0 and event_type in ("Reboot", "Redeploy") else ""
+    return crashed + _ADVICE_STARTED.get(event_type, _ADVICE_STARTED["Reboot"])
+
+
+# ---- the facts
+
+
+def _facts(message: Message, now: datetime, time_zone: str | None) -> list[Fact]:
+    record = message.record
+    exercise = "This is an exercise: nothing has happened, nothing will." if record.exercise else ""
+    facts = [
+        Fact("Exercise", exercise),
+        Fact("Sent here because", message.note),
+        *_times(message, now, time_zone),
+        Fact("Affected VMs", _names(record.resources)),
+        *_interruption(message),
+        Fact("Caused by", _SOURCES.get(record.event_source or "", record.event_source or "unknown")),
+        Fact("Azure's words", one_line(record.description or "") or "none"),
+        Fact("Approval", _approval(record)),
+        *_place(record),
+        Fact("Severity", message.shown_severity),
+        Fact("Event", record.event_id),
+        Fact("Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""),
+    ]
+    cleaned = (Fact(fact.name, one_line(fact.value)) for fact in facts)
+    return [fact for fact in cleaned if fact.value]
+
+
+def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]:
+    record = message.record
+    planned = _clock(record.not_before, time_zone) if record.not_before is not None else "unknown"
+    if _is_ahead(message):
+        left = f", {countdown(record.not_before, now)}" if record.not_before is not None else ""
+        before = record.previous_not_before
+        moved = before is not None and before != record.not_before
+        return [
+            Fact("Not before", planned + left),
+            Fact("Not before, until this change", _clock(before, time_zone) if before is not None and moved else ""),
+        ]
+    seen = _clock(record.time, time_zone)
+    if message.over:
+        lasted = words(record.started_seconds) if record.started_seconds is not None else ""
+        return [Fact("Over since", seen), Fact("From start to end", lasted)]
+    if message.kind == "started" or record.event_status == STARTED:
+        name = "Started" if message.kind in ("started", "reminder") else "Changed"
+        return [Fact(name, seen)]
+    return [Fact("Not before", planned)]
+
+
+def _interruption(message: Message) -> list[Fact]:
+    """What Azure expects, what is usual, what was measured. Nothing of it matters where the event did not happen."""
+    record, usual = message.record, message.usual
+    if message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None:
+        return []
+    expected = record.expected_duration_seconds
+    facts = [Fact("Expected interruption", words(expected) if expected is not None else "unknown")]
+    if record.fleet_vms is not None:
+        return [*facts, Fact("Measured interruption", _spread(record))]
+    if record.scope != "self" or record.vm_name is None:
+        return facts
+    if message.over:
+        seconds = record.interruption_seconds
+        measured = words(seconds) if seconds is not None else "unknown"
+        return [*facts, Fact(f"Measured interruption of {one_line(record.vm_name)}", measured)]
+    counted = f"{words(usual.seconds)} (median of {usual.count})" if usual is not None else "unknown: none measured yet"
+    return [*facts, Fact(f"Usual interruption of {one_line(record.vm_name)}", counted)]
+
+
+def _spread(record: Record) -> str:
+    """The interruptions that many VMs measured."""
+    low, middle, high = record.fleet_interruption_min, record.fleet_interruption_median, record.fleet_interruption_max
+    if low is None or middle is None or high is None:
+        return ""
+    return f"{words(middle)} (median), from {words(low)} to {words(high)}"
+
+
+def _place(record: Record) -> list[Fact]:
+    """Where the affected VMs are; the zone is known of this VM alone."""
+    own = record.scope == "self" and _is_one(record)
+    place = [
+        ("resource group", record.resource_group),
+        ("scale set", record.scale_set),
+        ("zone", record.zone if own else None),
+        ("region", record.location),
+        ("subscription", record.subscription_id),
+    ]
+    return [Fact("Place", ", ".join(f"{name} {value}" for name, value in place if value))]
+
+
+def _approval(record: Record) -> str:
+    if record.approval_rule is None:
+        return ""
+    parts = [record.reason.replace("_", " "), f"rule {record.approval_rule}", f"by {record.approval_by}"]
+    return ", ".join(parts) + (f": {record.approval_detail}" if record.approval_detail else "")
+
+
+def _names(names: tuple[str, ...]) -> str:
+    if not names:
+        return "unknown: Azure names none"
+    more = len(names) - MAX_NAMES
+    return ", ".join(_sorted(names)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _clock(time: datetime, time_zone: str | None) -> str:
+    """``2026-03-01 12:15:00 UTC (13:15:00 Europe/Berlin)``, with the date in that zone where it is another one."""
+    utc = time.astimezone(UTC)
+    text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    if time_zone is None:
+        return text
+    local = utc.astimezone(ZoneInfo(time_zone))
+    day = f"{local:%Y-%m-%d} " if local.date() != utc.date() else ""
+    return f"{text} ({day}{local:%H:%M:%S} {time_zone})"
+
+
+def _links(links: Links, record: Record) -> list[Fact]:
+    found = []
+    values = {"{vm}": record.vm_name, "{event_type}": record.event_type}
+    for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook), ("Page", links.page)):
+        if link is None or any(place in link and not value for place, value in values.items()):
+            continue
+        for place, value in values.items():
+            link = link.replace(place, quote(value or "", safe=""))  # noqa: PLW2901 - filled in step by step
+        found.append(Fact(name, link))
+    return found
