@@ -319,12 +319,26 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
 
 
 def test_a_reminder_comes_before_not_before(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)}, [{"sinks": ["hook"], "remind_before": "4s"}])
+    config = place.write({"hook": webhook(peer.url)}, [{"sinks": ["hook"], "remind_before": ["4s", "1h", "7s"]}])
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=9), usegmt=True)
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced(NotBefore=soon)))
-        eventually(lambda: kinds(peer) == ["announced", "reminder"])
+        eventually(lambda: kinds(peer) == ["announced", "reminder", "reminder"])
+
+
+def test_what_has_started_is_to_be_said_again_until_it_is_over(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(peer.url)}, [{"sinks": ["hook"], "remind_while_started": "30m"}])
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        eventually(lambda: kinds(peer) == ["announced"])
+        imds.set_document(body(announced(EventStatus="Started", NotBefore=""), incarnation=2))
+        eventually(lambda: kinds(peer) == ["announced", "started"])
+        assert [row["kind"] for row in json.loads(place.outbox("list", "--json"))] == ["reminder"] * 12
+        imds.set_document(body(incarnation=3))
+        eventually(lambda: kinds(peer) == ["announced", "started", "finished"])
+        eventually(lambda: json.loads(place.outbox("list", "--json")) == [])
 
 
 def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_told(

@@ -8,6 +8,7 @@ import pytest
 from notbefore.core.change import Approval, Change
 from notbefore.core.delivery import (
     PATIENCE,
+    REMINDER_GRACE,
     Delivery,
     Routing,
     Terms,
@@ -78,7 +79,7 @@ def test_what_leads_up_to_an_event_expires_when_it_ends(
 
 def test_a_reminder_comes_so_long_before_not_before() -> None:
     one = change({})
-    chat, reminder = made(one, Route(sinks=("chat",), remind_before=Duration("5m")))
+    chat, reminder = made(one, Route(sinks=("chat",), remind_before=(Duration("5m"),)))
     assert one.event.not_before
     assert reminder.due == one.event.not_before.timestamp() - 300
     assert (reminder.kind, reminder.expires_with_event) == ("reminder", True)
@@ -90,16 +91,43 @@ LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
 
 @pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None), LEFT])
 def test_there_is_no_reminder_of_what_has_no_time_ahead(looks: tuple[dict[str, Any] | None, ...]) -> None:
-    assert len(made(change(*looks), Route(sinks=("chat",), remind_before=Duration("5m")))) == 1
+    assert len(made(change(*looks), Route(sinks=("chat",), remind_before=(Duration("5m"),)))) == 1
 
 
 def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:
-    route = Route(sinks=("chat",), announce_by="all", remind_before=Duration("5m"))
+    route = Route(sinks=("chat",), announce_by="all", remind_before=(Duration("5m"),))
     assert [one.kind for one in made(change(*LEFT), route)] == ["updated", "reminder"]
 
 
 def test_there_is_no_reminder_where_the_notice_is_shorter() -> None:
-    assert len(made(change({}), Route(sinks=("chat",), remind_before=Duration("1h")))) == 1
+    assert len(made(change({}), Route(sinks=("chat",), remind_before=(Duration("1h"),)))) == 1
+
+
+def test_there_may_be_several_reminders_each_with_its_time() -> None:
+    times = (Duration("5m"), Duration("10m"), Duration("1h"), Duration("600s"))  # the notice is 15 min
+    chat, *reminders = made(change({}), Route(sinks=("chat",), remind_before=times))
+    start = chat.not_before
+    assert [start - one.due for one in reminders] == [600, 300]
+    assert [one.expires for one in reminders] == [reminders[1].due, start + REMINDER_GRACE]
+    assert len({one.delivery_id for one in (chat, *reminders)}) == 3
+
+
+def test_what_has_started_is_said_again_while_it_lasts() -> None:
+    route = Route(sinks=("chat",), remind_while_started=Duration("30m"))
+    chat, *reminders = made(change({}, STARTED), route)
+    assert [one.due - chat.created for one in reminders] == [1800 * number for number in range(1, 13)]
+    assert {(one.kind, one.expires_with_event) for one in reminders} == {("reminder", True)}
+    assert [one.expires - one.due for one in reminders] == [1800] * 12  # the next one says it as well
+    assert len({one.delivery_id for one in (chat, *reminders)}) == 13
+    assert len(made(change({}), route)) == len(made(change({}, STARTED, None), route)) == 1
+
+
+def test_a_follower_s_reminders_wait_for_the_leader_as_well() -> None:
+    both = {"Resources": [PEER, ME]}
+    route = Route(sinks=("chat",), announce_by="leader", remind_before=(Duration("5m"),))
+    (_, reminder) = made(change(both), route)
+    assert reminder.ahead == (PEER,)
+    assert reminder.due == reminder.not_before - 300 + RANK_DELAY
 
 
 def test_a_follower_of_the_leader_waits_its_turn() -> None:

@@ -148,6 +148,8 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
             "authority: expected beside `auth: default`",
         ),
         ("sinks: {a: {webhook: {url: 'https://x', ca_file: no.pem}}}", "no.pem cannot be read: No such file"),
+        ("routes: [{remind_while_started: 30s}]", "remind_while_started: expected 1m or more"),
+        ("routes: [{remind_before: [1s, 2s, 3s, 4s, 5s, 6s, 7s, 8s, 9s, 10s, 11s, 12s, 13s]}]", "expected 12 or less"),
         ("routes:\n  - match: {duration: {min: 9, max: 3}}", "duration: expected min to be no more than max"),
         ("routes:\n  - severity: grave", "expected one of critical, warning, info"),
         ("sinks: {'a b': {command: {command: [/bin/ls]}}}", "expected a name of letters"),
@@ -230,6 +232,17 @@ def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> N
         scale_set=("a", "b"),
         tags={"env": ("prod",), "tier": ("1", "2"), "any": ()},
     )
+
+
+def test_one_reminder_or_several(place: Path) -> None:
+    routes = "routes: [{remind_before: 5m}, {remind_before: [1h, 10m], remind_while_started: 30m}, {}]"
+    one, several, none = read(place, routes).routes
+    assert (one.remind_before, several.remind_before, none.remind_before) == (
+        (Duration("5m"),),
+        (Duration("1h"), Duration("10m")),
+        (),
+    )
+    assert several.remind_while_started == Duration("30m")
 
 
 def test_a_leader_beside_what_differs_between_vms_is_warned_of(place: Path) -> None:

@@ -75,7 +75,11 @@ def _found_at(base: Path, secret: Any) -> Any:
 
 
 def _prepared_route(route: Any) -> Any:
-    if not isinstance(route, dict) or not isinstance(route.get("match"), dict):
+    if not isinstance(route, dict):
+        return route
+    if "remind_before" in route:
+        route = {**route, "remind_before": _listed(route["remind_before"])}
+    if not isinstance(route.get("match"), dict):
         return route
     lists = ("change", "event_type", "event_status", "event_source", "scope", *VM_FACTS)
     match: dict[str, Any] = {key: _listed(value) if key in lists else value for key, value in route["match"].items()}

@@ -1,13 +1,15 @@
 """``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
 import hashlib
+from collections.abc import Iterator
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.record import Vm
-from notbefore.core.routing import DEPUTIES, Route, Severity, Target, route
+from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
@@ -127,9 +129,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
         )
         found.append(message)
-        reminder = _reminder(change, record, target, terms)
-        if reminder is not None:
-            found.append(reminder)
+        found += _reminders(change, target, message)
     return tuple(found)
 
 
@@ -158,25 +158,31 @@ def _severity(target: Target, terms: Terms) -> Severity:
     return target.shared_severity if terms.shared_severity else target.severity
 
 
-def _reminder(change: Change, record: bytes, target: Target, terms: Terms) -> Delivery | None:
-    not_before = change.event.not_before
-    if target.remind_before is None or not_before is None or target.last:
-        return None
-    if change.kind not in ("announced", "updated"):
-        return None
-    due = not_before.timestamp() - target.remind_before
-    if due <= change.time.timestamp():  # the notice is shorter than that: the change itself says it
-        return None
-    return Delivery(
-        delivery_id=delivery_id(change.id, target.sink, "reminder"),
-        event_key=change.event.key,
-        sink=target.sink,
-        kind="reminder",
-        severity=_severity(target, terms),
-        created=due,  # what its delay is measured from
-        due=due,
-        expires=not_before.timestamp() + REMINDER_GRACE,
-        expires_with_event=True,
-        record=record,
-        not_before=not_before.timestamp(),
-    )
+def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:
+    """What is said again of a change, if it is still so by then: before NotBefore, or while the event is started."""
+    if target.last:
+        return
+    now, not_before = change.time.timestamp(), change.event.not_before
+    if change.kind in ("announced", "updated") and not_before is not None:
+        start = not_before.timestamp()
+        # a notice that is shorter than that: the change itself says it
+        times = [start - seconds for seconds in target.remind_before if start - seconds > now]
+        end = start + REMINDER_GRACE
+    elif change.kind == "started" and target.remind_while_started is not None:
+        times = [now + number * target.remind_while_started for number in range(1, MAX_REMINDERS + 1)]
+        end = times[-1] + target.remind_while_started
+    else:
+        return
+    for number, (due, expires) in enumerate(zip(times, [*times[1:], end], strict=False)):  # the next one replaces it
+        yield msgspec.structs.replace(
+            message,
+            delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
+            kind="reminder",
+            created=due,  # what its delay is measured from
+            due=due + target.delay,
+            expires=expires + target.delay,
+            expires_with_event=True,
+            fallback=(),
+            fallback_at=None,
+            others=(),
+        )

@@ -22,6 +22,7 @@ AnnounceBy = Literal["affected", "leader", "all"]
 CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
 RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to notify
+MAX_REMINDERS: Final = 12  # of one event to one sink, before its start and after it
 DEPUTIES: Final = 1  # VMs after the leader that notify in its place, where none of them can ask whether it is alive
 
 
@@ -142,9 +143,16 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
     quiet_updates: bool = True  # no message where NotBefore moves by less than a minute
-    remind_before: Duration | None = None  # a reminder, so long before NotBefore
+    remind_before: tuple[Duration, ...] = ()  # reminders, so long before NotBefore
+    remind_while_started: Duration | None = None  # 1m and up: a reminder each time it has been started so long
     fallback: tuple[str, ...] = ()  # sinks for what is critical, where one of `sinks` refuses it or takes too long
     fallback_after: Duration = Duration("60s")  # what has not been accepted by then takes too long
+
+    def __post_init__(self) -> None:
+        if len(self.remind_before) > MAX_REMINDERS:
+            raise ValueError(f"remind_before: expected {MAX_REMINDERS} or less, got {len(self.remind_before)}")
+        if self.remind_while_started is not None and self.remind_while_started.seconds < 60:  # noqa: PLR2004 - a minute
+            raise ValueError("remind_while_started: expected 1m or more")
 
 
 class Target(Struct, frozen=True):
@@ -154,7 +162,8 @@ class Target(Struct, frozen=True):
     severity: Severity
     shared_severity: Severity  # as every VM that sees the event has it: the notice differs between them
     delay: float = 0.0  # seconds to wait, so that another VM can notify first
-    remind_before: float | None = None  # seconds
+    remind_before: tuple[float, ...] = ()  # seconds, the longest first
+    remind_while_started: float | None = None  # seconds
     ahead: tuple[str, ...] = ()  # the VMs that are to notify before this one
     fallback: tuple[str, ...] = ()
     fallback_after: float = 60.0  # seconds
@@ -194,7 +203,8 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
                     fallback=tuple(name for name in route.fallback if name not in route.sinks),
                     fallback_after=route.fallback_after.seconds,
                     others=tuple(name for name in (*route.sinks, *route.fallback) if name != sink),
-                    remind_before=route.remind_before.seconds if route.remind_before else None,
+                    remind_before=tuple(sorted({one.seconds for one in route.remind_before}, reverse=True)),
+                    remind_while_started=route.remind_while_started.seconds if route.remind_while_started else None,
                     last=change.no_longer_affected and route.announce_by != "all",
                 )
                 found.setdefault(sink, target)
