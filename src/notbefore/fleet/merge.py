@@ -105,8 +105,8 @@ class Story(Struct):
     place: Place
     zone: str
     first_seen: datetime  # by the first VM
-    newest: tuple[datetime, str]  # when the content was seen, and by which VM
-    dated: tuple[datetime, str]  # the same of NotBefore
+    newest: tuple[datetime, str, str]  # when the content was seen, by which VM, and with which change
+    dated: tuple[datetime, str, str]  # the same of NotBefore
     claim: Standing = NEW  # the strongest
     standing: Standing = NEW  # how the event stands by all reports
     reported: dict[str, int] = {}  # VM -> what it has reported, as bits
@@ -129,8 +129,8 @@ class Story(Struct):
             place=report.place,
             zone=report.zone,
             first_seen=report.first_seen,
-            newest=(report.time, report.vm),
-            dated=(report.time, report.vm),
+            newest=(report.time, report.vm, report.change_id),
+            dated=(report.time, report.vm, report.change_id),
             exercise=report.exercise,
         )
 
@@ -199,7 +199,7 @@ class Story(Struct):
             self.over = report.time
         if report.scope != "peer":
             self._measure(report, vm)
-        when = (report.time, vm)
+        when = (report.time, vm, report.change_id)
         if report.not_before is not None and (self.not_before is None or when >= self.dated):
             self.not_before, self.dated = report.not_before, when
         if when < self.newest:

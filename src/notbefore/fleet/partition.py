@@ -148,7 +148,8 @@ class Partition:
             if wave.key not in self.waves.open:  # it is over
                 for key, story in wave.stories.items():
                     self._close(key, story, wave, now)
-            yield made
+            if made is not None:
+                yield made
 
     def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
         if isinstance(found, Report):

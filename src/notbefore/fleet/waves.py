@@ -129,18 +129,20 @@ class Waves:
             wave.due = due
         self._expect(wave.due)
 
-    def flush(self, now: float) -> Iterator[tuple[Wave, Notification]]:
-        """The notifications that are due by ``now``, in the order of their moments."""
+    def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
+        """The waves that are due by ``now`` in the order of their moments, with what is to be notified of each.
+
+        Those that are over are no longer among the open ones then.
+        """
         if now < self.next_due:
             return
-        due = sorted((wave.due, wave.event_key, wave) for wave in self.open.values() if wave.due and wave.due <= now)
-        for moment, _, wave in due:
-            made = self._notify(wave, moment or now)
-            if made is not None:
-                yield wave, made
+        due = [(wave.due, wave.event_key, wave) for wave in self.open.values() if wave.due is not None]
+        for moment, _, wave in sorted(one for one in due if one[0] <= now):
+            made = self._notify(wave, moment)
             if wave.told in OVER:
                 del self.open[wave.key]
-        self.next_due = min((wave.due for wave in self.open.values() if wave.due), default=float("inf"))
+            yield wave, made
+        self.next_due = min((wave.due for wave in self.open.values() if wave.due is not None), default=float("inf"))
 
     def _expect(self, due: float | None) -> None:
         if due is not None and due < self.next_due:

@@ -1,0 +1,393 @@
+"""Many VMs' reports of one event become one story: the same in any order, and each step is notified once."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
+from notbefore.fleet.merge import (
+    CANCELED,
+    ENDED,
+    FINISHED,
+    NEW,
+    OUTCOME,
+    OVER,
+    STARTED,
+    STEPS,
+    STRENGTH,
+    Standing,
+    Story,
+)
+from notbefore.fleet.partition import Item, Partition, read_snapshot
+from notbefore.fleet.reading import Report, read
+from notbefore.fleet.waves import Grouping, Notification
+from support.fleet_instance import body, report, vm
+
+T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
+VMS = [vm(f"web_{number}") for number in range(4)]
+A, B, C, D = VMS
+LIMIT = 3600.0
+EACH = Grouping()
+WAVES = Grouping(("scale_set", "event_type"), group_wait=10.0, group_interval=300.0)
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def reported(*words: Any, **fields: Any) -> Report:
+    found = read(body(report(*words, **{"at": T0, **fields})))
+    assert isinstance(found, Report)
+    return found
+
+
+def story_of(reports: Sequence[Report]) -> Story:
+    story = Story.begin(reports[0])
+    for one in reports:
+        story.add(one)
+    return story
+
+
+def facts(story: Story) -> dict[str, Any]:
+    """All of it but what depends on which VM came first."""
+    found = msgspec.to_builtins(story)
+    return {name: found[name] for name in found if name not in ("ids", "zone")} | {"ids": sorted(story.ids)}
+
+
+class Log:
+    """A partition's log, read by a fold."""
+
+    def __init__(self, grouping: Grouping = EACH, sequence: int = 0) -> None:
+        self.fold = Partition("0", grouping, LIMIT, lambda *_: None)
+        self.made: list[Notification] = []
+        self.sequence = sequence
+        self.now = T0.timestamp()
+
+    def add(self, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
+        """Append a report ``after`` seconds, read it; returns the kinds that were notified by then."""
+        self.now += after
+        fields.setdefault("not_before", at(fields.get("notice", 900.0)))
+        self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
+        return self.wait(0)
+
+    def read(self, data: bytes) -> None:
+        self.made += self.fold.add(Item(data, self.sequence, str(self.sequence), self.now))
+        self.sequence += 1
+
+    def wait(self, seconds: float) -> list[str]:
+        self.now += seconds
+        self.made += self.fold.advance(self.now)
+        return self.kinds
+
+    @property
+    def kinds(self) -> list[str]:
+        return [one.change.kind for one in self.made]
+
+    @property
+    def last(self) -> Notification:
+        return self.made[-1]
+
+
+# ---- the tables
+
+
+def test_every_pair_of_standings_has_a_step() -> None:
+    assert {(before, after) for before, after in product(Standing, Standing) if after is not NEW} == STEPS.keys()
+
+
+def test_every_kind_of_change_is_a_claim_and_every_claim_has_an_outcome() -> None:
+    assert set(LIFECYCLE_KINDS) == STRENGTH.keys()
+    assert set(STRENGTH.values()) == OUTCOME.keys()
+    assert set(OUTCOME.values()) == OVER
+
+
+def test_no_step_leads_back_to_one_that_was_made() -> None:
+    once = {(before, after): kind for (before, after), kind in STEPS.items() if kind not in (None, "updated")}
+    assert all(before < after or (before, after) in ((STARTED, ENDED), (STARTED, CANCELED)) for before, after in once)
+
+
+@pytest.mark.parametrize(
+    ("claims", "standing"),
+    [
+        (("finished", "ended"), FINISHED),
+        (("canceled", "ended"), CANCELED),
+        (("ended", "ended"), ENDED),
+        (("canceled", "finished"), FINISHED),
+        (("finished", "started"), STARTED),  # one VM has not said that it is over
+    ],
+)
+def test_the_claim_that_takes_more_to_have_been_seen_stands(
+    claims: tuple[LifecycleKind, ...], standing: Standing
+) -> None:
+    names = (A.name, B.name)
+    story = story_of([reported(who, claim, resources=names) for who, claim in zip(VMS, claims, strict=False)])
+    assert story.standing is standing
+
+
+def test_contradictions_are_noticed_whoever_comes_first() -> None:
+    both = [reported(A, "canceled"), reported(B, "started", resources=[A.name])]
+    assert story_of(both).contradicted
+    assert story_of(both[::-1]).contradicted
+    assert not story_of([reported(A, "ended"), reported(B, "finished", resources=[A.name])]).contradicted
+
+
+# ---- any order, any number
+
+KINDS: list[LifecycleKind] = ["announced", "updated", "started", "canceled", "finished", "ended"]
+STEP = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(0, 20), st.sampled_from([600.0, 900.0]))
+
+
+@given(st.lists(STEP, min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(1, 3))
+def test_any_order_with_any_repetitions_gives_the_same_story(
+    steps: list[tuple[int, LifecycleKind, int, float]], shuffled: random.Random, times: int
+) -> None:
+    names = [A.name, B.name]
+    reports = [
+        reported(VMS[who], kind, at=at(seconds), resources=names, notice=notice, id=f"{who}-{kind}-{seconds}-{notice}")
+        for who, kind, seconds, notice in steps
+    ]
+    # one VM makes a step once: what it says of it is the same each time
+    unique = list({(one.vm, one.change if one.change != "updated" else one.change_id): one for one in reports}.values())
+    mixed = unique * times
+    shuffled.shuffle(mixed)
+    assert facts(story_of(mixed)) == facts(story_of(unique))
+
+
+@given(st.lists(STEP, min_size=1, max_size=15), st.randoms(use_true_random=False))
+def test_no_step_is_notified_twice_whatever_comes(
+    steps: list[tuple[int, LifecycleKind, int, float]], shuffled: random.Random
+) -> None:
+    log = Log()
+    mixed = [*steps, *steps]
+    shuffled.shuffle(mixed)
+    for who, kind, _, notice in mixed:
+        log.add(VMS[who], kind, resources=[A.name, B.name], notice=notice)
+    log.wait(2 * LIMIT)
+    log.wait(2 * LIMIT)
+    ids = [one.change.id for one in log.made]
+    assert len(ids) == len(set(ids))
+    steps_made = [kind for kind in log.kinds if kind != "updated"]
+    assert len(steps_made) == len(set(steps_made))
+    assert not log.fold.stories
+
+
+# ---- one event
+
+
+def test_the_first_vm_announces_and_the_others_add_themselves() -> None:
+    log = Log()
+    assert log.add(B, "announced", resources=[A.name]) == ["announced"]
+    assert log.add(A, "announced") == ["announced"]
+    assert log.add(C, "announced", resources=[A.name]) == ["announced"]
+    assert log.add(C, "started", resources=[A.name]) == ["announced", "started"]
+    assert log.last.facts.reported_by == 3
+    assert log.last.vm.name == A.name
+
+
+def test_it_is_over_when_the_affected_vms_that_were_heard_say_so() -> None:
+    log = Log()
+    for who in (A, B, C):
+        log.add(who, "announced", resources=[A.name, B.name])
+        log.add(who, "started", resources=[A.name, B.name])
+    log.add(C, "finished", resources=[A.name, B.name])
+    log.add(A, "finished", resources=[A.name, B.name], started_seconds=60.0, interruption=4.0)
+    assert "finished" not in log.kinds
+    assert log.add(B, "finished", resources=[A.name, B.name], started_seconds=90.0, interruption=8.0)[-1] == "finished"
+    facts = log.last.facts
+    assert (facts.interruption, facts.started) == ((4.0, 4.0, 8.0), (60.0, 60.0, 90.0))
+
+
+def test_after_a_preempt_the_word_of_another_vm_is_enough() -> None:
+    log = Log()
+    log.add(A, "announced", event_type="Preempt")
+    log.add(B, "announced", resources=[A.name], event_type="Preempt")
+    assert log.add(B, "finished", resources=[A.name], event_type="Preempt")[-1] == "finished"
+
+
+def test_what_nobody_ends_is_over_as_far_as_is_known() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.add(A, "started")
+    assert log.wait(900 + LIMIT - 60) == ["announced", "started"]
+    assert log.wait(200) == ["announced", "started", "finished"]
+    assert log.last.change.reason == "as_far_as_known"
+    assert log.fold.figures.given_up == 1
+    assert log.add(A, "finished") == ["announced", "started", "finished"]
+    assert log.fold.figures.records["late"] == 1
+
+
+def test_what_looked_canceled_and_starts_is_notified() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.add(A, "canceled")
+    assert log.add(B, "started", resources=[A.name]) == ["announced", "canceled", "started"]
+    assert log.add(B, "finished", resources=[A.name])[-1] == "finished"
+    assert log.fold.figures.contradictions == 1
+
+
+def test_an_event_that_comes_back_is_another_one_under_other_ids() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.add(A, "canceled")
+    again: dict[str, Any] = {"reason": "came_back", "id": "again"}
+    assert log.add(A, "announced", **again) == ["announced", "canceled", "announced"]
+    log.add(A, "canceled", id="again-canceled")
+    assert len({one.change.id for one in log.made}) == 4
+    log.add(A, "announced", **again)  # repeated, after it is over
+    assert len(log.made) == 4
+
+
+def test_a_moved_not_before_is_notified_once() -> None:
+    log = Log()
+    later = at(7200)
+    log.add(A, "announced")
+    for who in (A, B, C):
+        log.add(who, "updated", resources=[A.name], not_before=later)
+    assert log.kinds == ["announced", "updated"]
+    assert log.last.change.not_before == later
+
+
+def test_clocks_that_differ_by_minutes_change_no_step() -> None:
+    log = Log()
+    log.add(A, "announced", resources=[A.name], at=at(300), not_before=at(900))
+    log.add(B, "announced", resources=[A.name], at=at(-300), not_before=at(900))
+    log.add(B, "started", resources=[A.name], at=at(-200), not_before=at(900))
+    log.add(A, "started", resources=[A.name], at=at(400), not_before=at(900))
+    log.add(A, "finished", resources=[A.name], at=at(500), not_before=at(900))
+    assert log.kinds == ["announced", "started", "finished"]
+
+
+# ---- waves
+
+
+def test_a_wave_is_one_notification_with_digests() -> None:
+    log = Log(WAVES)
+    for number, who in enumerate(VMS[:3]):
+        log.add(who, "announced", f"E{number}")
+    assert log.kinds == []
+    assert log.wait(10) == ["announced"]
+    first = log.last
+    assert (first.facts.events, first.facts.vms, first.vm.scale_set) == (3, 3, "web")
+    log.add(D, "announced", "E3")
+    assert log.wait(250) == ["announced"]
+    assert log.wait(60) == ["announced", "updated"]
+    assert log.last.facts.events == 4
+    assert log.add(A, "started", "E0")[-1] == "started"
+    log.add(A, "finished", "E0")
+    for number, who in enumerate(VMS[1:], start=1):
+        log.add(who, "started", f"E{number}")
+        log.add(who, "finished", f"E{number}")
+    assert log.kinds == ["announced", "updated", "started"]
+    assert log.wait(301)[-1] == "finished"
+    assert {one.change.event.key for one in log.made} == {log.last.change.event.key}
+    assert not log.fold.waves.open
+
+
+def test_a_preempt_does_not_wait_for_its_wave() -> None:
+    log = Log(msgspec.structs.replace(WAVES, group_wait=60.0))
+    log.add(A, "announced", event_type="Preempt", notice=30.0)
+    assert log.wait(10) == ["announced"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), max_size=25), st.integers(0, 25))
+def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
+    steps: list[tuple[int, int, int]], cut: int
+) -> None:
+    kinds: tuple[LifecycleKind, ...] = ("announced", "started", "finished")
+    whole, taken = Log(WAVES), Log(WAVES)
+    for number, (who, event, kind) in enumerate(steps):
+        if number == cut:
+            second = Log(WAVES, taken.sequence)
+            second.fold.restore(read_snapshot(taken.fold.snapshot([])))
+            second.now, second.made = taken.now, taken.made
+            taken = second
+        for log in (whole, taken):
+            log.add(VMS[who], kinds[kind], f"E{event}", after=40.0, resources=[VMS[event].name])
+    for log in (whole, taken):
+        log.wait(10_000)
+        log.wait(10_000)
+    assert [one.change for one in taken.made] == [one.change for one in whole.made]
+
+
+def test_records_before_the_snapshot_say_nothing_again() -> None:
+    log = Log()
+    log.add(A, "announced")
+    snapshot = log.fold.snapshot([])
+    again = Log()
+    again.fold.restore(read_snapshot(snapshot))
+    again.add(A, "announced")
+    again.add(A, "announced", after=0)
+    assert again.made == []
+
+
+def test_a_snapshot_of_another_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="form 99"):
+        read_snapshot(Log().fold.snapshot([]).replace(b'"form":1', b'"form":99'))
+
+
+def test_records_that_the_hub_deleted_before_they_were_read_are_counted() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.sequence += 10
+    log.add(A, "started")
+    assert log.fold.figures.missing == 10
+
+
+def test_a_story_is_taken_over_from_the_partition_where_it_began() -> None:
+    first = Log()
+    first.add(A, "announced")
+    second = Log()
+    second.fold = Partition("1", Grouping(), LIMIT, lambda *_: None, first.fold.release)
+    assert second.add(A, "started") == ["started"]
+    assert not first.fold.stories
+    assert not first.fold.waves.open
+
+
+# ---- what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{", "not_json"),
+        (b"\xff\xfe", "not_json"),
+        (b'{"x": ' + b"[" * 100_000, "not_json"),
+        (b'{"a": 1}', "foreign"),
+        (b'{"type": "com.example.order", "data": {}}', "foreign"),
+        (b'{"type": "notbefore.scheduled_event.started.v2", "data": {}}', "newer"),
+        (b'{"type": "notbefore.other.v1", "data": {}}', "newer"),
+        (b'{"type": "notbefore.scheduled_event.started.v1", "data": {}}', "wrong_shape"),
+        (b'{"type": "notbefore.heartbeat.v1", "data": {"time": 3}}', "wrong_shape"),
+        (b" " * (1024 * 1024 + 1), "too_large"),
+    ],
+)
+def test_what_cannot_be_read_is_counted_and_set_aside(data: bytes, reason: str) -> None:
+    aside: list[tuple[str, int, str]] = []
+    log = Log()
+    log.fold = Partition(
+        "7", Grouping(), LIMIT, lambda name, item, why: aside.append((name, item.sequence, why.reason))
+    )
+    log.read(data)
+    log.add(A, "announced")
+    assert aside == [("7", 0, reason)]
+    assert log.fold.figures.poison == {reason: 1}
+    assert log.kinds == ["announced"]
+
+
+def test_both_formats_of_the_sink_are_read() -> None:
+    record = report(A, "announced", at=T0)
+    structured = read(body(record))
+    binary = read(record.line(), {b"cloudEvents:type": b"notbefore.scheduled_event.announced.v1"})
+    assert structured == binary
+    assert isinstance(binary, Report)
+
+
+def test_approvals_are_no_step_of_an_event() -> None:
+    assert read(b'{"type": "notbefore.scheduled_event.approved.v1", "data": {}}') is None
