@@ -38,6 +38,7 @@ from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state_file import FILE_NAME
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.wall_clock import WallClock
 
 FLOWS = 20
@@ -230,6 +231,7 @@ class Place(NamedTuple):
 
     state: Path  # the state directory, as the agent sees it
     clock: WallClock  # of the agent and of the courier alone
+    disk: HangingDisk  # the state directory's, for these two
     agent: subprocess.Popen[bytes]
 
 
@@ -267,6 +269,12 @@ def clock_jump(place: Place, seconds: float) -> None:
     place.clock.jump(0)
 
 
+def hung_disk(place: Place, seconds: float) -> None:
+    place.disk.hang(random.choice([WRITES, EVERYTHING]))
+    time.sleep(seconds)
+    place.disk.hang(0)
+
+
 FAULTS = {
     "full-disk": Fault(
         full_disk, ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
@@ -274,6 +282,7 @@ FAULTS = {
     "file-deleted": Fault(file_deleted),
     "lock-held": Fault(lock_held),
     "clock-jump": Fault(clock_jump),
+    "hung-disk": Fault(hung_disk),
 }
 
 
@@ -284,16 +293,18 @@ def inflict(mode: str, rounds: int) -> bool:
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
         state, clock = Path(directory) / "state", WallClock(Path(directory))
+        disk = HangingDisk(state, Path(directory))
+        libraries = f"{clock.variables['LD_PRELOAD']}:{disk.variables['LD_PRELOAD']}"
         state.mkdir()
         inside = (*fault.inside, str(state)) if fault.inside else ()
         command = run_command(configuration(Path(directory), receiver), simulator, state)
-        agent = start([*inside, *command], **clock.variables)
+        agent = start([*inside, *command], **clock.variables | disk.variables | {"LD_PRELOAD": libraries})
         time.sleep(3)
         world = World(simulator, SLOWLY)
         world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
-            fault.inflict(Place(state, clock, agent), random.uniform(1, 6))
+            fault.inflict(Place(state, clock, disk, agent), random.uniform(1, 6))
         world.stop()
         time.sleep(LATE + 2)
         agent.terminate()

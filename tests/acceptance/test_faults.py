@@ -17,6 +17,7 @@ from notbefore.store.history import read_history
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import ME, body, item
+from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.peers import HttpPeer, Say
 from support.wall_clock import COMPILER, WallClock
 
@@ -227,3 +228,51 @@ def test_a_state_file_that_is_deleted_is_written_anew_and_the_courier_goes_on(
     with RunningAgent(imds.endpoint, state, config) as agent:  # it knows all of it, and announces nothing again
         agent.ready()
         assert agent.records == []
+
+
+@pytest.fixture
+def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
+    made = HangingDisk(state, state.parent)
+    for name, value in made.variables.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+@pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
+@pytest.mark.parametrize("what", [WRITES, EVERYTHING])
+def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
+    imds: Simulator, peer: HttpPeer, config: str, disk: HangingDisk, what: int
+) -> None:
+    state = disk.directory
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: delivered(agent) == 1)
+        courier = agent.courier()
+        disk.hang(what)
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: events(peer) == ["a", "b"])
+        assert b"the disk has not answered" in not_ready(agent)
+        polls = agent.metric('notbefore_polls_total{result="unchanged"}') or 0
+        eventually(lambda: (agent.metric('notbefore_polls_total{result="unchanged"}') or 0) > polls + 10)
+        assert agent.answers("/healthz")
+        assert agent.answers("/api/v1/history")
+        os.kill(courier, signal.SIGKILL)  # the next one begins on a disk that hangs
+        imds.set_document(listed("a", "b", "c"))
+        eventually(lambda: events(peer) == ["a", "b", "c"])
+        eventually(lambda: agent.metric('notbefore_outbox_rows{sink="hook",state="pending"}') == 0)
+        disk.hang(0)
+        agent.ready()
+        imds.set_document(listed("a", "b", "c", "d"))
+        eventually(lambda: delivered(agent) == 4)
+        assert len(agent.json("/api/v1/history")["changes"]) == 4
+        disk.hang(what)
+        imds.set_document(listed("a", "b", "c", "d", "e"))
+        eventually(lambda: events(peer) == ["a", "b", "c", "d", "e"])
+        assert agent.stop() == 0
+        disk.hang(0)
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        assert agent.records == []
+    assert events(peer) == ["a", "b", "c", "d", "e"]
+    assert len(read_history(state / FILE_NAME, None, 10).records) == 5

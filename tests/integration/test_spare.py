@@ -205,7 +205,7 @@ def test_what_the_courier_did_just_before_it_looked_is_not_done_again(agent: Age
     agent.sees("a", "b")
     receiver.leases()
     receiver.accepts()
-    made = module.make(agent.store.spare_path.with_name("later.db"), agent.path, lambda _: None)  # the agent copies
+    made = module.make(agent.store.spare_path.with_name("later.db"), agent.path, lambda *_: None)  # the agent copies
     made.close()
     receiver.leases()  # and the courier, which has not seen it yet, reports `a` and `b`
     made.path.replace(agent.store.spare_path)

@@ -79,7 +79,7 @@ class Agent:
 
         self._errors = UnforeseenErrors(self._poke)
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
-        self._outbox = OutboxReader(self._store.path, self._store.spare_path)
+        self._outbox = OutboxReader(self._store.path, self._store.spare_path, self._store.disk)
         self._package = RunningPackage()
         self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke, self._package)
         self._stdout = StdoutWriter()
@@ -202,7 +202,7 @@ class Agent:
                 stop = self._wait_for_stop(self._patience())
 
     def _look_after_store(self) -> None:
-        self._store.look_after()
+        self._store.look_after(writes=self._couriers.in_trouble)
         if self._store.degraded and self._clock.monotonic() - self._retried >= RETRY_INTERVAL:
             self._retried = self._clock.monotonic()
             self._store.retry()

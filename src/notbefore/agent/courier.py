@@ -14,7 +14,19 @@ from msgspec.structs import replace
 from notbefore.agent.clock import Clock
 from notbefore.agent.courier_process import CourierProcess
 from notbefore.agent.package import RunningPackage
-from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, OTHER_VERSION, STOP, STOP_SECONDS, WAKE, Orders, seal
+from notbefore.delivery.orders import (
+    BEAT,
+    DONE,
+    HUNG,
+    LEAVE,
+    LOST_STATE,
+    OTHER_VERSION,
+    STOP,
+    STOP_SECONDS,
+    WAKE,
+    Orders,
+    seal,
+)
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
@@ -56,6 +68,7 @@ class CourierManager:
         self._woken = False
         self._reason = "due"  # why the next one is started
         self._failures = 0
+        self._lost_state = False  # the last one has ended since it could not use the outbox
         self._not_before = 0.0  # monotonic seconds: no start before
         self._next_due: float | None = None
 
@@ -94,6 +107,11 @@ class CourierManager:
         due = self._next_due is not None and self._next_due <= self._clock.time()
         if due and self._clock.monotonic() >= self._not_before:
             self._start()
+
+    @property
+    def in_trouble(self) -> bool:
+        """The courier cannot use the outbox."""
+        return self._lost_state or (self._courier is not None and self._courier.in_trouble)
 
     def reconfigure(self, orders: Orders) -> None:
         """Use other orders from now on; a courier with the old ones leaves."""
@@ -144,6 +162,7 @@ class CourierManager:
         return code
 
     def _ended(self, courier: CourierProcess, code: int) -> None:
+        self._lost_state = code == LOST_STATE
         if code in (DONE, HUNG) or self._clock.monotonic() - courier.started > LONG_LIFE:
             self._failures = 0
         if code == HUNG:

@@ -17,7 +17,9 @@ from contextlib import closing, suppress
 from typing import Any, Final
 
 from notbefore.agent.package import COPY, FROM_COPY, FROM_DISK
-from notbefore.delivery.orders import BEAT, Orders, seal
+from notbefore.delivery.orders import BEAT, TROUBLE, Orders, seal
+
+REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 
 
 class CourierProcess:
@@ -30,6 +32,7 @@ class CourierProcess:
         line = seal(orders, dict(os.environ))
         self.started = time.monotonic()  # seconds
         self.missed = 0  # seconds in a row without a sign of life
+        self.in_trouble = False  # it could not use the outbox just now
         self._counted = self.started
         variables = environment(orders)
         self._process: _Spawned | _Piped = (
@@ -62,6 +65,7 @@ class CourierProcess:
                 self.missed += 1
             return False
         self.missed = 0
+        self.in_trouble = TROUBLE in beats
         return not beats
 
     def kill(self) -> None:
@@ -107,8 +111,13 @@ class _Spawned:
     def reap(self) -> int:
         self._close()
         self.kill()  # where it has closed its pipe and lives on; one that has ended is not hurt
-        _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status)
+        deadline = time.monotonic() + REAP_SECONDS
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        return -signal.SIGKILL  # a thread of it hangs in the disk: it is gone when that answers
 
     def _close(self) -> None:
         for descriptor in (self._stdin, self.beats):

@@ -1,13 +1,14 @@
 """``AgentState``: what the agent knows. The one place where it changes, and where it is published.
 
-Each step makes a new frozen value. It is staged for the store under a lock, in order, and written without it. What
-readers see (``snapshot``) is replaced by one assignment, so they need no lock and never wait for the disk.
+Each step makes a new frozen value. It is staged for the store under a lock, in order, and written without it, by a
+thread of its own: the polling does not wait for a disk that hangs. What readers see (``snapshot``) is replaced by one
+assignment, so they need no lock and never wait for the disk.
 """
 
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,8 +20,11 @@ from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
+from notbefore.store.disk import DiskThread
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredChange, StoredState
+
+COMMIT_PATIENCE: Final = 10.0  # seconds: longer than the store takes, which does not wait for a disk that hangs
 
 
 class PollStatus(Struct, frozen=True):
@@ -89,6 +93,8 @@ class AgentState:
         self._settings = settings
         self._listeners = listeners
         self._lock = threading.Lock()  # never held over the disk or the network
+        self._writer = DiskThread(name="state")
+        self._unfinished = 0  # steps that are not written yet
         state = store.load()
         if state.seen is not None:
             clock.recognize(state.seen)
@@ -101,6 +107,7 @@ class AgentState:
             self._newest = replace(self._newest, unanswered=True)
             store.commit(self._newest, ())
         self._snapshot = AgentSnapshot(self._newest, vm=self.vm_of(self._newest))
+        self.poll = self._snapshot.poll  # how the last poll ended; published with what it led to
 
     @property
     def snapshot(self) -> AgentSnapshot:
@@ -108,20 +115,26 @@ class AgentState:
         return self._snapshot
 
     def publish(self, poll: PollStatus) -> None:
-        """How the last poll ended, from now on."""
+        """How the last poll ended, from now on; published once what the ones before it led to is written."""
         with self._lock:
-            self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
+            self.poll = poll
+            if not self._unfinished:
+                self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
 
-    def commit(self, step: Step, poll: PollStatus | None = None) -> bool:
+    def commit(self, step: Step, poll: PollStatus | None = None, patience: float = COMMIT_PATIENCE) -> bool:
         """Take one step: stage the state that it makes, write it with its changes, publish it, call the listeners.
 
         ``step`` is called under the lock, so it may not wait. ``poll``: how the poll ended that it comes from; it is
         published with the state, so whoever sees an answer of IMDS may count on it that what it said is written down.
-        Returns whether all of it is on disk.
+        Returns whether all of it is on disk; also after ``patience`` seconds, when it is not yet.
         """
         with self._lock:
             made = step(self._newest)
-            state, changes = made if made is not None else (self._newest, ())
+            self.poll = poll or self.poll
+            if made is None and not self._unfinished:
+                self._publish()
+                return True
+            state, changes = made or (self._newest, ())
             for change in changes:
                 state = replace(state, totals=state.totals.plus(change))
             stored = self._stored(state, changes)
@@ -130,9 +143,17 @@ class AgentState:
                 if poll is not None and self._newest.seen is not None and self._newest.seen.date is not None:
                     self._store.confirm_time(self._newest.seen.date.timestamp())
                 self._store.stage(self._newest, stored)
-        written = made is None or self._store.write()
-        with self._lock:
-            self._snapshot = AgentSnapshot(self._newest, poll or self._snapshot.poll, self.vm_of(self._newest))
+            self._unfinished += 1
+            job = self._writer.post(lambda: self._finish(stored))
+        return job.wait(patience) and job.outcome()
+
+    def _finish(self, stored: Sequence[StoredChange]) -> bool:
+        try:
+            written = self._store.write()
+        finally:
+            with self._lock:
+                self._unfinished -= 1
+                self._publish()
         for one in stored:
             self._listeners.write_record(one.record + b"\n")
         if any(one.deliveries for one in stored):
@@ -140,6 +161,10 @@ class AgentState:
         if stored:
             self._listeners.changed()
         return written
+
+    def _publish(self) -> None:
+        poll = self._snapshot.poll if self._unfinished else self.poll
+        self._snapshot = AgentSnapshot(self._newest, poll, self.vm_of(self._newest))
 
     def write_beat(self) -> None:
         """Write down when the last good answer came, and that the machine runs, while an event is listed.
@@ -160,7 +185,8 @@ class AgentState:
             with self._lock:
                 self._newest = replace(self._with_times(self._newest), clean=True, beat=self._now())
                 self._store.stage(self._newest)
-            self._store.write()
+            self._writer.post(self._store.write).wait(COMMIT_PATIENCE)
+        self._writer.end()
 
     def put(self, delivery: Delivery) -> None:
         """Have something delivered that no change causes."""
@@ -173,7 +199,7 @@ class AgentState:
         return replace(state.vm or Vm(), name=name) if name else state.vm
 
     def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
-        poll = poll or self._snapshot.poll
+        poll = poll or self.poll
         if poll.answered is None:  # this process knows no better than the last one
             return state
         seen = self.clock.instant(poll.answered, poll.date)
@@ -183,8 +209,8 @@ class AgentState:
 
     def _now(self) -> Instant:
         """This moment; IMDS's clock as it was at the last answer, and has gone on since."""
-        answered, now = self._snapshot.poll.answered, self.clock.read()
-        instant = self.clock.instant(now, self._snapshot.poll.date)
+        answered, now = self.poll.answered, self.clock.read()
+        instant = self.clock.instant(now, self.poll.date)
         if instant.date is None or answered is None:
             return instant
         return replace(instant, date=instant.date + timedelta(seconds=now.boot - answered.boot))

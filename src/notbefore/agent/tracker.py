@@ -26,6 +26,7 @@ from notbefore.store.state import Store
 from notbefore.store.state_file import StoredState
 
 MAX_LOGGED: Final = 10  # EventIds in a line of the log
+COMMIT_PATIENCE: Final = 0.3  # seconds: a disk that hangs does not keep IMDS from being asked
 
 log = logging.getLogger("notbefore.agent.tracker")
 
@@ -48,7 +49,6 @@ class Tracker:
 
     def handle(self, poll: Poll) -> None:
         """Take in one poll: count it, read its document, and commit what it changes."""
-        self._store.check_file()
         if poll.error is not None:
             self._failed(poll, poll.error.reason, str(poll.error))
             return
@@ -65,20 +65,20 @@ class Tracker:
         What is known is outdated until the first of them has come.
         """
         self._interval = interval
-        status = self._state.snapshot.poll
+        status = self._state.poll
         figures = replace(status.figures, api_version=api_version)
         self._state.publish(replace(status, figures=figures, outdated=True))
 
     def _read(self, body: bytes) -> None:
         try:
-            self._document = parse(body, self._state.snapshot.poll.figures.api_version)
+            self._document = parse(body, self._state.poll.figures.api_version)
             self._rejected = None
             _log_flaws(self._document.flaws)
         except DocumentError as error:
             self._rejected = error
 
     def _failed(self, poll: Poll, reason: str, detail: str, rejection: str | None = None) -> None:
-        status = self._state.snapshot.poll
+        status = self._state.poll
         figures = status.figures.plus(reason, poll.lag, poll.duration)
         if rejection is not None:
             figures = replace(figures, documents_rejected=increased(figures.documents_rejected, rejection))
@@ -88,14 +88,15 @@ class Tracker:
 
     def _answered(self, poll: Poll) -> None:
         snapshot, document, now = self._state.snapshot, self._document, self._clock.read()
-        if snapshot.poll.failure is not None:
+        last = self._state.poll
+        if last.failure is not None:
             log.info("IMDS answers again")
         gap = self._freeze_meter.take() if self._freeze_meter.running else None  # since the last good answer
         result = "changed" if poll.body is not None else "unchanged"
-        figures = snapshot.poll.figures.plus(result, poll.lag, poll.duration)
+        figures = last.figures.plus(result, poll.lag, poll.duration)
         # while an event of this VM is started, each poll may lengthen the interruption
         if document is None or (poll.body is None and not snapshot.state.tracked.interrupting):
-            self._state.publish(PollStatus(figures, now, poll.date, None, False, snapshot.poll.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
+            self._state.publish(PollStatus(figures, now, poll.date, None, False, last.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
             return
         if poll.body is not None:
             figures = _with_flaws(figures, document.flaws)
@@ -108,12 +109,12 @@ class Tracker:
             _log_foreign(compared)
             made = self._next(state, compared.tracked, (*known.changes, *compared.changes))
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
-            return made or ((state, ()) if snapshot.poll.answered is None else None)
+            return made or ((state, ()) if last.answered is None else None)
 
-        self._state.commit(step, status)
+        self._state.commit(step, status, COMMIT_PATIENCE)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
-        poll, vm = self._state.snapshot.poll, self._state.vm_of(state)
+        poll, vm = self._state.poll, self._state.vm_of(state)
         rebooted = state.seen is not None and state.seen.boot != at.boot
         last = state.seen if poll.answered is None else self._clock.instant(poll.answered, poll.date)
         measured = None
@@ -175,7 +176,7 @@ class Tracker:
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             identified = replace(state, vm=vm or state.vm)
             name = name_of(self._state.vm_of(identified))
-            if self._state.snapshot.poll.answered is None:  # what is stored may be another VM's: see ``diff``
+            if self._state.poll.answered is None:  # what is stored may be another VM's: see ``diff``
                 return (identified, ()) if identified != state else None
             before = with_scopes(state.tracked, name)
             result = self._attributed(replace(identified, tracked=before))

@@ -2,7 +2,7 @@
 
 Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave (a
 successor waits), ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second as a sign of
-life.
+life, ``.``, or ``!`` where the outbox cannot be used.
 """
 
 import os
@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import threading
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ import msgspec
 
 from notbefore.delivery.courier import AgentPipe, Courier
 from notbefore.delivery.message import Sink
-from notbefore.delivery.orders import LOST_STATE, OTHER_VERSION, Origin, unseal
+from notbefore.delivery.orders import ALIVE, LOST_STATE, OTHER_VERSION, TROUBLE, Origin, unseal
 from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import make
 from notbefore.errors import StoreError
@@ -69,9 +70,9 @@ def main() -> int:
     if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
         os.set_blocking(1, False)
 
-    def beat() -> None:
+    def say(what: bytes) -> None:
         with suppress(OSError):  # the agent is gone, or does not read now
-            os.write(1, b".")
+            os.write(1, what)
 
     def sink(name: str) -> Sink:
         config = orders.sinks[name]
@@ -81,9 +82,10 @@ def main() -> int:
 
     spare = Path(orders.spare_file) if orders.spare_file is not None else None
     with CourierLock(path.parent, spare.parent if spare is not None else None) as lock:
+        beat, trouble = partial(say, ALIVE), partial(say, TROUBLE)
         lock.acquire(PREDECESSOR_PATIENCE, beat)
         with closing(CourierOutbox(path, spare)) as outbox:
-            courier = Courier(outbox, orders, sink, redact, AgentPipe(_control(), beat))
+            courier = Courier(outbox, orders, sink, redact, AgentPipe(_control(), beat, trouble))
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: courier.stop())
             return courier.run()

@@ -63,6 +63,7 @@ class AgentPipe(Struct, frozen=True):
 
     control: socket.socket | None = None  # STOP, LEAVE and WAKE come from it; it is closed when the agent ends
     beat: Callable[[], None] = lambda: None  # called each second
+    trouble: Callable[[], None] = lambda: None  # the outbox cannot be used: the agent is to look after it
 
 
 class Courier:
@@ -82,6 +83,7 @@ class Courier:
         self._redact = redact
         self._control = pipe.control
         self._beat = pipe.beat
+        self._trouble = pipe.trouble
         self._attempts: deque[SendAttempt] = deque()  # made by the workers, and not looked at yet
         self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for on every system
         for end in (self._reader, self._writer):
@@ -259,6 +261,7 @@ class Courier:
         if self._trouble_since is None:
             self._trouble_since = time.monotonic()
             log.warning("the outbox cannot be used (%s): trying again", error)
+        self._trouble()
 
     def _find_orphaned(self) -> None:
         with suppress(sqlite3.Error):

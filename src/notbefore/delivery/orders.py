@@ -22,6 +22,7 @@ BEAT: Final = 1.0  # seconds between signs of life
 STOP_SECONDS: Final = 10.0  # to send what is due before it stops
 LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
 STOP, LEAVE, WAKE = b"t", b"l", b"w"  # what the agent writes after the orders; LEAVE: a successor waits
+ALIVE, TROUBLE = b".", b"!"  # what the courier writes; TROUBLE: the outbox cannot be used
 MAX_ORDERS: Final = 60 * 1024  # bytes: less than a pipe holds, so that the agent never waits for a courier to read
 
 

@@ -1,29 +1,38 @@
 """``CourierOutbox``: the outbox for the courier, wherever it is now."""
 
 import sqlite3
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.store import spare
+from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.outbox import CourierTurn, Outbox, OutboxMoved
 from notbefore.store.schema import BUSY_SECONDS
 
 T = TypeVar("T")
+REMEMBERED: Final = 30.0  # seconds: longer than the agent puts in again (``store.state.RECENT``)
 
 
 class CourierOutbox:
     """The outbox of the state file, or of the spare one while that is in use; for one thread at a time.
 
-    It follows a state file that is deleted, replaced or set aside. Its methods raise ``sqlite3.Error``.
+    It follows a state file that is deleted, replaced or set aside, and waits for a disk that hangs no longer than a
+    deadline. Its methods raise ``sqlite3.Error``.
     """
 
     def __init__(self, state_file: Path, spare_file: Path | None) -> None:
         self._state_file = state_file
         self._spare_file = spare_file
-        self._outbox: Outbox | None = None
+        self._disk = DiskThread()
+        self._main: Outbox | None = None  # used in that thread alone
+        self._spare: Outbox | None = None
+        self._held: set[str] = set()  # what the courier has been given, and has not reported
+        self._delivered: list[DeliveryResult] = []  # in the last seconds
+        self._doubtful = False  # in the state file more may be leased than that
 
     def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
         """See ``Outbox``."""
@@ -31,40 +40,79 @@ class CourierOutbox:
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """See ``Outbox``."""
-        return self._do(lambda outbox: outbox.exchange(turn))
+        leased = self._do(lambda outbox: outbox.exchange(turn))
+        self._held -= {result.delivery_id for result in turn.results}
+        self._delivered = [one for one in (*self._delivered, *turn.results) if _is_remembered(one, turn.now)]
+        self._held |= {delivery.delivery_id for delivery in leased}
+        return leased
 
     def sinks_with_work(self) -> set[str]:
         """See ``Outbox``."""
         return self._do(lambda outbox: outbox.sinks_with_work())
 
     def close(self) -> None:
-        """Close the file."""
-        if self._outbox is not None:
-            self._outbox.close()
-            self._outbox = None
+        """Close the files."""
+        self._close_spare()
+        try:
+            self._disk.do(self._close_main)
+        except DiskHangsError:
+            return
+        self._disk.end()
 
     def _do(self, action: Callable[[Outbox], T]) -> T:
         try:
-            return action(self._current())
-        except OutboxMoved:
-            return action(self._current())
-
-    def _current(self) -> Outbox:
-        if self._outbox is not None and not self._outbox.moved:
-            return self._outbox
-        self.close()
-        try:
-            if self._spare_file is None or not self._spare_file.exists():
-                self._outbox = Outbox(self._state_file, BUSY_SECONDS, unless=self._spare_file)
-                return self._outbox
-            outbox = Outbox(self._spare_file, BUSY_SECONDS)
-        except StoreError as error:  # it is being made anew
+            try:
+                return self._once(action)
+            except OutboxMoved:
+                return self._once(action)
+        except (DiskHangsError, StoreError) as error:  # StoreError: it is being made anew
             raise sqlite3.OperationalError(str(error)) from None
+
+    def _once(self, action: Callable[[Outbox], T]) -> T:
+        if self._spare_file is not None and self._spare_file.exists():
+            return action(self._open_spare(self._spare_file))
+        self._close_spare()
         try:
-            with outbox.transaction() as db:
-                spare.catch_up(db, self._state_file)
-        except sqlite3.Error:
-            outbox.close()
+            return self._disk.do(lambda: self._with_main(action))
+        except DiskHangsError:
+            self._doubtful = True
             raise
-        self._outbox = outbox
-        return outbox
+
+    def _with_main(self, action: Callable[[Outbox], T]) -> T:
+        if self._main is None or self._main.moved:
+            self._close_main()
+            self._main = Outbox(self._state_file, BUSY_SECONDS, unless=self._spare_file)
+        if self._doubtful:  # its disk may have leased something when nobody waited for it any more
+            self._main.release_all_but(self._held)
+            self._doubtful = False
+        return action(self._main)
+
+    def _open_spare(self, path: Path) -> Outbox:
+        if self._spare is None or self._spare.moved:
+            self._close_spare()
+            opened = Outbox(path, BUSY_SECONDS)
+            try:
+                with opened.transaction() as db:
+                    spare.catch_up(db, self._state_file)
+                opened.release_all_but(self._held)
+                # the agent, which could not read the state file, has put in again what it wrote there just before
+                opened.exchange(CourierTurn(self._delivered, {}, time.time()))
+            except sqlite3.Error:
+                opened.close()
+                raise
+            self._spare = opened
+        return self._spare
+
+    def _close_main(self) -> None:
+        if self._main is not None:
+            self._main.close()
+            self._main = None
+
+    def _close_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+
+def _is_remembered(result: DeliveryResult, now: float) -> bool:
+    return result.result == "delivered" and result.repeat is None and result.time > now - REMEMBERED

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Final, Self
 
 from notbefore.errors import StoreError
+from notbefore.store.disk import DiskThread
 from notbefore.store.private import NO_FOLLOW, is_ours_alone, open_file
+
+DISK_PATIENCE: Final = 0.5  # seconds for the disk of the lock to answer
 
 
 class DirectoryLock:
@@ -50,11 +53,23 @@ class DirectoryLock:
 class CourierLock:
     """``acquire`` waits until the previous courier has ended, and kills it where it does not: it has no agent any more.
 
-    ``otherwise``: where the lock is while the state directory cannot be written and has none. Raises ``OSError``.
+    ``otherwise``: where the lock is while the state directory cannot be written and has none, while its disk hangs, and
+    where the previous courier hangs in that disk, so that it cannot be killed. Raises ``OSError``.
     """
 
     def __init__(self, directory: Path, otherwise: Path | None = None) -> None:
-        self._file = _lock_file(directory, otherwise)
+        self._otherwise = otherwise
+        self._disk = DiskThread(DISK_PATIENCE)
+        try:
+            self._file = self._disk.do(lambda: _lock_file(directory / "courier.lock"))
+        except OSError:
+            if otherwise is None:
+                raise
+            self._use_other(otherwise)
+
+    def _use_other(self, directory: Path) -> None:
+        self._file = _lock_file(directory / "courier.lock")
+        self._disk, self._otherwise = DiskThread(DISK_PATIENCE), None
 
     def acquire(self, patience: float, beat: Callable[[], None]) -> None:
         """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds."""
@@ -66,11 +81,16 @@ class CourierLock:
             beat()
             if time.monotonic() > deadline:
                 self._end_holder()
+                if time.monotonic() > deadline + DISK_PATIENCE and self._otherwise is not None:
+                    with suppress(OSError):  # there is none while the disk is in order
+                        self._use_other(self._otherwise)
             time.sleep(0.05)
-        with suppress(OSError):  # a full disk: only who has to kill this process misses its id
-            self._file.seek(0)
-            self._file.write(f"{os.getpid():<10}")  # in place: what the file has already needs no room
-            self._file.flush()
+        with suppress(OSError):  # a disk that is full or hangs: only who has to kill this process misses its id
+            self._disk.do(self._write_id)
+
+    def _write_id(self) -> None:
+        os.lseek(self._file.fileno(), 0, os.SEEK_SET)
+        os.write(self._file.fileno(), b"%-10d" % os.getpid())  # in place: what the file has already needs no room
 
     def _end_holder(self) -> None:
         # the lock is held, so the process that wrote its id there is alive, and the id its own
@@ -88,19 +108,17 @@ class CourierLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._disk.end()
         self._file.close()
 
 
-def _lock_file(directory: Path, otherwise: Path | None) -> IO[str]:
-    path = directory / "courier.lock"
+def _lock_file(path: Path) -> IO[str]:
     try:
         return os.fdopen(open_file(path), "r+", encoding="ascii")
     except OSError:
         if path.exists():  # on a disk that can only be read a file can be locked all the same
             return _open_for_reading(path)
-        if otherwise is None:
-            raise
-    return os.fdopen(open_file(otherwise / "courier.lock"), "r+", encoding="ascii")
+        raise
 
 
 def _open_for_reading(path: Path) -> IO[str]:

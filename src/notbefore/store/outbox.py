@@ -101,6 +101,12 @@ class Outbox:
             db.execute("UPDATE outbox SET leased = 0, due = min(due, ?) WHERE leased", (now,))
         return [one for delivery_id in interrupted for one in self.find(delivery_id)]
 
+    def release_all_but(self, held: Collection[str]) -> None:
+        """Make due again what is leased and in nobody's hands: the courier that runs holds those of ``held`` alone."""
+        with self.transaction() as db:
+            leased = [one for (one,) in db.execute("SELECT delivery_id FROM outbox WHERE leased") if one not in held]
+            db.executemany("UPDATE outbox SET leased = 0 WHERE delivery_id = ?", [(one,) for one in leased])
+
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """Record the results of a turn, and lease what is due, the most severe first; returns the leased deliveries.
 

@@ -2,11 +2,14 @@
 
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram
+from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.outbox import next_due
 from notbefore.store.schema import BUSY_SECONDS, Inode, connect, inode_of
 
@@ -15,52 +18,82 @@ class OutboxReader:
     """What is in the outbox, kept as it was last read. ``refresh`` reads the file, and only if it has changed.
 
     ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
-    ``spare``: the file that holds the outbox while it is there.
+    ``spare``: the file that holds the outbox while it is there. ``disk``: the thread that reads the other one.
     """
 
-    def __init__(self, path: Path, spare: Path | None = None) -> None:
-        self._path = path
-        self._spare = spare
-        self._db: sqlite3.Connection | None = None
-        self._file: Inode | None = None
-        self._version: int | None = None
-        self._read_at = 0.0  # Unix seconds
-        self._kept: tuple[OutboxView, float | None] = (OutboxView(), None)
+    def __init__(self, path: Path, spare: Path | None = None, disk: DiskThread | None = None) -> None:
+        self._main = _OutboxFile(path)
+        self._spare = _OutboxFile(spare) if spare is not None else None
+        self._disk = disk or DiskThread()
+        self._kept = _Read(OutboxView(), None)
 
     @property
     def view(self) -> OutboxView:
         """What was in the outbox at the last ``refresh`` that could read it."""
-        return self._kept[0]
+        return self._kept.view
 
     @property
     def next_due(self) -> float | None:
         """When the next delivery was due then, in Unix seconds; ``None`` without one."""
-        return self._kept[1]
+        return self._kept.next_due
 
     def refresh(self) -> None:
         """Read the file, if it has changed. Never raises: what cannot be read stays as it is known."""
+        with suppress(sqlite3.Error, StoreError, OSError):
+            if self._spare is not None and self._spare.path.exists():
+                self._kept = self._spare.read()
+            else:
+                if self._spare is not None:
+                    self._spare.close()
+                self._kept = self._disk.do(self._main.read)
+
+    def close(self) -> None:
+        """Let go of the files; the next ``refresh`` opens them again."""
+        with suppress(DiskHangsError):
+            self._disk.do(self._main.close)
+        if self._spare is not None:
+            self._spare.close()
+
+
+class _Read(NamedTuple):
+    view: OutboxView
+    next_due: float | None  # Unix seconds
+
+
+class _OutboxFile:
+    """One file that may hold the outbox; used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._db: sqlite3.Connection | None = None
+        self._file: Inode | None = None
+        self._version: int | None = None
+        self._read_at = 0.0  # Unix seconds
+        self._kept = _Read(OutboxView(), None)
+
+    def read(self) -> _Read:
+        """What is in it; raises ``sqlite3.Error``, ``StoreError`` or ``OSError``."""
         try:
             db = self._open()
             version = db.execute("PRAGMA data_version").fetchone()[0]
             now = time.time()
             if version != self._version or now < self._read_at:  # the clock was set back: other rows may be due
-                self._kept, self._version = (_view(db), next_due(db, now)), version
+                self._kept, self._version = _Read(_view(db), next_due(db, now)), version
             self._read_at = now
         except (sqlite3.Error, StoreError, OSError):
             self.close()
+            raise
+        return self._kept
 
     def _open(self) -> sqlite3.Connection:
-        path, found = self._path, None
-        if self._spare is not None and (found := inode_of(self._spare)) is not None:
-            path = self._spare
-        found = found or inode_of(path)
+        found = inode_of(self.path)
         if self._db is None or self._file != found:
             self.close()
-            self._db, self._file = connect(path, "ro", BUSY_SECONDS), found
+            self._db, self._file = connect(self.path, "ro", BUSY_SECONDS), found
         return self._db
 
     def close(self) -> None:
-        """Let go of the file; the next ``refresh`` opens it again."""
+        """Let go of the file."""
         if self._db is not None:
             self._db.close()
         self._db = self._version = None

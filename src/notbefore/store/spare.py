@@ -12,21 +12,24 @@ import hashlib
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from notbefore.errors import StoreError
 from notbefore.store.copying import copy_table
+from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.schema import connect_for_reading, transaction
-from notbefore.store.state_file import FILE_NAME, Moment, StateFile, StoredChange, StoredState
+from notbefore.store.state_file import FILE_NAME, StateFile
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a private directory is made there
+COPY_PATIENCE: Final = 10.0  # seconds to copy the outbox
+HANGING_PATIENCE: Final = 0.5  # seconds for the same from a disk that hangs: perhaps it can still be read
 UNIT_DIRECTORY: Final = Path("/run/notbefore")  # RuntimeDirectory= of the unit, for commands that run outside of it
 # `passed`: all deliveries that were ever in this file; `copied`: they came from the state file
 _TABLES: Final = """
-CREATE TABLE spare (name TEXT NOT NULL, complete INTEGER NOT NULL, caught_up INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE spare (name TEXT NOT NULL, complete INTEGER NOT NULL, caught_up INTEGER NOT NULL);
 CREATE TABLE passed (delivery_id TEXT PRIMARY KEY, copied INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TRIGGER outbox_passed AFTER INSERT ON outbox
     BEGIN INSERT OR IGNORE INTO passed (delivery_id) VALUES (new.delivery_id); END;
@@ -54,26 +57,50 @@ def file_in_use(state_dir: Path) -> Path:
     return state_dir / FILE_NAME
 
 
-def make(path: Path, state_file: Path, write: Callable[[StateFile], None]) -> StateFile:
-    """A new spare file, in use from the moment at which it is whole; ``write`` adds what the state file lacks.
+def make(
+    path: Path, state_file: Path, write: Callable[[StateFile, bool], None], patience: float = COPY_PATIENCE
+) -> StateFile:
+    """A new spare file, in use from the moment at which it is whole.
+
+    ``write`` adds what the state file lacks; it is given whether the outbox of that could be copied
+    within ``patience`` seconds.
 
     Raises ``OSError`` where no private directory can be made, and ``sqlite3.Error``.
     """
     _make_private(path.parent)
-    unfinished = StateFile(path.with_name("unfinished.db"))
-    remove(unfinished.path)
+    remove(path)
+    reader = DiskThread(patience)
+    try:
+        unfinished, complete = reader.do(lambda: _begun(path.with_name("copied.db"), state_file))
+    except DiskHangsError:  # what is in the state file is sent when its disk answers again
+        unfinished, complete = _begun(path.with_name("empty.db"), None)
+    finally:
+        reader.end()
     with closing(unfinished):
-        unfinished.open()
-        unfinished.db.executescript(_TABLES)
-        with transaction(unfinished.db) as db:
-            complete = _copy_outbox(state_file, db)
-            db.execute("UPDATE passed SET copied = 1")
-            db.execute("INSERT INTO spare (name, complete) VALUES (?, ?)", (os.urandom(8).hex(), complete))
-        write(unfinished)
+        write(unfinished, complete)
     unfinished.path.replace(path)
     spare = StateFile(path)
     spare.open()
     return spare
+
+
+def _begun(path: Path, state_file: Path | None) -> tuple[StateFile, bool]:
+    made = StateFile(path)
+    try:
+        made.open()
+        made.db.executescript(_TABLES)
+        with transaction(made.db) as db:
+            complete = state_file is not None and _copy_outbox(state_file, db)
+            db.execute("UPDATE passed SET copied = 1")
+            db.execute("INSERT INTO spare VALUES (?, ?, ?)", (_new_name(), complete, not complete))
+    except BaseException:
+        made.close()
+        raise
+    return made, complete
+
+
+def _new_name() -> str:
+    return os.urandom(8).hex()
 
 
 def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
@@ -83,9 +110,9 @@ def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
     """
     if db.execute("SELECT caught_up FROM spare").fetchone()[0]:
         return
-    with suppress(sqlite3.Error, StoreError), closing(connect_for_reading(state_file)) as main:
-        query = "SELECT delivery_id, leased, state, due, attempts, error FROM outbox"
-        left = {delivery_id: values for delivery_id, *values in main.execute(query)}
+    reader = DiskThread(HANGING_PATIENCE)
+    with suppress(sqlite3.Error, StoreError, DiskHangsError):
+        left = reader.do(lambda: _what_is_left(state_file))
         for (delivery_id,) in db.execute("SELECT delivery_id FROM passed WHERE copied").fetchall():
             if delivery_id not in left:
                 db.execute("DELETE FROM outbox WHERE delivery_id = ?", (delivery_id,))
@@ -94,40 +121,62 @@ def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
                     "UPDATE outbox SET leased = ?, state = ?, due = ?, attempts = ?, error = ? WHERE delivery_id = ?",
                     (*left[delivery_id], delivery_id),
                 )
+    reader.end()
     db.execute("UPDATE spare SET caught_up = 1")
 
 
-def is_merged(path: Path, main: StateFile) -> bool:
-    """Whether this spare file is already merged: the agent that merged it ended before it removed the file."""
+def _what_is_left(state_file: Path) -> dict[str, tuple[Any, ...]]:
+    with closing(connect_for_reading(state_file)) as main:
+        query = "SELECT delivery_id, leased, state, due, attempts, error FROM outbox"
+        return {delivery_id: tuple(values) for delivery_id, *values in main.execute(query)}
+
+
+def is_merged(path: Path, merged: str) -> bool:
+    """Whether this spare file is the one of that name: the agent that merged it ended before it removed the file."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        return bool(db.execute("SELECT name FROM spare").fetchone()[0] == main.merged_spare())
+        return bool(db.execute("SELECT name FROM spare").fetchone()[0] == merged)
     return False
 
 
 def merge(
-    spare: StateFile, main: StateFile, state: StoredState, changes: Sequence[StoredChange], moment: Moment
+    spare: StateFile,
+    main: StateFile,
+    write: Callable[[sqlite3.Connection], None],
+    do: Callable[[Callable[[], None]], None],
 ) -> None:
-    """Merge a spare file into the state file, write what both lack, close the spare file and remove it.
+    """Merge a spare file into the state file, ``write`` what both lack, close the spare file and remove it.
 
-    All of it is one transaction, during which the courier waits. It may end at any point and be done again. Raises
-    ``sqlite3.Error``, ``OSError`` or ``StoreError``: then nothing has changed.
+    All of it is one transaction, during which the courier waits; ``do`` has the state file used, with a deadline. It
+    may end at any point and be done again. Raises ``sqlite3.Error``, ``OSError`` or ``StoreError``: then the spare file
+    stays in use.
     """
+    hangs: DiskHangsError | None = None
     with transaction(spare.db) as source:
         name, complete = source.execute("SELECT name, complete FROM spare").fetchone()
-        with transaction(main.db) as db:
-            if main.merged_spare() != name:
-                _take_over(source, db, complete=complete)
-            main.write_within(db, state, changes, moment)
-            main.mark_merged(db, name)
-        main.written(state)
-        remove(spare.path)  # before the courier gets in: it finds that the file is gone, and uses the other one
+
+        def into_main() -> None:
+            with transaction(main.db) as db:
+                if main.merged_spare() != name:
+                    _take_over(source, db, complete=complete)
+                write(db)
+                main.mark_merged(db, name)
+
+        try:
+            do(into_main)
+        except DiskHangsError as error:  # it may still be done: under a new name all is merged again
+            source.execute("UPDATE spare SET name = ?", (_new_name(),))
+            hangs = error
+        else:
+            remove(spare.path)  # before the courier gets in: it finds that the file is gone, and uses the other one
+    if hangs is not None:
+        raise hangs
     spare.close()
 
 
 def remove(path: Path) -> None:
-    """Remove a spare file, and its directory with the last one."""
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    """Remove a spare file, what is left of others, and their directory."""
+    for found in path.parent.glob("*.db*"):
+        found.unlink(missing_ok=True)
     with suppress(OSError):
         path.parent.rmdir()
 

@@ -2,7 +2,8 @@
 
 While the state file cannot be written, a spare one in memory takes its place (``spare``), and deliveries go on. What it
 has taken in is written to the state file when that is possible again. A damaged file is kept under another name; what
-can be read of it, and what the agent knows, are written into a new one.
+can be read of it, and what the agent knows, are written into a new one. The state file is used in a thread of its own:
+where its disk hangs, nobody waits for it for longer than a deadline.
 """
 
 import logging
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,7 @@ from notbefore.errors import StoreError
 from notbefore.store import history, spare
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.copying import copy_readable
+from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.history import ANSWER_BYTES, History, newest, read_history
 from notbefore.store.lock import DirectoryLock
 from notbefore.store.private import check_directory
@@ -28,6 +31,9 @@ from notbefore.store.state_file import FILE_NAME, Loaded, Moment, StateFile, Sto
 log = logging.getLogger("notbefore.store")
 
 Action = Callable[[StateFile], object]
+RECENT: Final = 10.0  # seconds: what was written in them is remembered, for where the file cannot be read any more
+START_PATIENCE: Final = 15.0  # seconds to open the state file at the start: it is read whole, and nobody waits yet
+ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 _TROUBLE: Final = (sqlite3.Error, OSError)
 
 
@@ -44,12 +50,16 @@ class Store:
         self.degraded: str | None = None  # why the state file cannot be written, in words
         self.damaged_files = 0
         self.unreadable_rows = 0  # found since the start
-        self._memory = threading.Lock()  # of the next three; never held over the disk
+        self._memory = threading.Lock()  # of the next four; never held over the disk
         self._state = StoredState()  # the newest
         self._unwritten: tuple[StoredChange, ...] = ()  # in order
+        self._written: tuple[StoredChange, ...] = ()  # those of the last seconds
         self._revision = 0  # how often something was staged
-        self._disk = threading.RLock()  # of the rest: a connection serves one thread at a time
+        self._turn = threading.RLock()  # of the rest: a file is used by one thread at a time
+        self.disk = DiskThread()  # uses the state file
+        self._history_disk = DiskThread(ANSWER_PATIENCE)  # reads it for those who ask for the history
         self._main = StateFile(self.path, history_bytes)
+        self._doubtful = False  # it is not known what is in it: the disk did not answer
         self._spare: StateFile | None = None  # while it is used
         self._written_revision = 0  # the one in the file that is used
         self._spare_failed = False  # and that was logged
@@ -83,7 +93,7 @@ class Store:
         While the state file cannot be written, it is written to the spare one.
         """
         revision = self._revision
-        with self._disk:
+        with self._turn:
             if self._written_revision < revision:
                 self._attempt(self._write_staged)
             return self.degraded is None
@@ -96,44 +106,37 @@ class Store:
     def beat(self, state: StoredState, *, durable: bool = True) -> None:
         """Stage a state of which only the times are new, and write these: see ``StateFile.write_times``."""
         self.stage(state)
-        with self._disk:
-            self._attempt(lambda file: file.write_times(state, self._moment(), durable=durable))
+        with self._turn:
+            self._attempt(lambda file: self._write_times(file, durable=durable))
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries that no change causes; they are lost while neither file can be written."""
-        with self._disk:
+        with self._turn:
             self._attempt(lambda file: file.put(deliveries, self._moment()))
 
     def leave(self, event_keys: Sequence[str]) -> None:
         """Withdraw the reminders of these events, and end their repetitions: they are other VMs'."""
         if event_keys:
-            with self._disk:
+            with self._turn:
                 self._attempt(lambda file: file.no_longer_affected(event_keys))
 
     def retry(self) -> None:
         """While degraded: try to write to the state file all that it lacks."""
-        with self._disk:
+        with self._turn:
             if self.degraded is not None:
                 self._recover()
 
-    def check_file(self) -> None:
-        """To be called each second: write the state file anew where it was deleted or replaced. Usually a `stat`."""
-        if self.degraded is None and self._main.replaced:
-            with self._disk:
-                self._attempt(self._write_staged)
+    def look_after(self, *, writes: bool = False) -> None:
+        """To be called each few seconds: write a file anew that was deleted or replaced; give unused space back.
 
-    def look_after(self) -> None:
-        """To be called each few seconds: the same, where nobody else did, and give unused space back."""
-        if not self._disk.acquire(blocking=False):  # somebody writes: that looks after it as well
-            return
-        try:
-            if self.degraded is None and self._main.replaced:
-                self._attempt(self._write_staged)
-            elif self.degraded is None:
-                with suppress(sqlite3.Error):  # if it is more than another's transaction, the next write fails too
-                    self._main.give_space_back()
-        finally:
-            self._disk.release()
+        ``writes``: see as well whether it can be written, and the disk answers: the courier says that it cannot.
+        """
+        if self._turn.acquire(blocking=False):  # else somebody writes: that looks at the file as well
+            try:
+                if self.degraded is None:
+                    self._attempt(self._write_times if writes else _give_space_back)
+            finally:
+                self._turn.release()
 
     def confirm_time(self, wall: float) -> None:
         """Go on from the time that IMDS says, in Unix seconds, instead of what passed since the last commit."""
@@ -143,8 +146,8 @@ class Store:
         """The newest records since a Unix time: at most ``limit``, and so many bytes."""
         records = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
         for path in (self.spare_path, self.path) if self.degraded is not None else (self.path,):
-            with suppress(sqlite3.Error):  # unreadable: the others are all there is
-                found = read_history(path, since, limit, max_bytes, records)
+            with suppress(*_TROUBLE):  # unreadable: the others are all there is
+                found = self._history_disk.do(partial(read_history, path, since, limit, max_bytes, records))
                 if found.cut:
                     return found
                 records = found.records
@@ -152,8 +155,11 @@ class Store:
 
     def close(self) -> None:
         """Close the files, and leave the directory to others."""
-        with self._disk:
-            self._main.close()
+        with self._turn:
+            with suppress(DiskHangsError):
+                self.disk.do(self._main.close)
+            for thread in (self.disk, self._history_disk):
+                thread.end()
             if self._spare is not None:
                 self._spare.close()
             self._lock.release()
@@ -162,15 +168,16 @@ class Store:
 
     def _begin(self) -> None:
         """Open the state file and load what was written last, to it or to a spare file that was left behind."""
-        loaded = Loaded()
         try:
-            self._open_main()
-            loaded = self._load()
+            self.disk.do(self._open_main, START_PATIENCE)
         except _TROUBLE as error:
-            if not (_is_damage(error) and self._set_aside(error)):
+            self._say_degraded(error)
+        loaded = self._load_spare() or Loaded()
+        if self._spare is None:
+            try:
+                loaded = self.disk.do(self._load_main, START_PATIENCE)
+            except _TROUBLE as error:
                 self._say_degraded(error)
-            with suppress(*_TROUBLE):
-                loaded = self._load()
         self._state, self._confirmed = loaded.state, loaded.confirmed
         self.unreadable_rows = loaded.unreadable
         if loaded.unreadable:
@@ -184,38 +191,50 @@ class Store:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(self.path.parent)
         self._lock.acquire()
-        self._main.open()
+        try:
+            self._main.open()
+        except _TROUBLE as error:
+            if not (_is_damage(error) and self._set_aside(error)):
+                raise
 
-    def _load(self) -> Loaded:
-        if self._spare_left_behind():
-            self._spare = StateFile(self.spare_path)
-            try:
-                self._spare.open()
-                return self._spare.load()
-            except (*_TROUBLE, StoreError) as error:
-                self._discard_spare(error)
+    def _load_main(self) -> Loaded:
         if self._main.is_open:
-            return self._main.load()
+            try:
+                return self._main.load()
+            except sqlite3.Error as error:
+                if not (_is_damage(error) and self._set_aside(error)):
+                    raise
+                return self._main.load()
         with closing(StateFile(self.path)) as main, suppress(StoreError):
             main.open_for_reading()
             return main.load()
         return Loaded()
 
-    def _spare_left_behind(self) -> bool:
-        """Whether an agent ended while it used a spare file, and not while it removed one that it had merged."""
+    def _load_spare(self) -> Loaded | None:
+        """What an agent left in a spare file that it used when it ended; nothing where it had just merged it."""
         if not self.spare_path.exists():
-            return False
-        if self._main.is_open and spare.is_merged(self.spare_path, self._main):
+            return None
+        merged = ""
+        if self.degraded is None:
+            with suppress(*_TROUBLE):
+                merged = self.disk.do(self._main.merged_spare)
+        if merged and spare.is_merged(self.spare_path, merged):
             spare.remove(self.spare_path)
-            return False
-        return True
+            return None
+        self._reopen_spare()
+        try:
+            return self._spare.load() if self._spare is not None else None
+        except (*_TROUBLE, StoreError) as error:
+            self._discard_spare(error)
+            return None
 
     def _attempt(self, action: Action) -> None:
         """Do it with the state file; where that fails, with the spare one; else it is kept in memory."""
         if self.degraded is None:
             try:
-                self._with_main(action)
+                self.disk.do(lambda: self._with_main(action))
             except (*_TROUBLE, StoreError) as error:
+                self._doubtful = isinstance(error, DiskHangsError)
                 self._say_degraded(error)
             else:
                 return
@@ -244,6 +263,9 @@ class Store:
             file.write(state, changes, self._moment())
             self._mark_written(changes, revision)
 
+    def _write_times(self, file: StateFile, *, durable: bool = True) -> None:
+        file.write_times(self._state, self._moment(), durable=durable)
+
     def _staged(self) -> tuple[StoredState, tuple[StoredChange, ...], int]:
         with self._memory:
             return self._state, self._unwritten, self._revision
@@ -251,8 +273,10 @@ class Store:
     def _mark_written(self, changes: Sequence[StoredChange], revision: int) -> None:
         self._written_revision = revision
         written = set(map(id, changes))
+        since = time.time() - RECENT
         with self._memory:  # what was staged meanwhile stays
             self._unwritten = tuple(one for one in self._unwritten if id(one) not in written)
+            self._written = (*(one for one in self._written if one.change.time.timestamp() > since), *changes)
 
     def _moment(self) -> Moment:
         now = time.time()
@@ -275,8 +299,14 @@ class Store:
                 file.open()
                 file.write(state, changes, self._moment())
             else:
-                moment = self._moment()
-                file = spare.make(self.spare_path, self.path, lambda new: new.write(state, changes, moment))
+                moment, recent = self._moment(), (*self._written, *changes)
+                file = spare.make(
+                    self.spare_path,
+                    self.path,
+                    # what cannot be read there may not be delivered yet: rather twice, under the same id
+                    lambda new, copied: new.write(state, changes if copied else recent, moment),
+                    spare.HANGING_PATIENCE if self.disk.hangs else spare.COPY_PATIENCE,
+                )
         except (*_TROUBLE, StoreError) as error:
             self._say_spare_failed(error)
             return
@@ -302,26 +332,43 @@ class Store:
     def _recover(self) -> None:
         """Merge the spare file into the state file, and write to that one again; if this fails, nothing changes."""
         try:
-            if self._main.replaced:
-                self._follow()
-            elif not self._main.is_open:
-                self._open_main()
+            self.disk.do(self._reopen_main)
             state, changes, revision = self._staged()
             if self._spare is None and self.spare_path.exists():  # one that could not be written
                 self._reopen_spare()
-            if self._spare is not None:
-                spare.merge(self._spare, self._main, state, changes, self._moment())
-                self._spare = None
-            else:
-                self._main.write(state, changes, self._moment())
+            moment = self._moment()
+            try:
+                if self._spare is not None:
+                    spare.merge(
+                        self._spare,
+                        self._main,
+                        lambda db: self._main.write_within(db, state, changes, moment),
+                        self.disk.do,
+                    )
+                    self._spare = None
+                    self._main.written(state)
+                else:
+                    self.disk.do(lambda: self._main.write(state, changes, moment))
+            except DiskHangsError:
+                self._doubtful = True
+                raise
         except (*_TROUBLE, StoreError) as error:
             if isinstance(error, sqlite3.Error) and not _is_passing(error):
-                self._main.close()
+                self._doubtful = True
             self._say_degraded(error)
             return
         self._mark_written(changes, revision)
         self.degraded, self._spare_failed = None, False
         log.info("the state is written again: %s", self.path)
+
+    def _reopen_main(self) -> None:
+        if self._doubtful:
+            self._main.close()
+            self._doubtful = False
+        if self._main.replaced:
+            self._follow()
+        elif not self._main.is_open:
+            self._open_main()
 
     def _reopen_spare(self) -> None:
         self._spare = StateFile(self.spare_path)
@@ -391,6 +438,11 @@ class Store:
         self._written_revision = -1  # nothing of what is known is in the new file
         log.error("%d deliveries were copied from the damaged file; others that it held are only there", saved)
         return True
+
+
+def _give_space_back(file: StateFile) -> None:
+    with suppress(sqlite3.Error):  # if it is more than another's transaction, the next write fails too
+        file.give_space_back()
 
 
 def _is_damage(error: Exception) -> bool:

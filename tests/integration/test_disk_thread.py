@@ -1,0 +1,59 @@
+"""The thread that touches the disk: what hangs in it holds nobody for longer than a deadline."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from notbefore.store.disk import DiskHangsError, DiskThread
+from support.agent import eventually
+
+
+@pytest.fixture
+def disk() -> Iterator[DiskThread]:
+    made = DiskThread(patience=0.2)
+    yield made
+    made.end()
+
+
+def test_it_gives_what_was_returned_and_raises_what_was_raised(disk: DiskThread) -> None:
+    assert disk.do(lambda: 42) == 42
+    with pytest.raises(ZeroDivisionError):
+        disk.do(lambda: 1 // 0)
+    assert disk.do(threading.current_thread) is not threading.current_thread()
+
+
+def test_what_hangs_is_given_up_and_nothing_is_begun_until_it_has_ended(disk: DiskThread) -> None:
+    answers, begun = threading.Event(), []
+    with pytest.raises(DiskHangsError, match="has not answered"):
+        disk.do(answers.wait)
+    eventually(lambda: disk.hangs)
+    with pytest.raises(DiskHangsError):
+        disk.do(lambda: begun.append("while it hangs"))
+    answers.set()
+    eventually(lambda: not disk.hangs)
+    disk.do(lambda: begun.append("afterwards"), patience=20)
+    assert begun == ["afterwards"]
+
+
+def test_what_was_given_up_before_it_began_is_never_done(disk: DiskThread) -> None:
+    answers, begun = threading.Event(), []
+    first = disk.post(answers.wait)
+    with pytest.raises(DiskHangsError):
+        disk.do(lambda: begun.append("too late"), patience=0.05)
+    answers.set()
+    assert first.wait(20)
+    assert disk.do(lambda: list(begun), patience=20) == []
+
+
+def test_what_fails_after_it_was_given_up_is_logged(disk: DiskThread, caplog: pytest.LogCaptureFixture) -> None:
+    answers = threading.Event()
+
+    def fail() -> None:
+        answers.wait()
+        raise OSError("Input/output error")
+
+    with pytest.raises(DiskHangsError):
+        disk.do(fail)
+    answers.set()
+    eventually(lambda: "failed late: Input/output error" in caplog.text)

@@ -1,0 +1,31 @@
+"""A disk that hangs, for the programs that a test starts; needs a C compiler."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from support.wall_clock import COMPILER
+
+SOURCE = Path(__file__).with_suffix(".c")
+WRITES, EVERYTHING = 1, 2
+
+
+class HangingDisk:
+    """``variables``: the environment of whoever is to find that all below ``directory`` hangs, once it does."""
+
+    def __init__(self, directory: Path, place: Path) -> None:
+        assert COMPILER is not None
+        self.directory = directory
+        library, self._switch = place / "hanging_disk.so", place / "hangs"
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+        self._switch.write_bytes(b"\0")
+        self.variables = {
+            "LD_PRELOAD": str(library),
+            "HANGING_DISK": str(directory),
+            "HANGING_DISK_SWITCH": str(self._switch),
+        }
+
+    def hang(self, what: int) -> None:
+        """From now on what writes there waits, or everything; 0: it works again."""
+        with self._switch.open("r+b") as file:
+            os.pwrite(file.fileno(), bytes([what]), 0)
