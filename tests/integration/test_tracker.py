@@ -395,7 +395,7 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
 ) -> None:
     agents.die()
     agents.boot("second", vm=None)
-    agents.routes("chat", remind_before=Duration("5m"))
+    agents.routes("chat", remind_before=(Duration("5m"),))
     agents.sees(MINE)
     agents.identify(Vm(name=PEER))
     assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
@@ -456,7 +456,7 @@ def test_an_approval_is_a_change_that_others_hear_of(agents: Agents) -> None:
 def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeated(
     agents: Agents, tmp_path: Path, announce_by: AnnounceBy
 ) -> None:
-    agents.routes("chat", "pager", announce_by=announce_by, remind_before=Duration("5m"))
+    agents.routes("chat", "pager", announce_by=announce_by, remind_before=(Duration("5m"),))
     agents.sees({**MINE, "Resources": [ME, PEER]})
     now = agents.clock.now().timestamp()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
@@ -871,3 +871,58 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     assert len(agents.now.known.state.approvals) == 100
     written = agents.now.store.history(None, 1_000).records
     assert sorted(json.loads(line)["azure.scheduled_event.change_id"] for line in written) == sorted(said)
+
+
+def test_a_state_file_that_was_deleted_is_there_again_after_the_next_poll(agents: Agents, tmp_path: Path) -> None:
+    agents.sees(MINE)
+    for file in tmp_path.glob(f"{FILE_NAME}*"):
+        file.unlink()
+    agents.waits(2, UNCHANGED)
+    agents.die()
+    agents.boot()
+    assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
+
+
+def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) -> None:
+    agents.sees(BEGUN)
+    agents.die()
+    agents.boot()
+    agents.waits(1, UNCHANGED)
+    assert agents.now.known.poll.failure is None
+    assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
+
+
+def test_an_id_that_only_one_of_two_names_has_decides_nothing(agents: Agents) -> None:
+    agents.identify(Vm(name=ME, vm_id="one"))
+    agents.sees(BEGUN)
+    agents.die()
+    agents.boot("second", Vm(name=ME.upper()))  # IMDS gave no id this time
+    agents.sees()
+    assert agents.last("change", "outcome") == ("finished", "finished")
+
+
+def test_without_a_name_nothing_is_logged_of_who_the_vm_is(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    agents.die()
+    agents.boot("second", None)
+    agents.sees()
+    agents.identify(None)
+    assert "this VM is" not in caplog.text
+
+
+def test_a_foreign_disk_logs_no_more_than_ten_of_its_events(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    agents.identify(Vm(name=PEER))
+    agents.sees(*(item(f"id-{n:02}") for n in range(12)))
+    agents.die()
+    agents.boot("second")
+    agents.sees()
+    (line,) = (one.getMessage() for one in caplog.records if "another VM's" in one.getMessage())
+    assert "12 events" in line
+    assert line.count("id-") == 10
+
+
+def test_an_attribution_without_a_boot_leaves_everything_as_it_was(agents: Agents) -> None:
+    agents.sees(MINE)
+    before = agents.now.known.state
+    agents.identify(THIS_VM)
+    assert agents.now.known.state == before
