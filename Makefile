@@ -70,7 +70,7 @@ dashboard-pictures: dashboards
 bundle: $(VENV)/dev
 	@$(BIN)/python tools/bundle.py --extras '$(EXTRAS)' --directory dist
 
-release-check: $(VENV)/dev
+release-check: check test
 	@$(BIN)/python tools/release_check.py
 
 clean:

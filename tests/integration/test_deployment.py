@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
 BIN = Path(sys.executable).parent
 UNIT = CONFIG / "systemd" / "notbefore.service"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MANIFESTS = sorted((CONFIG / "kubernetes").rglob("*.yaml"))
 systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs Debian's package systemd")
 
@@ -49,6 +50,26 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 def test_the_recipe_and_the_scripts_are_clean(command: tuple[str, ...]) -> None:
     told = run(BIN / command[0], *(ROOT / word for word in command[1:]))
     assert (told.returncode, told.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS),
+        ("check-jsonschema", "--builtin-schema", "vendor.dependabot", ROOT / ".github" / "dependabot.yml"),
+        ("zizmor", "--offline", "--quiet", ROOT / ".github"),
+    ],
+    ids=lambda command: f"{command[0]} {command[2]}",
+)
+def test_the_workflows_are_clean(command: tuple[str | Path, ...]) -> None:
+    said = run(BIN / command[0], *command[1:])
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+def test_every_action_is_named_by_its_digest() -> None:
+    used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
+    assert len(used) > 10
+    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
 
 
 def test_the_image_runs_as_the_user_that_kubernetes_names() -> None:

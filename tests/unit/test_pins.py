@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 
 
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pins", ROOT / "tools" / "pins.py")
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -23,7 +23,7 @@ def tool() -> ModuleType:
     return module
 
 
-PINS = tool()
+PINS = tool("pins")
 
 
 def pinned(*groups: str) -> dict[str, str]:
