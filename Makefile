@@ -16,7 +16,7 @@ help:
 	@echo 'make test    all tests, with the coverage gates'
 	@echo 'make check   ruff, mypy, import directions'
 	@echo 'make bench   the figures that are claimed'
-	@echo 'make reference  docs/configuration.md, metrics.md and record.md, from the code'
+	@echo 'make reference  docs/configuration.md, messages.md, metrics.md and record.md, from the code'
 	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
 	@echo 'make bundle  one archive for VMs without a package index (EXTRAS=apprise,web)'
 	@echo 'make release-check  what a release needs, and what is missing'

@@ -5,6 +5,7 @@ from its JSON Schema.
 """
 
 import ast
+import importlib.util
 import inspect
 import io
 import os
@@ -399,8 +400,20 @@ def _with_table(page: str, rows: list[str]) -> str:
     return page
 
 
+def messages() -> str:
+    """docs/messages.md, by the module beside this one."""
+    spec = importlib.util.spec_from_file_location("messages_page", Path(__file__).with_name("messages.py"))
+    if spec is None or spec.loader is None:
+        raise SystemExit("tools/messages.py is missing")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page: str = module.page(NOTE)
+    return page
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration,
+    "messages.md": messages,
     "metrics.md": metrics,
     "opentelemetry.md": opentelemetry,
     "record.md": record_reference,

@@ -74,7 +74,7 @@ def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
     assert event["payload"]["group"] == "WestNO"
     assert event["payload"]["class"] == "Reboot"
     assert event["payload"]["component"] == "Platform"
-    assert event["payload"]["custom_details"]["Event"] == ID
+    assert event["payload"]["custom_details"]["EventId"] == ID
     assert [link["href"] for link in event["links"]] == [LINKS.dashboard, LINKS.runbook]
     assert event["client_url"] == LINKS.dashboard
 

@@ -46,7 +46,7 @@ def reference() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "metrics.md", "opentelemetry.md", "record.md"])
+@pytest.mark.parametrize("name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md"])
 def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     made = reference().PAGES[name]()

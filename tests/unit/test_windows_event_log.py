@@ -65,7 +65,7 @@ def test_what_azure_says_stands_for_no_other_string() -> None:
     one = message({"Description": "100%1 %%2 50% of it"})
     _, _, strings = entry(one, built_in(one, T0, Messages()))
     assert not any(re.search(r"%[%\d]", text) for text in strings)
-    assert "Azure's words: 100% 1 % % 2 50% of it" in strings[1]
+    assert "Azure's description: 100% 1 % % 2 50% of it" in strings[1]
     assert json.loads(strings[2]) == one.record.flat()
 
 

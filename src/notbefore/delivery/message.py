@@ -75,9 +75,14 @@ class Message(Struct, frozen=True):
         return self.kind in ("canceled", "finished", "ended")
 
     @property
+    def settled(self) -> bool:
+        """Nothing more comes: the event has ended, or no longer affects this VM."""
+        return self.over or (self.kind == "updated" and self.record.no_longer_affected)
+
+    @property
     def shown_severity(self) -> Severity:
-        """The severity that a message shows: what is over is information."""
-        return "info" if self.over else self.severity
+        """The severity that a message shows: what is settled is information."""
+        return "info" if self.settled else self.severity
 
 
 class Receipt(Struct, frozen=True):

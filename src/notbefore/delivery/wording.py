@@ -24,7 +24,7 @@ MAX_NAMES: Final = 20  # VMs that are listed by name
 AHEAD: Final = ("announced", "updated", "reminder")  # kinds of message about what is to come
 
 _EFFECTS: Final = {  # event type -> what is done to the VM, and what follows from it
-    "Freeze": ("paused for some seconds", "Memory and open files are kept. The network may stop."),
+    "Freeze": ("paused for some seconds", "CPU and network stop for that time. Memory and open files are kept."),
     "Reboot": ("rebooted", "All processes end, and what is in memory is lost."),
     "Redeploy": ("moved to another host", "This is a reboot, and the temporary disk is lost."),
     "Preempt": ("evicted", "A Spot VM that is evicted is deleted or deallocated."),
@@ -32,16 +32,17 @@ _EFFECTS: Final = {  # event type -> what is done to the VM, and what follows fr
 }
 _ADVICE: Final = {
     "Freeze": (
-        "Nothing, unless something on the VM cannot be paused for some seconds, such as the heartbeat of a cluster or"
-        " the lease of a database. Fail that over first."
+        "Nothing in most cases. If an application on the VM does not tolerate a pause (a cluster, a database), fail it"
+        " over now."
     ),
-    "Reboot": "Move or stop what must not be killed. The VM comes back by itself.",
+    "Reboot": "Move or stop applications that must not be killed. The VM comes back by itself.",
     "Redeploy": (
-        "Move or stop what must not be killed. Save what is on the temporary disk. The VM comes back by itself."
+        "Move or stop applications that must not be killed. Save what is on the temporary disk. The VM comes back by"
+        " itself."
     ),
     "Preempt": (
-        "There may be only 30 seconds, so only automation helps. The VM does not come back by itself: replace it if you"
-        " need it."
+        "You may have only 30 seconds: only automation can react in time. The VM does not come back by itself. Replace"
+        " it if you need it."
     ),
     "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
 }
@@ -51,9 +52,13 @@ _ADVICE_STARTED: Final = {
         "Wait until the VM is back. If it is still down after half an hour, open a support ticket with Azure and give"
         " the EventId."
     ),
-    "Preempt": "Do not wait for the VM: it does not come back by itself. Replace it if you need it.",
+    "Preempt": "Do not wait for the VM. It does not come back by itself. Replace it if you need it.",
     "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
 }
+_ADVICE_LATE: Final = (
+    "If the VM is down, open a support ticket with Azure and give the EventId. If it runs, expect further interruptions"
+    " until the event is over."
+)
 _ADVICE_FINISHED: Final = {
     "Freeze": "Nothing, if the applications on the VM are healthy.",
     "Reboot": "Check that all applications on the VM run again.",
@@ -62,9 +67,7 @@ _ADVICE_FINISHED: Final = {
     "Terminate": "Remove the VM from everything that still depends on it.",
 }
 _UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
-_NOT_APPROVED: Final = (
-    "If the VM is ready, run `notbefore approve EVENT_ID` on it. Otherwise the event waits for NotBefore."
-)
+_NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve EVENT_ID` on it. Otherwise do nothing."
 _ADVICE_OF_KIND: Final = {
     "canceled": _UNDO,
     "ended": "Check the VM: it may have been interrupted.",
@@ -73,7 +76,7 @@ _ADVICE_OF_KIND: Final = {
     "approval_skipped": _NOT_APPROVED,
 }
 _ADVICE_UNKNOWN: Final = (
-    "notbefore does not know this type of event. Read Azure's words below. Prepare as for a reboot."
+    "notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot."
 )
 _CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
 _TITLES: Final = {
@@ -85,13 +88,29 @@ _TITLES: Final = {
 }
 _SUMMARIES: Final = {
     "canceled": "Azure canceled the event before it started. Nothing happened.",
-    "approved": "This VM approved the event. Azure may start it now, for all affected VMs.",
-    "approval_failed": "This VM tried to approve the event, without success. Azure starts it after NotBefore.",
-    "approval_skipped": "A rule matches the event, but nothing was approved. Azure starts it after NotBefore.",
+    "approved": "{vm} approved the event. Azure may start it now, for all affected VMs.",
+    "approval_failed": "{vm} tried to approve the event, without success. Azure will start it after the time below.",
+    "approval_skipped": (
+        "A rule applies to the event, but {vm} did not approve it. Azure will start it after the time below."
+    ),
 }
-_SOURCES: Final = {"Platform": "Azure (Platform)", "User": "somebody with access to your subscription (User)"}
+_REASONS: Final = {  # of what became of an approval; ``core.change.Reason``
+    "accepted": "Azure accepted it",
+    "refused": "Azure refused it",
+    "no_answer": "Azure did not answer in time",
+    "dry_run": "this is a dry run, so nothing was sent",
+    "several_resources": "the event affects other VMs as well, and the rule does not allow that",
+    "not_ready": "the command of `approve_when` says that the VM is not ready",
+    "interrupted": "the agent ended while the command of `approve_when` ran",
+    "changed": "the event changed meanwhile",
+    "no_longer_scheduled": "the event started or was gone before that",
+    "too_late": "NotBefore came first",
+    "state_not_written": "the state could not be written to the disk",
+    "switched_off": "approval was disabled meanwhile",
+}
+_SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
 _FAILED_ADVICE: Final = (
-    "Run `notbefore outbox list`: it shows what was refused, and why. Remove the cause. Then run"
+    "On the VM, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
     " `notbefore outbox retry --all`."
 )
 
@@ -230,10 +249,9 @@ def _summary(message: Message) -> str:
         return f"The event is over. {_how_it_went(record)}"
     if message.kind == "ended":
         reason = ENDINGS.get(record.reason)
-        unknown = "Azure no longer lists the event. It is not known whether it happened"
-        return f"{unknown}: {reason}." if reason else f"{unknown}."
+        return "It is not known whether the event happened." + (f" The reason: {reason}." if reason else "")
     if message.kind in _SUMMARIES:
-        return _SUMMARIES[message.kind]
+        return _SUMMARIES[message.kind].format(vm=one_line(record.vm_name or "this VM"))
     tense = "will be" if _is_ahead(message) else "is being"
     return effect(record.event_type, tense, "The VM" if _is_one(record) else "Each affected VM")
 
@@ -265,11 +283,16 @@ def _advice(message: Message, own: dict[str, str]) -> str:
         return _ADVICE_FINISHED.get(event_type, _ADVICE_FINISHED["Reboot"])
     if message.kind in _ADVICE_OF_KIND:
         return _ADVICE_OF_KIND[message.kind].replace("EVENT_ID", one_line(record.event_id))
-    for name, text in own.items():
-        if name.casefold() == event_type.casefold():
-            return text
+    texts = {name.casefold(): text for name, text in own.items()}
+    return texts.get(event_type.casefold(), _advice_until_the_end(message))
+
+
+def _advice_until_the_end(message: Message) -> str:
+    record, event_type = message.record, message.record.event_type
     if _is_ahead(message):
         return _ADVICE.get(event_type, _ADVICE_UNKNOWN)
+    if message.kind == "reminder":
+        return _ADVICE_LATE
     crashed = _CRASHED if record.notice_seconds == 0 and event_type in ("Reboot", "Redeploy") else ""
     return crashed + _ADVICE_STARTED.get(event_type, _ADVICE_STARTED["Reboot"])
 
@@ -287,11 +310,11 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
         Fact("Affected VMs", _names(record.resources)),
         *_interruption(message),
         Fact("Caused by", _SOURCES.get(record.event_source or "", record.event_source or "unknown")),
-        Fact("Azure's words", one_line(record.description or "") or "none"),
+        Fact("Azure's description", one_line(record.description or "") or "none"),
         Fact("Approval", _approval(record)),
         *_place(record),
         Fact("Severity", message.shown_severity),
-        Fact("Event", record.event_id),
+        Fact("EventId", record.event_id),
         Fact("Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""),
     ]
     cleaned = (Fact(fact.name, one_line(fact.value)) for fact in facts)
@@ -307,12 +330,12 @@ def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
         moved = before is not None and before != record.not_before
         return [
             Fact("Not before", planned + left),
-            Fact("Not before, until this change", _clock(before, time_zone) if before is not None and moved else ""),
+            Fact("Previously", _clock(before, time_zone) if before is not None and moved else ""),
         ]
     seen = _clock(record.time, time_zone)
     if message.over:
         lasted = words(record.started_seconds) if record.started_seconds is not None else ""
-        return [Fact("Over since", seen), Fact("From start to end", lasted)]
+        return [Fact("Over since", seen), Fact("Duration of the event", lasted)]
     if message.kind == "started" or record.event_status == STARTED:
         name = "Started" if message.kind in ("started", "reminder") else "Changed"
         return [Fact(name, seen)]
@@ -334,7 +357,9 @@ def _interruption(message: Message) -> list[Fact]:
         seconds = record.interruption_seconds
         measured = words(seconds) if seconds is not None else "unknown"
         return [*facts, Fact(f"Measured interruption of {one_line(record.vm_name)}", measured)]
-    counted = f"{words(usual.seconds)} (median of {usual.count})" if usual is not None else "unknown: none measured yet"
+    counted = (
+        f"{words(usual.seconds)} (median of {usual.count})" if usual is not None else "unknown (none measured yet)"
+    )
     return [*facts, Fact(f"Usual interruption of {one_line(record.vm_name)}", counted)]
 
 
@@ -362,13 +387,15 @@ def _place(record: Record) -> list[Fact]:
 def _approval(record: Record) -> str:
     if record.approval_rule is None:
         return ""
-    parts = [record.reason.replace("_", " "), f"rule {record.approval_rule}", f"by {record.approval_by}"]
-    return ", ".join(parts) + (f": {record.approval_detail}" if record.approval_detail else "")
+    by = "by hand" if record.approval_rule == "operator" else f"rule {record.approval_rule}"
+    who = f", {record.approval_by}" if record.approval_by not in (None, "rule") else ""
+    why = _REASONS.get(record.reason, record.reason.replace("_", " "))
+    return f"{why} ({by}{who})" + (f": {record.approval_detail}" if record.approval_detail else "")
 
 
 def _names(names: tuple[str, ...]) -> str:
     if not names:
-        return "unknown: Azure names none"
+        return "unknown (Azure names none)"
     more = len(names) - MAX_NAMES
     return ", ".join(_sorted(names)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
@@ -387,7 +414,7 @@ def _clock(time: datetime, time_zone: str | None) -> str:
 def _links(links: Links, record: Record) -> list[Fact]:
     found = []
     values = {"{vm}": record.vm_name, "{event_type}": record.event_type}
-    for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook), ("Page", links.page)):
+    for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook), ("Agent's page", links.page)):
         if link is None or any(place in link and not value for place, value in values.items()):
             continue
         for place, value in values.items():

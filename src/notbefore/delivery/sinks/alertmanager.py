@@ -130,7 +130,7 @@ def alert(message: Message, text: Text, settings: Alertmanager) -> dict[str, Any
         "delivery_id": message.delivery_id,
         "dashboard": links.get("Dashboard", ""),
         "runbook_url": links.get("Runbook", ""),
-        "page": links.get("Page", ""),
+        "page": links.get("Agent's page", ""),
     }
     values: dict[str, Any] = {
         "labels": {name: escaped(value) for name, value in labels.items() if value},

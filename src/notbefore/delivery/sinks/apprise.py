@@ -16,6 +16,7 @@ from notbefore.config.sinks import Apprise, Messages
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.retry import outcome_of_status
+from notbefore.delivery.wording import Text
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
@@ -85,17 +86,17 @@ class Sink:
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
         text = self._render(message)
-        over = message.over or message.record.no_longer_affected
-        kind = "success" if over else _TYPES[message.severity]
-        body = f"{text.plain}\n\n{text.footer}"
+        said = notification(message, text)
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
-        with _logged() as said:
-            accepted = self._service.notify(body=body, title=text.title, notify_type=self._kind(kind))
+        kind = self._kind(said["type"])
+        with _logged() as logged:
+            accepted = self._service.notify(body=said["body"], title=said["title"], notify_type=kind)
         if not accepted:
-            raise _reason(said.lines)
-        if said.nothing_sent:
-            todo = "close the alert by hand" if over else "to have it open an alert, add `&:info=new` to the url"
+            raise _reason(logged.lines)
+        if logged.nothing_sent:
+            opens = "to have it open an alert, add `&:info=new` to the url"
+            todo = "close the alert by hand" if message.settled else opens
             raise SendError(
                 f"apprise has sent nothing: it knows of no open alert of this event; {todo}", permanent=True
             )
@@ -103,6 +104,12 @@ class Sink:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def notification(message: Message, text: Text) -> dict[str, str]:
+    """What apprise is given."""
+    kind = "success" if message.settled else _TYPES[message.severity]
+    return {"type": kind, "title": text.title, "body": f"{text.plain}\n\n{text.footer}"}
 
 
 def _prepare(service: Any, url: str) -> str | None:

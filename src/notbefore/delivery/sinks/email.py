@@ -220,7 +220,7 @@ def _now(time_zone: str | None) -> datetime:
 
 def _html(text: Text) -> str:
     inner = _paragraph(text.body) if text.body is not None else _built_in_html(text)
-    links = " · ".join(f'<a href="{escape(link.value)}">{link.name}</a>' for link in text.links)
+    links = " · ".join(f'<a href="{escape(link.value)}">{escape(link.name)}</a>' for link in text.links)
     return (
         '<html><body style="font-family:sans-serif;font-size:14px">'
         f'<h2 style="font-size:18px">{escape(text.title)}</h2>\n{inner}\n<p>{links}</p>\n'

@@ -189,7 +189,7 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
     footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
     footer.append(f"Delivery {message.delivery_id}")
     blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
-    color = OVER if message.over else COLORS[message.severity]
+    color = OVER if message.settled else COLORS[message.severity]
     return {
         "text": inert(text.title[:MAX_HEADER]),
         "blocks": [header],
@@ -200,7 +200,7 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
 
 def _built_in_blocks(text: Text, now: datetime) -> Iterator[dict[str, Any]]:
     if text.time is not None:
-        yield _section(f"*{_date(text.time)}* on your clock, {countdown(text.time, now)}")
+        yield _section(f"*{_date(text.time)}* (your local time), {countdown(text.time, now)}")
     if text.summary:
         yield _section(inert(text.summary))
     if text.advice:
