@@ -151,9 +151,9 @@ def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path)
         assert notbefore("check-config", str(config)).returncode == 2
         told = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
         assert told.returncode == 0
-        assert "warning: everybody who reaches this machine can read the agent" in told.stderr
+        assert "note: everybody who reaches this machine can read the agent" in told.stderr
         named = notbefore("check-config", str(config), NOTBEFORE_SERVER__LISTEN="vm.example.org:10169")
-        assert "warning: server.listen: vm.example.org is a name" in named.stderr
+        assert "note: server.listen: vm.example.org is a name" in named.stderr
         config.write_text("server: {insecure: true, allowed_hosts: [vm.example.org]}\n", encoding="utf-8")
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config), host="0.0.0.0") as agent:  # noqa: S104 - this is about it
             agent.ready()

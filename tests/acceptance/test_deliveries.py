@@ -436,7 +436,7 @@ def test_a_drill_says_which_template_failed_and_why(peer: HttpPeer, place: Place
 def test_check_config_tries_what_can_be_tried_without_sending(peer: HttpPeer, place: Place) -> None:
     secret = "hunter2-hunter2"
     for settings, said in (
-        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack: title: this is not a template"),
+        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack.title: this is not a template"),
         ({"apprise": {"url": f"nosuch://me:{secret}@x/"}}, "sinks.it.apprise: apprise does not know this address"),
     ):
         done = notbefore("check-config", place.write({"it": settings}))

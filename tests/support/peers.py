@@ -19,6 +19,7 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str]
     body: bytes
+    method: str = "POST"
 
 
 class Say(NamedTuple):
@@ -45,13 +46,16 @@ class HttpPeer:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                peer.requests.append(Request(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+                headers = {k.lower(): v for k, v in self.headers.items()}
+                peer.requests.append(Request(self.path, headers, body, self.command))
                 say = peer.answers.popleft() if peer.answers else peer.default
                 if say == Say() and self.path.endswith("/api/v2/alerts"):
                     say = Say(body=b"")  # what Alertmanager answers
                 if say == Say() and self.path.endswith("/v2/enqueue"):
                     say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
                 peer.answer(self, say)
+
+            do_GET = do_HEAD = do_POST  # noqa: N815 - names of the library
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -97,7 +101,7 @@ class HttpPeer:
             if self.over.wait(0.3):
                 return
             handler.wfile.write(bytes([byte]))
-        if say.how != "drip":
+        if say.how != "drip" and handler.command != "HEAD":
             handler.wfile.write(say.body)
 
     @property

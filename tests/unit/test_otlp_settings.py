@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notbefore.config.load import dump, load, warnings
+from notbefore.config.findings import warnings
+from notbefore.config.load import dump, load
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables, VariableSignal
 from notbefore.config.sinks import Connection, Otlp, OtlpLogs
@@ -190,9 +191,9 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
     ("text", "expected"),
     [
         ("otlp:\n", "notbefore.yaml:1: otlp: expected settings; `otlp: {}` for the defaults"),
-        ("otlp: {endpoint: 'collector:4318'}", "notbefore.yaml:1: otlp: endpoint: expected http://HOST or https"),
+        ("otlp: {endpoint: 'collector:4318'}", "notbefore.yaml:1: otlp.endpoint: expected http://HOST or https"),
         ("otlp: {endpoint: 'http://u:p@c'}", "user and password do not belong in the address"),
-        ("otlp: {endpoint: 'http://c:99999'}", "otlp: endpoint: Port out of range"),
+        ("otlp: {endpoint: 'http://c:99999'}", "otlp.endpoint: Port out of range"),
         ("otlp: {interval: 100ms}", "interval: expected 1s to 1h"),
         ("otlp: {timeout: 10m}", "timeout: expected 100ms to 5m"),
         ("otlp: {key_file: k}", "expected `cert_file` beside `key_file`"),
@@ -200,13 +201,13 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {headers: {a: b, A: c}}", "headers: 'a' and 'A' are one header: give it once"),
         ("otlp: {headers: {A-Bin: c}, protocol: grpc}", "over gRPC no header that ends in -bin can be sent"),
         ("otlp: {headers: {a: {env: NONE}}}", "otlp.headers.a: the environment variable NONE is not set"),
-        ("otlp: {protocol: http/json}", "otlp.protocol: Invalid enum value 'http/json', expected one of"),
+        ("otlp: {protocol: http/json}", "otlp.protocol: there is no 'http/json' here: expected one of"),
         ("otlp: {agent_log: info, logs: {headers: {a: {env: NONE}}}}", "otlp.logs.headers.a: the environment"),
-        ("otlp: {agent_log: info, logs: {interval: 5s}}", "otlp.logs.interval: Object contains unknown field"),
-        ("otlp: {agent_log: info, logs: x}", "otlp.logs: Expected `object | null`, got `str`"),
-        ("otlp: {endpont: x}", "otlp.endpont: Object contains unknown field"),
+        ("otlp: {agent_log: info, logs: {interval: 5s}}", "otlp.logs.interval: there is no such key here"),
+        ("otlp: {agent_log: info, logs: x}", "otlp.logs: expected keys with values below it, got text"),
+        ("otlp: {endpont: x}", "otlp.endpont: there is no such key here: did you mean 'endpoint'?"),
         ("sinks: {rec: {otlp_logs: {title: x}}}", "title and body are not for a sink that is sent the record"),
-        ("otlp:\n  timeout: 0s", "notbefore.yaml:2: otlp: timeout: expected 100ms to 5m"),
+        ("otlp:\n  timeout: 0s", "notbefore.yaml:2: otlp.timeout: expected 100ms to 5m"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(place: Path, text: str, expected: str) -> None:
@@ -300,7 +301,7 @@ def test_an_address_that_is_not_understood_sends_nothing_anywhere(place: Path, m
     config = read(place, OTEL_EXPORTER_OTLP_ENDPOINT="collector:4317")
     assert config.otlp is None
     (warning,) = warnings(config, None)
-    assert warning.startswith("OTEL_EXPORTER_OTLP_ENDPOINT: otlp: endpoint: expected http://HOST")
+    assert warning.startswith("OTEL_EXPORTER_OTLP_ENDPOINT: otlp.endpoint: expected http://HOST")
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     assert warnings(config, None) == []  # it is for somebody else
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from notbefore.config.load import dump, load, plain_secrets, warnings
+from notbefore.config.findings import plain_secrets, warnings
+from notbefore.config.load import dump, load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, Messages, SinkConfig, Slack
@@ -108,12 +109,12 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks: {a: {slack: {token: y}}}", "expected `channel`"),
         ("sinks: {a: {slack: {url: x}, webhook: {url: x}}}", "sinks.a: expected exactly one of slack, email"),
         ("sinks: {a: {}}", "expected exactly one of"),
-        ("sinks: {a: {pigeon: {}}}", "sinks.a.pigeon: Object contains unknown field `pigeon`"),
-        ("sinks: {a: 5}", "sinks.a: Expected `object`"),
+        ("sinks: {a: {pigeon: {}}}", "sinks.a.pigeon: there is no such key here: expected one of slack"),
+        ("sinks: {a: 5}", "sinks.a: expected keys with values below it, got 5"),
         ("sinks:\n  a:\n    webhook:\n      url: x\n      colour: red", ":5: sinks.a.webhook.colour"),
         ("sinks: {a: {webhook: {url: ''}}}", "sinks.a.webhook.url: expected text that is not empty"),
         ("sinks: {a: {webhook: {url: {safe: x}}}}", "expected text that is not empty, or one of file, env"),
-        ("sinks: {a: {webhook: {url: 'ftp://x'}}}", "sinks.a.webhook: url: expected http://HOST"),
+        ("sinks: {a: {webhook: {url: 'ftp://x'}}}", "sinks.a.webhook.url: expected http://HOST"),
         ("sinks: {a: {slack: {url: 'hooks.slack.com/x'}}}", "url: expected http://HOST"),
         ("sinks: {a: {webhook: {url: 'https://u:p@example.org'}}}", "give them under `headers`"),
         ("sinks: {a: {email: {url: 'mailtos://me:pa[ss@example.org'}}}", "Special characters in a password"),
@@ -135,7 +136,7 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks: {a: {email: {url: 'mailto://x', to: ['a@b, c@d']}}}", "expected a mail address"),
         ("sinks: {a: {pagerduty: {routing_key: short}}}", "routing_key: expected the 32 letters and digits"),
         ("sinks: {a: {pagerduty: {routing_key: x, url: 'ftp://x'}}}", "url: expected http://HOST"),
-        ("sinks: {a: {command: {command: [true]}}}", "Expected `str`"),
+        ("sinks: {a: {command: {command: [true]}}}", "expected text, and YAML reads this as true: put it in quotes"),
         ("sinks: {a: {command: {command: [ls]}}}", "absolute path"),
         (
             "sinks: {a: {event_hub: {connection_string: x, transport: websockets, proxy_host: 'http://p'}}}",
@@ -153,13 +154,13 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("routes:\n  - match: {duration: {min: 9, max: 3}}", "duration: expected min to be no more than max"),
         ("routes:\n  - severity: grave", "expected one of critical, warning, info"),
         ("sinks: {'a b': {command: {command: [/bin/ls]}}}", "expected a name of letters"),
-        ("routes:\n  - sinks: [nobody]", ":2: routes[0].sinks: there is no sink 'nobody' (known: none)"),
+        ("routes:\n  - sinks: [nobody]", ":2: routes[0].sinks: there is no sink 'nobody': write it under `sinks`"),
         ("routes:\n  - match: {weather: rain}", "routes[0].match.weather"),
         ("routes:\n  - announce_by: me", "expected one of affected, leader, all"),
-        ("routes:\n  - match: {change: exploded}", "expected one of announced, updated"),
+        ("routes:\n  - match: {change: exploded}", "Expected one of announced, updated"),
         ("routes:\n  - match: {resource: '('}", "expected a regular expression"),
         ("routes:\n  - match: {scope: mine}", "expected one of self, peer, unknown"),
-        ("routes: 5", "routes: Expected `array`"),
+        ("routes: 5", "routes: expected a list: [ONE, TWO], got 5"),
         ("messages: {links: {runbook: 'javascript:alert(1)'}}", "expected http://HOST"),
         ("messages: {links: {page: 'ftp://{vm}/'}}", "expected http://HOST"),
         ("messages: {time_zone: Mars/Olympus}", "time_zone: expected a name such as Europe/Berlin, got 'Mars/Olympus'"),
@@ -168,7 +169,7 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         (f"messages: {{advice: {{Reboot: {'x' * 2_001}}}}}", "advice.Reboot: expected 2000 characters or less"),
         (
             "sinks: {a: {slack: {url: 'https://x', titles: {odd: x}}}}",
-            "sinks.a.slack.titles: Invalid enum value 'odd', expected one of announced",
+            "sinks.a.slack.titles: there is no 'odd' here: expected one of announced",
         ),
         ("sinks: {a: {webhook: {url: 'https://x', bodies: {started: x}}}}", "title and body are not for a sink"),
     ],
@@ -196,6 +197,9 @@ def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> Non
     path = place / "notbefore.yaml"
     assert plain_secrets(config) == ["sinks.hook.webhook.url"]
     path.chmod(0o644)
+    assert "read by every user" not in " ".join(warnings(config, path)), "an address without a key is no secret"
+    path.write_text(FULL.replace("https://example.org/hook", "https://example.org/hook?key=abc"), encoding="utf-8")
+    config = load(path, {}, {}, sending=False)
     (warning,) = (text for text in warnings(config, path) if "read by every user" in text)
     assert "sinks.hook.webhook.url" in warning
     assert "chmod" not in warning  # the service's user may be one of the others
@@ -216,11 +220,11 @@ def test_a_word_in_a_route_that_no_event_has_is_warned_of(place: Path) -> None:
     sink = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
     (warning,) = warnings(read(place, sink + "routes: [{match: {event_type: [reboot, Reboott]}, sinks: [a]}]"), None)
     assert warning.startswith(
-        "routes[0].match.event_type: expected one of Freeze, Reboot, Redeploy, Preempt, Terminate"
+        "routes[0].match.event_type: Azure has no 'Reboott': did you mean 'Reboot'? Expected one of Freeze"
     )
     assert "'Reboott'" in warning
     (warning,) = warnings(read(place, sink + "routes: [{match: {event_source: Usr}, sinks: [a]}]"), None)
-    assert warning.startswith("routes[0].match.event_source: expected one of Platform, User, got 'Usr'")
+    assert warning.startswith("routes[0].match.event_source: Azure has no 'Usr': did you mean 'User'?")
 
 
 def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> None:
@@ -249,13 +253,13 @@ def test_a_leader_beside_what_differs_between_vms_is_warned_of(place: Path) -> N
     sink = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
     route = "routes: [{match: {tags: {env: prod}}, sinks: [a], announce_by: leader}]"
     (warning,) = warnings(read(place, sink + route), None)
-    assert warning.startswith("routes[0]: announce_by: leader beside match.tags")
+    assert warning.startswith("routes[0].match.tags: where the VMs of an event differ in it")
 
 
 def test_a_sink_that_no_route_leads_to_is_warned_of(place: Path) -> None:
     found = warnings(read(place, FULL), None)
     assert found == [
-        f"no route leads to the sink {name}: nothing is sent there"
+        f"sinks.{name}: no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
         for name in ("bot", "mail", "any", "pager", "am", "run")
     ]
     hub = "sinks: {a: {event_hub: {namespace: x.example.org, hub: h, heartbeat: 5m}}}\nroutes: [{sinks: []}]"
@@ -308,8 +312,8 @@ def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, fo
         ("apprise: {url: 'nosuch://x'}", "sinks.a.apprise: apprise does not know this address"),
         ("email: {url: 'mailto://x'}", "sinks.a.email: "),
         ("email: {url: 'mailto://me:hunter2@x.example.org', to: [a@x], ca_file: slack-url}", "sinks.a.email: "),
-        ("slack: {url: 'https://x', title: '{% if %}'}", "sinks.a.slack: title: this is not a template: "),
-        ("slack: {url: 'https://x', body: '{{ event.type'}", "sinks.a.slack: body: this is not a template: "),
+        ("slack: {url: 'https://x', title: '{% if %}'}", "sinks.a.slack.title: this is not a template: "),
+        ("slack: {url: 'https://x', body: '{{ event.type'}", "sinks.a.slack.body: this is not a template: "),
     ],
 )
 def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, settings: str, said: str) -> None:

@@ -4,68 +4,141 @@ With ``--connect`` the sinks and the section ``otlp`` are asked whether they wou
 """
 
 import argparse
+import errno
+import os
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
-from urllib.parse import urlsplit
+from typing import Any, Final
 
-from notbefore.commands.options import add_configuration, load_configuration
-from notbefore.commands.tables import table
-from notbefore.config.load import dump, files, plain_secrets, warnings
-from notbefore.config.model import Config
-from notbefore.config.sinks import Connection, Messages, Otlp, SinkConfig, Webhook
+from msgspec import Struct
+
+from notbefore.commands.client import local_agent
+from notbefore.commands.options import add_configuration, add_json, load_configuration
+from notbefore.commands.tables import print_json, table
+from notbefore.config.findings import check_broken, plain_keys, warnings
+from notbefore.config.load import dump, files, values
+from notbefore.config.model import Config, Server, host_and_port
+from notbefore.config.sinks import Connection, Messages, Otlp, SinkConfig
+from notbefore.core.text import escaped
 from notbefore.delivery.http import Http
-from notbefore.delivery.message import ConnectableSink, Sink
+from notbefore.delivery.message import Asked, ConnectableSink, Sink
 from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import check_templates, make, try_out
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import ConfigError, NotBeforeError, SendError
 from notbefore.imds.client import ImdsClient
 from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
 from notbefore.web.access import access, load_web_config
 
-LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
-CANNOT_CONNECT: Final = "this sink cannot be checked without sending a message: use `notbefore drill`"
+WRONG: Final = 2  # the exit code
+PRIVILEGED: Final = 1024  # ports below it are root's
+
+
+class Answer(Struct, frozen=True):
+    """Whether a receiver would accept a message; ``None``: it cannot be asked."""
+
+    sink: str
+    kind: str
+    accepts: bool | None
+    reason: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what else is wanted of it."""
     add_configuration(parser)
-    parser.add_argument("--connect", action="store_true", help="ask each sink whether it would accept a message")
+    parser.add_argument(
+        "--connect", action="store_true", help="ask each sink whether it would accept a message; send none"
+    )
     parser.add_argument("--files", action="store_true", help="list the other files that the configuration names")
+    parser.add_argument("--strict", action="store_true", help="exit with 2 where there is a warning")
     parser.add_argument(
         "--no-inline-secrets", action="store_true", help="fail where a secret stands in the file itself"
     )
+    add_json(parser, "one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
     set_up("text", "critical")  # a library's log line about an address may hold a secret
+    try:
+        return _run(options)
+    except ConfigError as error:
+        if not options.json:
+            raise
+        print_json([{"ok": False, "error": str(error)}], sys.stdout)
+        return WRONG
+
+
+def _run(options: argparse.Namespace) -> int:
     config = load_configuration(options, None if options.connect else try_out)  # `connect` makes each sink by itself
     if options.no_inline_secrets:
         _refuse_inline_secrets(config)
     if options.files:
         web = config.server.web_config_file
         named = [*files(config), *(load_web_config(Path(web)).files if web else ())]
-        sys.stdout.writelines(f"{path}\n" for path in named)
+        if options.json:
+            print_json([{"ok": True, "files": named}], sys.stdout)
+        else:
+            sys.stdout.writelines(f"{path}\n" for path in named)
         return 0
+    check_broken(config, options.config)
     ImdsClient(config.imds.endpoint)  # raises what is wrong with the address
-    for text in [*warnings(config, options.config), *access(config.server).check_listen(config.server.listen)]:
-        sys.stderr.write(f"notbefore: warning: {text}\n")
-    if options.connect:
-        return connect(config, sys.stdout)
-    sys.stdout.write(dump(config))
-    return 0
+    notes = access(config.server).check_listen(config.server.listen)  # raises where it would let everybody read
+    found = [*warnings(config, options.config), *_cannot_listen(config.server)]
+    if not options.json:
+        sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
+        sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)
+    answers = connect(config, options.config) if options.connect else []
+    refused = any(one.accepts is False for one in answers)
+    strict = options.strict and bool(found)
+    if options.json:
+        shown = {"sinks": answers} if options.connect else {"config": values(config)}
+        ok = not (strict or refused)
+        print_json([{"ok": ok, "error": None, "warnings": found, "notes": notes, **shown}], sys.stdout)
+    elif options.connect:
+        _show(answers)
+    else:
+        sys.stdout.write(dump(config))
+    return WRONG if strict else int(refused)
+
+
+def _cannot_listen(server: Server) -> list[str]:
+    """Return why the agent could not listen at its address on this machine."""
+    host, port = host_and_port(server.listen)
+    where = f"server.listen: {server.listen}"
+    if 0 < port < PRIVILEGED and os.name == "posix":
+        return [
+            f"{where}: only root may listen at a port below {PRIVILEGED}, and the service is not root: use another one"
+        ]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.getaddrinfo(host or None, port)
+        socket.create_server((host, port), family=family).close()
+    except socket.gaierror as error:
+        return [f"{where}: this name cannot be resolved here ({error.strerror}): give an address"]
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return [f"{where}: this is not an address of this machine: `ip address` shows those that are"]
+        if error.errno == errno.EADDRINUSE and server.web_config_file is None:
+            return _listens_already(server)
+    return []
+
+
+def _listens_already(server: Server) -> list[str]:
+    try:
+        local_agent(server).ask("/healthz")
+    except NotBeforeError:
+        return [f"server.listen: another program listens at {server.listen}: end it, or use another port"]
+    return []
 
 
 def _refuse_inline_secrets(config: Config) -> None:
     """Raise ``ConfigError`` that says where each secret is to be moved."""
-    addresses = {f"sinks.{name}.webhook.url": sink.webhook for name, sink in config.sinks.items()}
-    plain = [key for key in plain_secrets(config) if not _holds_no_key(addresses.get(key))]
-    if plain:
+    if plain := plain_keys(config):
         raise ConfigError(
             f"these secrets stand in the configuration, which every user of this machine can read: {', '.join(plain)}."
             " Write each into a file of root's (install -m 0600 /dev/stdin /etc/notbefore/credentials/NAME) and name it"
@@ -73,30 +146,29 @@ def _refuse_inline_secrets(config: Config) -> None:
         )
 
 
-def _holds_no_key(webhook: Webhook | None) -> bool:
-    """Whether its address is host and path alone, without a user, a query, or a part of the path that is like a key."""
-    if webhook is None:
-        return False
-    url = urlsplit(webhook.url.reveal())
-    words = max(map(len, url.path.split("/"))) <= LONGEST_WORD
-    return words and not (url.username or url.password or url.query or url.fragment)
-
-
-def connect(config: Config, out: TextIO) -> int:
-    """Print which sinks would accept a message; returns 1 if one of those that can be asked would not."""
+def connect(config: Config, path: Path | None) -> list[Answer]:
+    """Ask each sink, and the receivers of the section ``otlp``; ``path`` is the file, for what cannot be asked."""
     redact = Redactor(known_secrets(config.sinks))
     set_up("text", "critical", redact)  # errors are shown in the table
-    if not config.sinks:
-        out.write("There is no sink in this configuration.\n")
     asked = [
-        (name, settings.kind, _ask(partial(_sink, name, settings, config.messages)))
+        (
+            name,
+            settings.kind,
+            *_ask(partial(_sink, name, settings, config.messages), f"{path or 'CONFIG'} --sink {name}"),
+        )
         for name, settings in config.sinks.items()
     ]
     if config.otlp is not None:
         asked += _exports(config.otlp, redact)
-    rows = [(name, kind, answer, redact(reason)) for name, kind, (answer, reason) in asked]
-    table(("SINK", "KIND", "ACCEPTS", "REASON"), rows, out)
-    return 1 if any(answer == "no" for _, _, answer, _ in rows) else 0
+    return [Answer(name, kind, accepts, redact(reason)) for name, kind, accepts, reason in asked]
+
+
+def _show(answers: list[Answer]) -> None:
+    if not any(one.sink != "otlp" for one in answers):
+        sys.stdout.write("There is no sink in this configuration: nobody is notified.\n")
+    words = {True: "yes", False: "no", None: "-"}
+    rows = [(one.sink, one.kind, words[one.accepts], one.reason) for one in answers]
+    table(("SINK", "KIND", "ACCEPTS", "REMARK"), rows, sys.stdout)
 
 
 def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
@@ -104,25 +176,28 @@ def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
     return make(name, settings, messages)
 
 
-def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, tuple[str, str]]]:
+def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, bool | None, str]]:
     from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
 
     metrics, logs = Connection.of(otlp), otlp.logs or Connection.of(otlp)
     for connection in (metrics, logs):
         learn(connection.headers, redact)
-    asked = [("otlp", "metrics", _ask(partial(Sender, metrics, "metrics", Http, redact)))] if otlp.metrics else []
+    asked = [("otlp", "metrics", *_ask(partial(Sender, metrics, "metrics", Http, redact)))] if otlp.metrics else []
     if otlp.agent_log != "none":
-        asked.append(("otlp", "agent_log", _ask(partial(Sender, logs, "logs", Http, redact))))
+        asked.append(("otlp", "agent_log", *_ask(partial(Sender, logs, "logs", Http, redact))))
     return asked
 
 
-def _ask(make_sink: Callable[[], Any]) -> tuple[str, str]:
-    """Return ``yes``, ``no`` or ``-`` (cannot be asked), and the reason."""
+def _ask(make_sink: Callable[[], Any], drill: str = "") -> tuple[bool | None, str]:
+    """Return whether it accepts, and a remark; ``drill``: the arguments of the drill that would show it."""
     try:
         with closing(make_sink()) as sink:
             if not isinstance(sink, ConnectableSink):
-                return "-", CANNOT_CONNECT
-            sink.connect()
+                return (
+                    None,
+                    f"it can only be sent something: `notbefore drill {drill}` sends an exercise, marked as one",
+                )
+            asked = sink.connect() or Asked()
+            return asked.accepts, asked.remark
     except (ConfigError, SendError) as error:
-        return "no", str(error)
-    return "yes", ""
+        return False, str(error)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from notbefore.commands.options import load_configuration
-from notbefore.config.load import warnings
+from notbefore.config.findings import warnings
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 

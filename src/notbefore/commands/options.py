@@ -19,6 +19,11 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-dir", help=f"state.dir: where the state is kept (default {default_state_dir()})")
 
 
+def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object a line") -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help=what)
+
+
 def load_configuration(options: argparse.Namespace, trial: Trial | None = None) -> Config:
     """Return the configuration that the options name; raises ``ConfigError``. ``trial``: see ``config.load``."""
     overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}

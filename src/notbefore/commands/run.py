@@ -5,7 +5,7 @@ import logging
 
 from notbefore.agent.agent import Agent
 from notbefore.commands.options import add_configuration, load_configuration
-from notbefore.config.load import warnings
+from notbefore.config.findings import warnings
 from notbefore.logs import set_up
 
 

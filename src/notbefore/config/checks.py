@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from notbefore.config.model import Config
 from notbefore.config.sinks import OTLP_LIBRARY, Messages, Otlp, SinkConfig, otlp_headers
+from notbefore.config.yaml_file import located
+from notbefore.core.text import one_of
 from notbefore.errors import ConfigError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
@@ -25,9 +27,8 @@ def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str
     """Check libraries, secrets and files of the sinks, and the names in the routes; raises ``ConfigError``."""
     for name, sink in config.sinks.items():
         dotted = f"sinks.{name}.{sink.kind}"
-        place = places.get(dotted, places.get("", "the configuration"))
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"{place}: sinks.{name}: expected a name of letters, digits, - and _")
+            raise located(places, f"sinks.{name}", "expected a name of letters, digits, - and _")
         try:
             check_installed(sink)
             for key, secret in sink.secrets.items():
@@ -36,13 +37,26 @@ def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str
             if trial is not None:
                 trial(name, sink, config.messages)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {dotted}: {error}") from None
+            raise located(places, dotted, str(error)) from None
     for number, route in enumerate(config.routes):
         for name in (*route.sinks, *route.fallback):
             if name not in config.sinks:
-                place = places.get(f"routes[{number}].sinks", places.get("", "the configuration"))
-                known = ", ".join(config.sinks) or "none"
-                raise ConfigError(f"{place}: routes[{number}].sinks: there is no sink {name!r} (known: {known})")
+                known = one_of(name, config.sinks) if config.sinks else ": write it under `sinks`"
+                raise located(places, f"routes[{number}].sinks", f"there is no sink {name!r}{known}")
+
+
+def command_problem(program: str) -> str:
+    """Return why a program cannot be run, and what to do about it; empty if it can be."""
+    from shutil import which  # noqa: PLC0415 - only where there are commands
+
+    if which(program) is not None:
+        return ""
+    path = Path(program)
+    if path.is_dir():
+        return f"{program} is a directory: name the program in it"
+    if path.exists():
+        return f"{program} is not executable: chmod +x {program}"
+    return f"{program} is not there: install it, or correct the path"
 
 
 def check_installed(config: SinkConfig) -> None:
@@ -92,8 +106,7 @@ def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[s
             check_otlp_installed(otlp.logs.protocol)
             _check_files(otlp.logs)
     except ConfigError as error:
-        place = places.get(where) or places.get("otlp.endpoint") or places.get("", "the configuration")
-        raise ConfigError(f"{place}: {where}: {error}") from None
+        raise located(places, where, str(error)) from None
 
 
 def _check_files(settings: Struct) -> None:
@@ -105,7 +118,8 @@ def _check_files(settings: Struct) -> None:
         try:
             Path(path).open("rb").close()
         except OSError as error:
-            raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
+            hint = "" if str(path).isprintable() else r": in double quotes \t is a tab: write a path in single quotes"
+            raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}{hint}") from None
 
 
 def _check_secret(sink: SinkConfig, key: str, value: str) -> None:
@@ -152,3 +166,17 @@ def _check_url(sink: SinkConfig, value: str) -> None:
         raise ConfigError("url: expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org")
     if sink.kind == "webhook" and url.username is not None:
         raise ConfigError("url: expected no user and password in it: give them under `headers`")
+
+
+def webhook_problem(sink: SinkConfig) -> str:
+    """Return why the courier would not connect to a webhook; empty if it would, or if it leads to a name."""
+    from ipaddress import ip_address  # noqa: PLC0415 - only where there are webhooks
+
+    if sink.webhook is None or sink.webhook.allow_private:
+        return ""
+    host = urlsplit(sink.webhook.url.reveal()).hostname or ""
+    try:
+        private = host == "localhost" or not ip_address(host).is_global
+    except ValueError:
+        return ""
+    return f"{host} is not a public address: set `allow_private: true` if it is the right one" if private else ""

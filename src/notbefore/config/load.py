@@ -6,8 +6,6 @@ Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, t
 working agent.
 """
 
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +17,8 @@ from notbefore.config.model import Config
 from notbefore.config.normalize import prepared
 from notbefore.config.otel_variables import Variables, fold
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import SinkConfig, otlp_headers
+from notbefore.config.sinks import SinkConfig
 from notbefore.config.yaml_file import read, to_struct
-from notbefore.core.approval import unknown_words
 from notbefore.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
@@ -78,72 +75,23 @@ def missing_library(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def plain_secrets(config: Config) -> list[str]:
-    """Return the keys under which a secret stands as plain text."""
-    return [
-        f"sinks.{name}.{sink.kind}.{key}"
-        for name, sink in config.sinks.items()
-        for key, secret in sink.secrets.items()
-        if secret.source == "inline"
-    ] + [path for path, secret in otlp_headers(config.otlp).items() if secret.source == "inline"]
-
-
-def warnings(config: Config, path: Path | None) -> list[str]:
-    """Return what is not an error, but probably not intended; one text each."""
-    found = list(_otlp_warnings(config, os.environ))
-    found += [f"no route leads to the sink {name}: nothing is sent there" for name in _unused(config)]
-    found += [
-        f"routes[{number}].match.{key}: {text}: as long as Azure has no such event, the route gets nothing"
-        for number, route in enumerate(config.routes)
-        for key, text in unknown_words(route.match)
-    ]
-    for number, route in enumerate(config.routes):
-        own = [key for key in ("vm", "zone", "tags") if getattr(route.match, key)]
-        if own and route.announce_by == "leader":
-            found.append(
-                f"routes[{number}]: announce_by: leader beside match.{own[0]}: where the VMs of an event differ in it,"
-                " this route may not apply to the leader, and nobody is notified: use announce_by: affected"
-            )
-    if path is not None and path.stat().st_mode & stat.S_IROTH:
-        _, places = read(path)  # a secret may also come from the environment
-        plain = [key for key in plain_secrets(config) if key in places]
-        if plain:
-            found.append(
-                f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
-                " a file that only the service may read, and name it: KEY_file, or KEY_credential under systemd"
-            )
+def values(config: Config) -> dict[str, Any]:
+    """Return the configuration in use, without secrets, for ``check-config``."""
+    found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_encode)
+    for name, sink in found["sinks"].items():
+        found["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
+    if config.otlp is None:
+        del found["otlp"]  # empty, it would be wrong
+    if config.fleet is None:
+        del found["fleet"]
     return found
 
 
-def _otlp_warnings(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
-    metrics = Variables(environment, "METRICS", config.otlp.protocol if config.otlp is not None else None)
-    ignored = metrics.ignored if config.otlp is not None or metrics.meant else []
-    logs = [sink.otlp_logs for sink in config.sinks.values() if sink.otlp_logs is not None]
-    if logs or (config.otlp is not None and config.otlp.agent_log != "none"):
-        ignored = [*ignored, *Variables(environment, "LOGS", logs[0].protocol if logs else None).ignored]
-    yield from (f"{text}: this variable is ignored" for text in dict.fromkeys(ignored))
-    if config.otlp is None and (missing := missing_library(environment)) is not None:
-        yield f"OTEL_* variables ask for OTLP, and nothing is exported: {missing}"
-
-
-def _unused(config: Config) -> list[str]:
-    led = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
-    heartbeats = {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
-    return [name for name in config.sinks if name not in led | heartbeats] if config.routes else []
-
-
 def dump(config: Config) -> str:
-    """Return the configuration in use as YAML, without secrets, for ``check-config``."""
+    """Return ``values`` as YAML."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
-    values = msgspec.to_builtins(config, enc_hook=_encode)
-    for name, sink in values["sinks"].items():
-        values["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
-    if config.otlp is None:
-        del values["otlp"]  # empty, it would be wrong
-    if config.fleet is None:
-        del values["fleet"]
-    return yaml.safe_dump(values, sort_keys=False)
+    return yaml.safe_dump(values(config), sort_keys=False)
 
 
 def files(config: Config) -> list[str]:

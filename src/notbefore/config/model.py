@@ -35,9 +35,13 @@ class Imds(_Section, frozen=True):
     interval: Duration = Duration("1s")  # 100ms to 10s; Azure asks for one poll a second
 
     def __post_init__(self) -> None:
+        if not self.endpoint.startswith("http://"):
+            raise ValueError(f"endpoint: expected http://ADDRESS[:PORT] (IMDS has no TLS), got {self.endpoint!r}")
+        if "/metadata" in self.endpoint:
+            raise ValueError("endpoint: expected the address alone, http://169.254.169.254: the agent adds the path")
         if not 0.1 <= self.interval.seconds <= 10:  # noqa: PLR2004 - the bounds of the documentation
             raise ValueError(
-                "imds.interval: expected 100ms to 10s: a Preempt has 30 s of notice, and Azure asks for a poll a second"
+                "interval: expected 100ms to 10s: a Preempt has 30 s of notice, and Azure asks for a poll a second"
             )
 
 
@@ -84,8 +88,10 @@ class State(_Section, frozen=True):
     history_max_bytes: int = 64 * 1024 * 1024  # of the records of past changes; the oldest are deleted. 64 KiB or more
 
     def __post_init__(self) -> None:
+        if not self.dir.isprintable():
+            raise ValueError(r"dir: in double quotes a backslash begins an escape: write C:\... in single quotes")
         if self.history_max_bytes < 64 * 1024:
-            raise ValueError("state.history_max_bytes: expected 65536 or more")
+            raise ValueError("history_max_bytes: expected 65536 or more")
 
 
 class Log(_Section, frozen=True):

@@ -48,9 +48,9 @@ def _prepared_sink(sink: Any, base: Path) -> Any:
 
 
 def _prepared_settings(kind: str, settings: Any, base: Path) -> Any:
-    if not isinstance(settings, dict) or kind not in KINDS:
+    if kind not in KINDS or not (settings is None or isinstance(settings, dict)):
         return settings
-    return _prepared_keys(KINDS[kind].SECRETS, settings, base)
+    return _prepared_keys(KINDS[kind].SECRETS, settings or {}, base)  # `windows_event_log:` has nothing below it
 
 
 def _prepared_keys(secrets: tuple[str, ...], settings: dict[str, Any], base: Path) -> dict[str, Any]:

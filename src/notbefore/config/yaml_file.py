@@ -1,9 +1,9 @@
 """A YAML file -> values, and values -> structs. Each error names the file, the line and the key."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -30,14 +30,21 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         node = yaml.compose(text, Loader=loader)
         values = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders above are safe ones
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: a date such as 2026-99-99
-        raise ConfigError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
+        from notbefore.config.mistakes import yaml_sentence  # noqa: PLC0415 - only where there is one
+
+        line, said = yaml_sentence(error, text)
+        raise ConfigError(f"{path}:{line}: {said}" if line else f"{path}: {said}") from error
     places = {"": str(path)}
     if values is None:
         return {}, places
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {type(values).__name__}")
+        raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {_kind(values)}")
     _note_places(node, path, "", places)
     return values, places
+
+
+def _kind(values: object) -> str:
+    return "a list: leave out the `- ` before them" if isinstance(values, list) else "text: write `key: value`"
 
 
 def _read_text(path: Path) -> str:
@@ -103,42 +110,40 @@ def to_struct(values: Any, kind: type[Part], places: dict[str, str], *, strict: 
     try:
         return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
+        from notbefore.config.mistakes import sentence  # noqa: PLC0415 - only where there is one
+
         message, _, where = str(error).partition(" - at `")
         where = where.removeprefix("key` in `")  # a key of a mapping: what holds it is named
         below = where.rstrip("`").removeprefix("$").lstrip(".")
-        unknown = re.search(r"unknown field `(\w+)`", message)
+        unknown = re.search(r"unknown field `(.+)`", message)
         key = ".".join(filter(None, (above, below, unknown[1] if unknown else "")))
-        if message.startswith("Invalid enum value"):
-            message += f", expected one of {', '.join(map(str, _choices(below, kind)))}"
-        named = ".".join(filter(None, (key, message.partition(":")[0])))  # a struct names the key that it refuses
-        place = places[named] if named in places else _nearest(places, key)
-        raise ConfigError(f"{place}: {key or 'configuration'}: {message}") from None
+        message = sentence(message, _value_at(values, below), below, kind)
+        raise located(places, key, message) from None
+
+
+def located(places: dict[str, str], key: str, message: str) -> ConfigError:
+    """Return the error with its place; a ``message`` may begin with the name of a key below ``key``."""
+    name, _, rest = message.partition(": ")
+    if name.isidentifier():
+        key, message = ".".join(filter(None, (key, name))), rest
+    return ConfigError(f"{_nearest(places, key)}: {key or 'configuration'}: {message}")
+
+
+def _value_at(values: Any, dotted: str) -> Any:
+    """Return the value at a path such as ``routes[0].match``; what cannot be found is ``...``."""
+    for name in re.findall(r"[^.\[\]]+|\.\.\.", dotted):
+        try:
+            values = values[int(name)] if isinstance(values, (list, tuple)) else values[name]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return ...
+    return values
 
 
 def _nearest(places: dict[str, str], dotted: str) -> str:
-    """Return the place of a key, or of the nearest section around it."""
+    """Return the place of a key, of the nearest section around it, or of the whole configuration."""
     while dotted and dotted not in places:
         dotted = dotted[: max(dotted.rfind("."), dotted.rfind("["), 0)]
-    return places.get(dotted, "the configuration")
-
-
-def _choices(dotted: str, root: type) -> list[Any]:
-    """Return the values that the ``Literal`` at this path allows."""
-    kind: Any = root
-    for key in re.sub(r"\[\d+\]", "", dotted).split("."):
-        if get_origin(kind) is dict:
-            kind = get_args(kind)[1]
-            continue
-        struct = next(part for part in _parts(kind) if hasattr(part, "__struct_fields__"))
-        kind = next(field.type for field in msgspec.structs.fields(struct) if field.encode_name == key)
-    return [value for part in _parts(kind) if get_origin(part) is Literal for value in get_args(part)]
-
-
-def _parts(kind: Any) -> Iterator[Any]:
-    """Return a type, and the types that it is made of: of ``tuple[A, ...] | None`` also A."""
-    yield kind
-    for part in get_args(kind):
-        yield from _parts(part)
+    return places.get(dotted) or places.get("", "the configuration")
 
 
 def _decode(kind: type, value: object) -> object:

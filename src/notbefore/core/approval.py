@@ -18,6 +18,7 @@ from notbefore.core.document import SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
+from notbefore.core.text import one_of
 
 OPERATOR: Final = "operator"  # the name of the rule in records of approvals by hand
 BY_RULE: Final = "rule"
@@ -56,7 +57,7 @@ def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
     ):
         for word in given:
             if word.casefold() not in (name.casefold() for name in known):
-                yield key, f"expected one of {', '.join(known)}, got {word!r}"
+                yield key, f"Azure has no {word!r}{one_of(word, known)}"
 
 
 class ReadinessCheck(Struct, frozen=True, forbid_unknown_fields=True):

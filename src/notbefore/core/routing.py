@@ -35,7 +35,7 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"duration: expected min to be no more than max, got {self.min} and {self.max}")
+            raise ValueError(f"expected min to be no more than max, got {self.min} and {self.max}")
 
     def holds(self, duration: int | None) -> bool:
         """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
@@ -54,7 +54,7 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
     scope: tuple[Scope, ...] = ()
     duration: DurationRange | None = None
     notice_below: Duration | None = None  # an event whose notice is not known does not match
-    resource: str | None = None  # a regular expression for the whole of a name in Resources
+    resource: str | None = None  # a regular expression for the whole of a name in Resources; case does not matter
 
     def __post_init__(self) -> None:
         if self.resource is not None:
@@ -70,7 +70,10 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
             and _one_of(event.event_source or "", self.event_source)
             and (self.duration is None or self.duration.holds(event.duration))
             and (self.notice_below is None or (notice is not None and notice < self.notice_below.seconds))
-            and (self.resource is None or any(re.fullmatch(self.resource, name) for name in event.resources))
+            and (
+                self.resource is None
+                or any(re.fullmatch(self.resource, name, re.IGNORECASE) for name in event.resources)
+            )
         )
 
 

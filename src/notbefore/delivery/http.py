@@ -1,4 +1,4 @@
-"""``Http``: one POST as all sinks need it: no redirects, bounded answers, errors that say whether to try again.
+"""``Http``: one exchange as all sinks need it: no redirects, bounded answers, errors that say whether to try again.
 
 Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``), as
 requests does it; a ``.netrc`` is not.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import requests
@@ -91,12 +91,22 @@ class Http:
 
         ``timeout`` in seconds, instead of the usual one.
         """
+        return self._exchange("POST", url, body, headers, timeout)
+
+    def ask(self, method: Literal["GET", "HEAD"], url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Ask for what changes nothing; as ``post`` otherwise."""
+        return self._exchange(method, url, b"", headers, None)
+
+    def _exchange(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None
+    ) -> HttpResponse:
         timeout = timeout or self._timeout
         deadline = time.monotonic() + timeout
         try:
             if self._guarded:
                 _check_target(url)
-            with self._session.post(
+            with self._session.request(
+                method,
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},

@@ -114,10 +114,17 @@ class BatchSink(Protocol):
         ...
 
 
+class Asked(Struct, frozen=True):
+    """What a receiver answered to the question whether it would accept a message; ``None``: that stays unknown."""
+
+    accepts: bool | None = True
+    remark: str = ""
+
+
 @runtime_checkable
 class ConnectableSink(Protocol):
     """A sink that can be asked whether it would accept a message."""
 
-    def connect(self) -> None:
+    def connect(self) -> Asked:
         """Ask, and send nothing; raises ``errors.SendError`` where it would not."""
         ...

@@ -17,7 +17,7 @@ from notbefore.core.record import json_line, rfc3339
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.text import escaped, one_line
 from notbefore.delivery.http import Http
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Text
 from notbefore.errors import SendError
@@ -80,6 +80,19 @@ class Sink:
             elif url in self._failing and url not in failures:
                 log.info("sink %s: %s accepts alerts again", self._name, url)
         self._failing = set(failures)
+
+    def connect(self) -> Asked:
+        """Ask each member whether it is ready; one is enough, as for an alert."""
+        failures: dict[str, str] = {}
+        for url in self._settings.urls:
+            try:
+                self._http.ask("GET", f"{url.rstrip('/')}/-/ready", self._headers).check()
+            except SendError as error:
+                failures[url] = str(error)
+        words = "; ".join(f"{url} is not ready ({error})" for url, error in failures.items())
+        if len(failures) == len(set(self._settings.urls)):
+            raise SendError(words)
+        return Asked(remark=words)
 
     def close(self) -> None:
         """Close the connections."""

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import smtplib
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -20,13 +21,14 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.config.sinks import Email, Messages
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Text
 from notbefore.errors import ConfigError, SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that belongs to nobody, RFC 2606
 PERMANENT: Final = range(500, 600)  # SMTP replies that are final
+ACCEPTED, FORWARDED = 250, 251  # ... and that accept a sender or a recipient
 EXPECTED: Final = (
     "url: expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org, or mailto://HOST?..."
 )
@@ -53,10 +55,30 @@ class Sink:
         """Send it; it is accepted when the server has taken it for every recipient."""
         text = self._render(message)
         mail = compose(message, text, self._account, _now(self._time_zone))
+        self._in_session(lambda server: self._transfer(server, mail, message.delivery_id))
+        return Receipt(fallback=text.fallback)
+
+    def connect(self) -> Asked:
+        """Log in, and name sender and recipients as for a mail; then take that back, so that none is sent."""
+        self._in_session(self._ask)
+        return Asked()
+
+    def _ask(self, server: smtplib.SMTP) -> None:
+        server.ehlo_or_helo_if_needed()
+        code, said = server.mail(self._account.sender)
+        if code != ACCEPTED:
+            raise smtplib.SMTPSenderRefused(code, said, self._account.sender)
+        answers = {address: server.rcpt(address) for address in (*self._account.to, *self._account.hidden)}
+        server.rset()
+        if refused := {address: said for address, said in answers.items() if said[0] not in (ACCEPTED, FORWARDED)}:
+            raise _refused(refused)
+
+    def _in_session(self, act: Callable[[smtplib.SMTP], None]) -> None:
+        """Log in, act and log out; raises ``SendError``."""
         try:
             server = self._connected()
             try:
-                self._transfer(server, mail, message.delivery_id)
+                act(server)
             finally:
                 # not `with server`: its answer to QUIT says nothing about the mail
                 with suppress(OSError, smtplib.SMTPException):
@@ -69,7 +91,6 @@ class Sink:
             raise SendError(f"the mail server cannot do this: {error}", permanent=True) from None
         except (smtplib.SMTPException, OSError) as error:
             raise SendError(f"{self._account.host}: {type(error).__name__}: {error}") from None
-        return Receipt(fallback=text.fallback)
 
     def _connected(self) -> smtplib.SMTP:
         account = self._account

@@ -25,7 +25,7 @@ from azure.eventhub.exceptions import (
 
 from notbefore.config.sinks import EventHub, Messages
 from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
 
@@ -73,9 +73,10 @@ class Sink:
         """Send them, the changes of each event together and in order; returns what came of each, in the order given."""
         return self._runner.run(self._send_many(messages))
 
-    def connect(self) -> None:
+    def connect(self) -> Asked:
         """Open the link and send nothing; raises ``SendError`` where the hub would not take a message."""
         self._runner.run(self._connect())
+        return Asked()
 
     def close(self) -> None:
         """Close the connection."""

@@ -16,7 +16,7 @@ from opentelemetry.sdk._logs import ReadableLogRecord
 from notbefore.config.sinks import Connection, Messages, OtlpLogs
 from notbefore.core.record import RESOURCE_ATTRIBUTES
 from notbefore.delivery.http import Http
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.redact import Redactor
 from notbefore.errors import SendError
 from notbefore.otlp.agent_log import LogEntry
@@ -60,9 +60,10 @@ class Sink:
             return [_rejected(partial)] * len(messages)
         return self._each(messages, deadline) if partial.rejected else [Receipt()] * len(messages)
 
-    def connect(self) -> None:
+    def connect(self) -> Asked:
         """Send an empty request; raises ``SendError`` where it is not accepted."""
         self._sender.connect()
+        return Asked()
 
     def close(self) -> None:
         """Close the connection."""

@@ -8,6 +8,7 @@ from Azure cannot mention anybody.
 import logging
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line
 from notbefore.delivery.http import Http, HttpResponse
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Fact, Text
 from notbefore.errors import SendError
@@ -55,6 +56,7 @@ REFUSED_BLOCKS: Final = (
     "attachment_payload_limit_exceeded",
     "invalid_payload",
 )
+WITHOUT_TEXT: Final = (b"no_text", b"missing_text", b"ok")  # what an incoming webhook answers to a message without text
 # errors that pass by themselves
 PASSING: Final = frozenset(
     {
@@ -156,6 +158,20 @@ class Sink:
         answer = self._http.post(f"{self._api}/{method}", json_line(payload), headers)
         answer.check()
         return _checked(answer)
+
+    def connect(self) -> Asked:
+        """Ask whose token it is; or post a message without text, which a webhook in use refuses as ``no_text``."""
+        if self._token is not None:
+            said = self._call("auth.test", {})
+            whose = f"{said.get('user')} of {said.get('team')}"
+            return Asked(remark=f"the token of {whose}; whether it may write to the channel, a drill shows")
+        answer = self._http.post(self._url, b'{"text": ""}', {"Content-Type": "application/json"})
+        if answer.body.strip() in WITHOUT_TEXT:
+            return Asked()
+        if answer.status == HTTPStatus.BAD_REQUEST:  # another service that takes Slack's messages
+            return Asked(None, f"it answers {answer.cause}; whether it accepts a message, a drill shows")
+        answer.check()
+        raise SendError(f"this is not an answer of Slack: {answer.cause}")
 
     def close(self) -> None:
         """Close the connection."""

@@ -11,7 +11,7 @@ import time
 from notbefore.config.sinks import Messages, Webhook
 from notbefore.core.record import cloud_event, json_line
 from notbefore.delivery.http import Http
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 
 
 class Sink:
@@ -53,6 +53,11 @@ class Sink:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
         self._http.post(self._url, body, headers).check()
         return Receipt()
+
+    def connect(self) -> Asked:
+        """Ask for the head of the page, which changes nothing: whether a record is accepted stays unknown."""
+        answer = self._http.ask("HEAD", self._url, self._headers)
+        return Asked(None, f"it answers ({answer.status} to HEAD); whether it accepts a record, a drill shows")
 
     def close(self) -> None:
         """Close the connection."""

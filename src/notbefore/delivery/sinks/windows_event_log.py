@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from notbefore.config.sinks import Messages, WindowsEventLog
 from notbefore.core.record import cut
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Text
 from notbefore.errors import SendError
@@ -63,10 +63,11 @@ class Sink:
             raise SendError(f"the event log refused the entry: {error}", permanent=permanent) from None
         return Receipt(fallback=text.fallback)
 
-    def connect(self) -> None:
+    def connect(self) -> Asked:
         """Ask whether the source is registered; writes nothing."""
         if not registered(self._settings):
             raise SendError(how_to_register(self._settings))
+        return Asked()
 
     def close(self) -> None:
         """Nothing is kept open."""
