@@ -64,10 +64,11 @@ def test_one_connection_is_kept_and_an_etag_is_sent_back() -> None:
         client = connect(endpoint)
         first = client.get(PATH)
         assert client.get(PATH, etag=first.etag).body is None
-        port = client._socket and client._socket.getsockname()
+        assert client._connection
+        port = client._connection.socket.getsockname()
         client.get(PATH)
-        assert client._socket
-        assert client._socket.getsockname() == port
+        assert client._connection
+        assert client._connection.socket.getsockname() == port
     assert b'If-None-Match: "7"' in seen[1]
     assert b"If-None-Match" not in seen[2]
 
@@ -107,6 +108,53 @@ def test_chunked_and_unannounced_bodies_are_read() -> None:
         assert [client.get(PATH).body for _ in range(3)] == [b"{}"] * 3
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nETag: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_may_be_as_large_as_the_bound_in_pieces_or_in_one() -> None:
+    piece = b"400\r\n" + b"x" * 1024 + b"\r\n"
+    with serving(raw(CHUNKED + piece * 1024 + b"0\r\n\r\n", close=False), answer(body=b"x" * MAX_BODY)) as (
+        endpoint,
+        _,
+    ):
+        client = connect(endpoint)
+        assert [client.get(PATH).body for _ in range(2)] == [b"x" * MAX_BODY] * 2
+
+
+def test_an_answer_after_continue_is_the_answer() -> None:
+    going_on = b"HTTP/1.1 100 Continue\r\nETag: 0\r\n\r\n" * 3
+    with serving(raw(going_on + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", close=False)) as (endpoint, _):
+        found = connect(endpoint).get(PATH)
+    assert (found.body, found.etag) == (b"{}", None)
+
+
+def test_a_trailer_changes_no_header() -> None:
+    with serving(raw(CHUNKED + b"2\r\n{}\r\n0\r\nETag: 2\r\nDate: now\r\n\r\n", close=False)) as (endpoint, _):
+        found = connect(endpoint).get(PATH)
+    assert (found.etag, found.date) == ("1", "")
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nETag: 2\r\n\r\nbad", b"junk"])
+def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more: bytes) -> None:
+    twice = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + more, close=False)
+    with serving(twice, answer(body=b"good")) as (endpoint, _):
+        client = connect(endpoint)
+        first = client.get(PATH)
+        assert (first.body, first.etag) == (b"{}", None)
+        assert client.get(PATH).body == b"good"
+
+
+def test_an_unchanged_answer_may_say_how_long_the_body_is_that_it_does_not_have() -> None:
+    unchanged = raw(b"HTTP/1.1 304 Not Modified\r\nContent-Length: 341\r\nDate: now\r\n\r\n", close=False)
+    with serving(unchanged, answer(body=b"good")) as (endpoint, _):
+        client = connect(endpoint)
+        found = client.get(PATH, etag='"7"')
+        assert (found.body, found.date) == (None, "now")
+        before = client._connection
+        assert client.get(PATH).body == b"good"
+        assert client._connection is before
+
+
 @pytest.mark.parametrize(
     ("talk", "reason"),
     [
@@ -126,7 +174,19 @@ def test_chunked_and_unannounced_bodies_are_read() -> None:
         (raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 70_000 + b"\r\n\r\n"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * 200 + b"\r\n"), "protocol"),
+        (raw(b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n"), "protocol"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"), "protocol"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"), "protocol"),
+        (raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 4_000), "protocol"),
+        (raw(CHUNKED + b"2\r\n{}\r\n0\r\n" + b"X: x\r\n" * 200 + b"\r\n"), "protocol"),
+        (raw(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "status"),
+        (raw(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"), "status"),
+        (raw(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"), "status"),
+        (raw(b"HTTP/1.1 200"), "incomplete"),
+        (raw(b"HTTP/1.1 200 OK\r\nDate: Mon"), "incomplete"),
         (raw(b""), "reset"),
+        (raw(CHUNKED + b"2;" + b"x" * (4 * MAX_BODY) + b"\r\n{}\r\n0\r\n\r\n"), "too_large"),
+        (raw(CHUNKED + b"400\r\n" + (b"x" * 1024 + b"\r\n400\r\n") * 1025), "too_large"),
         (answer(body=b"x" * (MAX_BODY + 1)), "too_large"),
         (raw(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_BODY + 1)), "too_large"),
     ],
@@ -259,7 +319,7 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
     assert vm_of({"name": "n", "tagsList": listed}).tags == {"env": "prod", "on-call": ""}
     assert vm_of({"name": "n", "tagsList": "no"}).tags == {}
     (name, value), *others = vm_of(
-        {"tagsList": [{"name": f"{n}" * 600, "value": "v" * 600} for n in range(99)]}
+        {"tagsList": [{"name": f"{n:02}" * 600, "value": "v" * 600} for n in range(99)]}
     ).tags.items()
     assert (len(name), len(value), len(others)) == (512, 512, 49)
 

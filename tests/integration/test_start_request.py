@@ -377,7 +377,7 @@ def test_a_request_under_way_is_cut_off(world: World, monkeypatch: pytest.Monkey
     request.abort()  # nothing is under way: without effect
     thread = threading.Thread(target=request.send)
     thread.start()
-    eventually(lambda: request._client is not None and request._client._socket is not None)
+    eventually(lambda: request._client is not None and request._client._connection is not None)
     world.stop.set()
     request.abort()
     thread.join(20)

@@ -13,7 +13,7 @@ from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Record
 from notbefore.errors import ConfigError, DocumentError, ImdsError
-from notbefore.imds.client import MAX_BODY, DeadlineSocket, ImdsClient
+from notbefore.imds.client import MAX_BODY, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
 from support.azure import now
@@ -52,15 +52,18 @@ class _Canned(ImdsClient):
     def __init__(self, data: bytes) -> None:
         super().__init__("http://127.0.0.1:9")
         self._data = data
+        self._peer: socket.socket | None = None
 
-    def _connect(self, deadline: float) -> DeadlineSocket:
-        ours, theirs = socket.socketpair()
-        with theirs, suppress(OSError):
-            theirs.sendall(self._data[:CHUNK])
-            theirs.shutdown(socket.SHUT_WR)
-        connected = DeadlineSocket(ours.family, ours.type, ours.proto, ours.detach())
-        connected.deadline = deadline
-        return connected
+    def _connect(self, deadline: float) -> socket.socket:  # noqa: ARG002 - as in the client
+        ours, self._peer = socket.socketpair()  # the peer stays open: else the request could not be sent
+        self._peer.sendall(self._data[:CHUNK])
+        self._peer.shutdown(socket.SHUT_WR)
+        return ours
+
+    def close(self) -> None:
+        super().close()
+        if self._peer is not None:
+            self._peer.close()
 
 
 def imds(data: bytes) -> None:

@@ -1,19 +1,19 @@
 """``ImdsClient``: one kept-alive HTTP connection to the instance metadata service.
 
-``http.client`` reads the answer: it has no proxy, redirect, cookie or netrc that would have to be switched off. The
-request is the same few lines each second, written as text: to build them was a third of the cost of a poll.
-Each exchange has one deadline for all of it, and a bound on its size.
+llhttp (``httptools``) parses the answers: it is a parser and nothing else, without a proxy, redirect, cookie or netrc
+that would have to be switched off. The request is the same few lines each second, written as text.
+Each exchange has one deadline for all of it, and bounds on its size.
 """
 
-import http.client
 import re
 import socket
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
 from notbefore.errors import ConfigError, ImdsError, ImdsReason
@@ -24,12 +24,20 @@ CONNECT_TIMEOUT: Final = 10.0  # seconds: only the answer may take long
 TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operation
 TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-blocking
+CHUNK: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
+MAX_HEAD: Final = 64 * 1024  # bytes until the header of the answer is complete
+MAX_FIELDS: Final = 100  # header fields, and those of a trailer
 MAX_BODY: Final = 1024 * 1024
+MAX_ANSWER: Final = 4 * MAX_BODY  # bytes with the framing of chunks
 
 MAX_ETAG: Final = 256
 MAX_DATE: Final = 64  # characters; RFC 9110 has 29
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: what may stand in a request as it is
 
+OK: Final = 200
+CONTINUE: Final = 100
+NO_CONTENT: Final = 204
+NOT_MODIFIED: Final = 304
 _BY_STATUS: Final[dict[int, ImdsReason]] = {
     400: "bad_request",
     404: "not_found",
@@ -47,29 +55,120 @@ class ImdsAnswer(Struct, frozen=True):
     date: str = ""  # the ``Date`` header, as it came
 
 
-class DeadlineSocket(socket.socket):
-    """A socket whose reads and writes all end at one ``deadline`` (monotonic seconds), however slowly bytes drip in."""
+class _Connection:
+    """One TCP connection, and the parser of its answers, which calls the methods ``on_...``."""
 
-    deadline: float = 0.0
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._timeout = connected.gettimeout() or 0.0  # seconds
+        self._parser = HttpResponseParser(self)
+        self._begin()
 
-    def _arm(self) -> None:
-        left = self.deadline - time.monotonic()
+    def _begin(self) -> None:
+        self.status = 0
+        self.phrase = b""
+        self.headers: dict[bytes, bytes] = {}  # by the name in lower case; the first one of each name
+        self.keep_alive = False
+        self._fields = self._size = 0
+        self._parts: list[bytes] = []
+        self._head_read = self._complete = self._ended = False
+
+    @property
+    def body(self) -> bytes:
+        """The body that was read."""
+        return b"".join(self._parts)
+
+    def header(self, name: bytes) -> str:
+        """A field of the header; empty if there is none."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    def exchange(self, request: bytes, deadline: float) -> None:
+        """Send a request and read the answer to it until ``deadline`` (monotonic seconds), however slowly it drips in.
+
+        Raises ``ImdsError`` and ``OSError``; ``ConnectionError`` where the connection was closed without an answer.
+        """
+        self._begin()
+        self._arm(deadline)
+        self.socket.sendall(request)
+        received = 0
+        while not self._complete:
+            self._arm(deadline)
+            data = self.socket.recv(CHUNK)
+            if not data:
+                self._closed(received)
+                break
+            received += len(data)
+            if received <= MAX_HEAD or self._head_read:
+                self._feed(data)
+            if self._fields > MAX_FIELDS or (received > MAX_HEAD and not self._head_read):
+                raise ImdsError("protocol", f"a header of more than {MAX_FIELDS} fields or {MAX_HEAD} bytes")
+            if self._size > MAX_BODY or received > MAX_ANSWER:
+                raise ImdsError("too_large", f"more than {MAX_BODY} bytes")
+        if self._complete and not self._ended:  # it announced a body that an answer of its status does not have
+            self._parser = HttpResponseParser(self)
+
+    def _arm(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         # setting a timeout is a system call; usually the answer comes at once, and the previous timeout is close enough
-        if not 0 <= left - (self.gettimeout() or 0.0) <= TOLERANCE:
-            self.settimeout(max(left - TOLERANCE / 2, MINIMUM))
+        if not 0 <= left - self._timeout <= TOLERANCE:
+            self._timeout = max(left - TOLERANCE / 2, MINIMUM)
+            self.socket.settimeout(self._timeout)
 
-    # http.client reads with recv_into only
-    def recv_into(self, *args: object, **kwargs: object) -> int:
-        """As of ``socket``; raises ``TimeoutError`` at the deadline."""
-        self._arm()
-        return super().recv_into(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they are
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self._complete:
+                raise ImdsError("incomplete" if self._head_read else "protocol", str(error)) from None
+            self.keep_alive = False  # what follows the answer is not the beginning of another one
 
-    def sendall(self, *args: object, **kwargs: object) -> None:
-        """As of ``socket``; raises ``TimeoutError`` at the deadline."""
-        self._arm()
-        super().sendall(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they are
+    def _closed(self, received: int) -> None:
+        if not received:
+            raise ConnectionResetError("closed without an answer")
+        framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        if framed or not self._head_read:
+            raise ImdsError("incomplete", "the connection was closed before the end of the answer")
+
+    # ---- what the parser calls
+
+    def on_message_begin(self) -> None:
+        """Another answer begins, which nobody has asked for: it must not change the one that is complete."""
+        if self._complete:
+            raise ValueError
+
+    def on_status(self, phrase: bytes) -> None:
+        """The words behind the status, in one piece or several."""
+        self.phrase += phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the header, or of the trailer."""
+        self._fields += 1
+        if not self._head_read:
+            self.headers.setdefault(name.lower(), value)
+
+    def on_headers_complete(self) -> None:
+        """The body follows, if there is one."""
+        self.status = status = self._parser.get_status_code()
+        self.keep_alive = self._parser.should_keep_alive()
+        self._head_read = True
+        # by definition they have no body; 100 says that the answer is still to come
+        self._complete = status in (NO_CONTENT, NOT_MODIFIED) or CONTINUE < status < OK
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._size += len(data)
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """The answer has come to its end."""
+        if self.status == CONTINUE:
+            fields = self._fields
+            self._begin()
+            self._fields = fields
+        else:
+            self._complete = self._ended = True
 
 
 def may_be_elsewhere(endpoint: str) -> bool:
@@ -108,7 +207,7 @@ class ImdsClient:
 
     def __init__(self, endpoint: str) -> None:
         self._target = self._connected_to = _Target.read(endpoint)
-        self._socket: DeadlineSocket | None = None
+        self._connection: _Connection | None = None
         self._aborted = threading.Event()
 
     def use(self, endpoint: str) -> None:
@@ -132,27 +231,27 @@ class ImdsClient:
     def abort(self) -> None:
         """End the request that is under way, from another thread; later requests fail at once."""
         self._aborted.set()
-        connected = self._socket
-        if connected is not None:
+        connection = self._connection
+        if connection is not None:
             with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
+                connection.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
+        if self._connection is not None:
+            self._connection.socket.close()
+        self._connection = None
 
     def _request(self, target: "_Target", request: bytes, timeout: float, etag: str | None) -> ImdsAnswer:
         if target is not self._connected_to:
             self.close()
             self._connected_to = target
         deadline = time.monotonic() + timeout
-        reused = self._socket is not None
+        reused = self._connection is not None
         try:
             try:
                 return self._exchange(request, deadline, etag)
-            except (http.client.RemoteDisconnected, ConnectionError):
+            except ConnectionError:
                 # IMDS may have closed the kept connection meanwhile: that is not a failure of the request
                 if not reused or self._aborted.is_set():
                     raise
@@ -161,45 +260,36 @@ class ImdsClient:
         except ImdsError:
             self.close()  # the unread rest of this answer must not be read as the next one
             raise
-        except (http.client.HTTPException, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self.close()
             raise ImdsError(_reason(error), str(error) or type(error).__name__) from error
 
     def _exchange(self, request: bytes, deadline: float, etag: str | None) -> ImdsAnswer:
-        connected = self._connected(deadline)
-        connected.sendall(request)
-        with closing(http.client.HTTPResponse(connected)) as response:
-            response.begin()
-            content = response.read(MAX_BODY + 1)
-            if len(content) > MAX_BODY:
-                raise ImdsError("too_large", f"more than {MAX_BODY} bytes")
-            if response.length:  # read(n) raises nothing when the body ends early
-                raise ImdsError("incomplete", f"{response.length} bytes are missing")
-            if response.will_close:
-                self.close()
-            date = response.headers.get("Date", "")[:MAX_DATE]
-            if response.status == http.client.NOT_MODIFIED and etag is not None:
-                return ImdsAnswer(None, etag, date)
-            if response.status != http.client.OK:
-                raise _refusal(response, content)
-            return ImdsAnswer(content, _etag(response), date)
+        connection = self._connected(deadline)
+        connection.exchange(request, deadline)
+        if not connection.keep_alive:
+            self.close()
+        date = connection.header(b"date")[:MAX_DATE]
+        if connection.status == OK:
+            return ImdsAnswer(connection.body, _etag(connection.headers.get(b"etag")), date)
+        if connection.status == NOT_MODIFIED and etag is not None:
+            return ImdsAnswer(None, etag, date)
+        raise _refusal(connection)
 
-    def _connected(self, deadline: float) -> DeadlineSocket:
+    def _connected(self, deadline: float) -> _Connection:
         if self._aborted.is_set():
             raise ImdsError("reset", "the agent is stopping")
-        if self._socket is None:
-            self._socket = self._connect(deadline)
+        if self._connection is None:
+            self._connection = _Connection(self._connect(deadline))
             if self._aborted.is_set():  # `abort` found no connection to shut down
                 raise ImdsError("reset", "the agent is stopping")
-        self._socket.deadline = deadline
-        return self._socket
+        return self._connection
 
-    def _connect(self, deadline: float) -> DeadlineSocket:
+    def _connect(self, deadline: float) -> socket.socket:
         error: OSError | None = None
         host, port = self._connected_to.host, self._connected_to.port
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            connected = DeadlineSocket(family, kind, protocol)
-            connected.deadline = deadline
+            connected = socket.socket(family, kind, protocol)
             try:
                 connected.settimeout(max(MINIMUM, min(CONNECT_TIMEOUT, deadline - time.monotonic())))
                 connected.connect(address)
@@ -212,23 +302,24 @@ class ImdsClient:
         raise error or OSError(f"no address for {host}")
 
 
-def _etag(response: http.client.HTTPResponse) -> str | None:
+def _etag(etag: bytes | None) -> str | None:
     """Return the ETag if it can be sent back unchanged, else ``None``."""
-    etag = response.headers.get("ETag")
-    return etag if etag is not None and len(etag) <= MAX_ETAG and _VISIBLE.fullmatch(etag) else None
+    text = etag.decode("latin-1") if etag is not None else ""
+    return text if len(text) <= MAX_ETAG and _VISIBLE.fullmatch(text) else None
 
 
-def _refusal(response: http.client.HTTPResponse, content: bytes) -> ImdsError:
-    status = response.status
+def _refusal(connection: _Connection) -> ImdsError:
+    status = connection.status
     if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
-        return ImdsError("redirect", f"HTTP {status} to {response.headers.get('Location')!r}, not followed")
+        return ImdsError("redirect", f"HTTP {status} to {connection.header(b'location')!r}, not followed")
     reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
-    said = content[:200].decode("utf-8", "replace").strip()
-    return ImdsError(reason, f"HTTP {status} {response.reason}: {said!r}", retry_after=_retry_after(response))
+    said = connection.body[:200].decode("utf-8", "replace").strip()
+    phrase = connection.phrase.decode("latin-1")
+    return ImdsError(reason, f"HTTP {status} {phrase}: {said!r}", retry_after=_retry_after(connection))
 
 
-def _retry_after(response: http.client.HTTPResponse) -> float | None:
-    value = response.headers.get("Retry-After", "")
+def _retry_after(connection: _Connection) -> float | None:
+    value = connection.header(b"retry-after")
     # seconds; IMDS does not use the date form, and without a value the back-off decides
     return float(value) if value.isascii() and value.isdigit() and len(value) <= 6 else None  # noqa: PLR2004 - 11 days
 
@@ -238,8 +329,6 @@ def _reason(error: Exception) -> ImdsReason:
         return "timeout"
     if isinstance(error, ConnectionRefusedError):
         return "refused"
-    if isinstance(error, (ConnectionError, http.client.RemoteDisconnected)):
+    if isinstance(error, ConnectionError):
         return "reset"
-    if isinstance(error, http.client.IncompleteRead):
-        return "incomplete"
     return "unreachable" if isinstance(error, OSError) else "protocol"
