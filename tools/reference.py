@@ -61,9 +61,28 @@ METRICS: Final = """# Metrics
 
 {note}
 The metrics of `/metrics`, in Prometheus's text format and in OpenMetrics. Samples are computed at the scrape.
-Durations are in seconds, times in Unix seconds. Counters start at 0 for every known label value. Series for unknown
-values are added when they occur; beyond a limit their labels become `other`. Counts of events and deliveries survive a
-restart; the others begin again.
+Durations are in seconds, times in Unix seconds. Counts of events and deliveries survive a restart; the others begin
+again. Beyond a limit of series, labels become `other`.
+
+**A series exists once there is something to say.** An agent that has seen no event has about 35 series. So a counter
+of events begins at 1, and `increase()` does not see its first event. `..._created` (of OpenMetrics; also in the text
+format) is the time of the first count: the rules and the dashboards use it, and count the first event of a VM. As an
+example, the notices within a day:
+
+```promql
+sum by (le) (
+  last_over_time(azure_scheduled_event_initial_notice_seconds_bucket[1d])
+  unless azure_scheduled_event_initial_notice_seconds_bucket offset 1d
+  and ignoring (le) (last_over_time(azure_scheduled_event_initial_notice_seconds_created[1d]) > time() - 86700)
+  or increase(azure_scheduled_event_initial_notice_seconds_bucket[1d])
+)
+```
+
+A Prometheus with the feature `created-timestamp-zero-ingestion` puts a 0 there itself: then `increase()` is enough.
+
+**Less of it**: `/metrics?name[]=azure_scheduled_events_pending` has only the families that are asked for, by their name
+or that of one of their samples. `exposition.families.exclude`, a list of names, leaves some out for everybody. There
+are no native histograms: the text formats have none, and there are few buckets.
 """
 RENAMED: Final = (  # before, now, why
     (
@@ -297,9 +316,7 @@ def metrics() -> str:
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
         rows = [_metric_row(metric) for metric in found if metric.name.startswith(start)]
         parts.append(f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}")
-    parts.append(
-        "## Values of labels\n\nThese values exist from the start.\n\n| metric | label | values |\n|---|---|---|"
-    )
+    parts.append("## Values of labels\n\nThese exist from the start.\n\n| metric | label | values |\n|---|---|---|")
     return "\n".join((*parts, "".join(_label_rows(found, known)) + _names()))
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ class Shown:
     def version(self) -> None:
         pass
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
+    def metrics(self, accept: str, _names: Collection[str] = ()) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 
     def health(self) -> CheckResult:

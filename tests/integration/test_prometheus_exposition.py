@@ -2,19 +2,31 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from prometheus_client import Metric as PrometheusMetric
+from prometheus_client import ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    UnknownMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.metrics.families import Family, Snapshot, samples
+from notbefore.metrics.families import Block, Family, Metric, Snapshot, blocks
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import Totals
+from notbefore.metrics.totals import Histogram, Totals
 from notbefore.web.prometheus import MetricsText
 from support.azure import PEER, at, document, item, now
 
@@ -40,7 +52,7 @@ def exposition() -> MetricsText:
         "1.0", "3.11", PollFigures("2020-07-01", last_success=1.5, flaws={"duration": 1}), vm={"name": "a"}
     )
     view = Snapshot(tracked, totals, figures, at(5))
-    return MetricsText(lambda: samples(view))
+    return MetricsText(lambda: blocks(view))
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
@@ -80,7 +92,7 @@ def test_the_buckets_of_a_histogram_are_cumulative(exposition: MetricsText) -> N
 def test_it_is_computed_at_each_scrape() -> None:
     times = iter([10.0, 20.0])
     tracked = diff(Tracked(), document(item(NotBefore="2026-03-01T12:01:00Z")), now(0)).tracked
-    exposition = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(next(times)))), interval=0.0)
+    exposition = MetricsText(lambda: blocks(Snapshot(tracked, Totals(), Figures(), at(next(times)))), interval=0.0)
     for expected in (50.0, 40.0):
         body = exposition.render("")[0].decode()
         assert "azure_scheduled_event_seconds_to_not_before{event_id=" in body
@@ -109,9 +121,9 @@ def test_the_format_is_one_of_two_whatever_is_accepted(exposition: MetricsText, 
 def test_many_scrapes_at_a_time_share_one_answer() -> None:
     reads = []
 
-    def read() -> list[Family]:
+    def read() -> list[Block]:
         reads.append(1)
-        return list(samples(Snapshot(Tracked(), Totals(), Figures(), at(0))))
+        return list(blocks(Snapshot(Tracked(), Totals(), Figures(), at(0))))
 
     exposition = MetricsText(read, interval=60.0)
     bodies = [exposition.render(accept)[0] for accept in ("", OPENMETRICS, "", "text/plain", OPENMETRICS)]
@@ -123,7 +135,7 @@ def test_many_scrapes_at_a_time_share_one_answer() -> None:
 def test_a_scrape_after_a_change_shows_it() -> None:
     tracked = Tracked()
     exposition = MetricsText(
-        lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0))), interval=60.0, source=lambda: tracked
+        lambda: blocks(Snapshot(tracked, Totals(), Figures(), at(0))), interval=60.0, source=lambda: tracked
     )
     assert "azure_scheduled_event_status{" not in exposition.render("")[0].decode()
     tracked = diff(tracked, document(item()), now(0)).tracked
@@ -132,7 +144,7 @@ def test_a_scrape_after_a_change_shows_it() -> None:
 
 def test_times_are_unix_seconds() -> None:
     tracked = diff(Tracked(), document(item()), now(0)).tracked
-    body = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
+    body = MetricsText(lambda: blocks(Snapshot(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
     value = next(line for line in body.splitlines() if line.startswith("azure_scheduled_events_next_not_before"))
     assert datetime.fromtimestamp(float(value.split()[-1]), UTC) == at(900)
 
@@ -142,8 +154,8 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
     totals, figures, moment, listed = Totals(), Figures(), 0, True
     step = diff(Tracked(), document(item()), now(0))
 
-    def read() -> list[Family]:
-        return list(samples(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment))))
+    def read() -> list[Block]:
+        return list(blocks(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment))))
 
     def lines(exposition: MetricsText, accept: str) -> list[str]:
         body, _ = exposition.render(accept)
@@ -160,3 +172,114 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
         else:
             listed = not listed
         assert lines(lasting, accept) == lines(MetricsText(read), accept)
+
+
+# ---- the same text as prometheus_client's
+
+
+LABEL_NAMES = ("a", "event_type", "le_", "sink", "zone")
+numbers = st.one_of(
+    st.floats(),
+    st.integers(-(10**18), 10**18).map(float),
+    st.sampled_from([0.0, -0.0, 1e6, 9999999.0, 1e7, 12345678.5, 1772367300.25, 1e16, 1e22, 5e-324, float("inf")]),
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(['a"b\\c\nd', "\\n", ""])
+times = st.none() | st.floats(0, 2e9)
+
+
+@st.composite
+def made_families(draw: st.DrawFn) -> Family:
+    names = tuple(draw(st.lists(st.sampled_from(LABEL_NAMES), unique=True)))
+    kind: Any = draw(st.sampled_from(["gauge", "counter", "histogram", "unknown"]))
+    bounds = tuple(sorted(draw(st.sets(st.floats(0, 1e9), max_size=4))))
+    histograms = st.builds(
+        Histogram,
+        st.just(bounds),
+        st.lists(st.integers(0, 10**9), min_size=len(bounds) + 1, max_size=len(bounds) + 1).map(tuple),
+        numbers,
+        times,
+    )
+    labels = st.tuples(*(texts for _ in names))
+    samples: Any = draw(st.dictionaries(labels, histograms if kind == "histogram" else numbers, max_size=4))
+    created = {one: time for one in samples if (time := draw(times)) is not None} if kind == "counter" else {}
+    return Family(Metric("x_seconds", kind, draw(texts), names), samples, None, created)
+
+
+def as_of_the_client(family: Family) -> Any:
+    """The family as prometheus_client's own."""
+    metric = family.metric
+    made: Any
+    if metric.kind == "histogram":
+        made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    else:
+        kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "unknown": UnknownMetricFamily}
+        made = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+    for labels, value in family.samples.items():
+        if not isinstance(value, Histogram):
+            made.add_metric(labels, value, *([family.created.get(labels)] if metric.kind == "counter" else []))
+            continue
+        bounds = [*map(str, value.bounds), "+Inf"]
+        made.add_metric(labels, list(zip(bounds, accumulate(value.counts), strict=True)), value.sum)
+        if value.created is not None:
+            named = dict(zip(metric.labels, labels, strict=True))
+            made.add_sample(f"{metric.name}_created", named, value.created)
+    return made
+
+
+class Collected(Collector):
+    def __init__(self, *families: PrometheusMetric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[PrometheusMetric]:
+        return self._families
+
+
+@given(st.lists(made_families(), min_size=1, max_size=3), st.sampled_from(["", OPENMETRICS]))
+def test_the_text_is_that_of_prometheus_client(families: list[Family], accept: str) -> None:
+    encode, content_type = choose_encoder(accept)
+    body, given_type = MetricsText(lambda: [Block(None, lambda: iter(families))]).render(accept, ["x_seconds"])
+    assert body == encode(Collected(*map(as_of_the_client, families)))
+    assert given_type == content_type
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_the_figures_of_the_process_are_those_of_prometheus_client(accept: str) -> None:
+    encode, _ = choose_encoder(accept)
+    theirs = encode(ProcessCollector(registry=None)).decode().splitlines()
+    ours = MetricsText(list).render(accept)[0].decode().splitlines()
+    assert [line.split()[:1] if line[0] != "#" else line for line in ours] == [
+        line.split()[:1] if line[0] != "#" else line for line in theirs
+    ]
+    steady = ("process_start_time_seconds", "process_max_fds")
+    assert [line for line in ours if line.startswith(steady)] == [line for line in theirs if line.startswith(steady)]
+    for name in ("process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"):
+        mine, its = (next(float(li.split()[1]) for li in lines if li.startswith(name)) for lines in (ours, theirs))
+        assert mine == pytest.approx(its, rel=0.2, abs=3)
+
+
+# ---- less of it
+
+
+def families_of(body: bytes) -> set[str]:
+    parse: Any = text_string_to_metric_families  # has no types
+    return {family.name for family in parse(body.decode())}
+
+
+def test_only_the_families_that_are_asked_for_by_their_name_or_that_of_a_sample(exposition: MetricsText) -> None:
+    names = ["notbefore_polls_total", "notbefore_poll_duration_seconds_bucket", "process_open_fds", "nothing"]
+    body, _ = exposition.render(OPENMETRICS, names)
+    assert families_of(body) == {"notbefore_polls", "notbefore_poll_duration_seconds", "process_open_fds"}
+    assert exposition.render("", ["nothing"])[0] == b""
+
+
+def test_what_is_excluded_is_left_out_from_the_next_scrape_on() -> None:
+    excluded: tuple[str, ...] = ()
+    view = Snapshot(Tracked(), Totals(), Figures(), at(0))
+    exposition = MetricsText(lambda: blocks(view), interval=0.0, excluded=lambda: excluded)
+    everything = families_of(exposition.render(OPENMETRICS)[0])
+    excluded = ("process_cpu_seconds_total", "notbefore_polls_total", "notbefore_store_degraded")
+    left_out = {"process_cpu_seconds", "notbefore_polls", "notbefore_store_degraded"}
+    assert families_of(exposition.render(OPENMETRICS)[0]) == everything - left_out
+    assert left_out < everything
+    excluded = ()
+    assert families_of(exposition.render(OPENMETRICS)[0]) == everything

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -56,7 +56,7 @@ class Shown:
     def version(self) -> None:
         pass
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
+    def metrics(self, accept: str, _names: Collection[str] = ()) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 
     def health(self) -> CheckResult:

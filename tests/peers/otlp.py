@@ -274,11 +274,11 @@ def starts(request: ExportMetricsServiceRequest) -> dict[str, set[int]]:
 
 
 def scraped(text: str) -> Series:
-    """Each sample of ``/metrics`` but those of the process itself."""
+    """Each sample of ``/metrics`` but those of the process itself, and the times from which on series count."""
     parse: Any = text_string_to_metric_families  # has no types
     found: Series = {}
     for family in parse(text):
-        if family.name.startswith("process_"):
+        if family.name.startswith("process_") or family.name.endswith("_created"):
             continue
         for sample in family.samples:
             labels = {name: str(float(value)) if name == "le" else value for name, value in sample.labels.items()}

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.metrics.families import Snapshot, samples
+from notbefore.metrics.families import Snapshot, blocks
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.web.prometheus import convert
+from notbefore.web.prometheus import MetricsText
 from support.azure import T0, at, document, instant
 
 BEAT = 5  # seconds between the looks of an agent
@@ -67,13 +68,13 @@ class FleetVm:
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
-        view = Snapshot(
-            self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks, ("freezes",)
-        )
+        view = Snapshot(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks)
+        body, _ = MetricsText(lambda: blocks(view)).render("", wanted)
         found: dict[str, float] = {}
-        for sample in (sample for family in map(convert, samples(view)) for sample in family.samples):
+        parse: Any = text_string_to_metric_families  # has no types
+        for sample in (sample for family in parse(body.decode()) for sample in family.samples):
             if sample.name in wanted:
-                moved = T0.timestamp() if sample.name.endswith("_timestamp_seconds") else 0.0
+                moved = T0.timestamp() if sample.name.endswith(("_timestamp_seconds", "_created")) else 0.0
                 found[series(sample.name, {**sample.labels, "instance": self.name})] = sample.value - moved
         return found
 

@@ -3,6 +3,7 @@
 import re
 import socket
 import ssl
+from collections.abc import Collection
 from typing import Any, Final
 
 from waitress.adjustments import Adjustments
@@ -27,7 +28,7 @@ class _View:
     def version(self) -> None:
         pass
 
-    def metrics(self, _accept: str) -> tuple[bytes, str]:
+    def metrics(self, _accept: str, _names: Collection[str] = ()) -> tuple[bytes, str]:
         return SECRET * 200, "text/plain"
 
     def health(self) -> CheckResult:

@@ -108,7 +108,7 @@ def test_it_can_be_narrowed_down_to_a_vm(board: dict[str, Any]) -> None:
     names = [variable["name"] for variable in board["templating"]["list"]]
     assert names == ["datasource", "region", "group", "scale_set", "vm"]
     used = {name for query in queries(board) for name in re.findall(r"\$([a-z_]\w*)", query)}
-    assert used <= {*names, "__rate_interval", "__range"}
+    assert used <= {*names, "__rate_interval", "__rate_interval_ms", "__range", "__range_s"}
     assert {"region", "group", "scale_set", "vm"} <= used
 
 

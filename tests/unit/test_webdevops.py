@@ -1,12 +1,11 @@
 """The other exporter's names: those of its dashboards, with their labels and values."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.metrics.families import Family, Snapshot
+from notbefore.metrics.families import Block, Family, Snapshot
 from notbefore.metrics.process import POLL_BOUNDS, Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Totals
 from notbefore.metrics.webdevops import webdevops
@@ -69,10 +68,7 @@ def test_the_incarnation_is_told_once_it_is_known() -> None:
 
 
 def test_the_names_come_out_as_they_are_in_both_formats() -> None:
-    def read() -> Iterator[Family]:
-        yield from families(item()).values()
-
-    exposition = MetricsText(read)
+    exposition = MetricsText(lambda: [Block(None, lambda: iter(families(item()).values()))])
     openmetrics = exposition.render("application/openmetrics-text; version=1.0.0")[0].decode()
     parse: Any = text_string_to_metric_families  # has no types
     kinds = {family.name: family.type for family in parse(openmetrics)}

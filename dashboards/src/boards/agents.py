@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 
 from boards import parts, queries
 from boards.parts import GOOD, NONE_IS_GOOD, PLAIN, Column, now, over_time, rows
-from boards.queries import LAST_POLL, STALE, VM, chosen, counted, rate_by
+from boards.queries import LAST_POLL, STALE, VM, chosen, counted, rare_by, rate_by
 
 GOOD_POLLS: Final = "changed|unchanged"
 
@@ -113,9 +113,9 @@ def _polls() -> Panel:
 
 
 def _errors() -> Panel:
-    polls = rate_by("result", f'notbefore_polls_total{{result!~"{GOOD_POLLS}"}}', function="increase")
-    rejected = rate_by("reason", "notbefore_documents_rejected_total", function="increase")
-    flaws = rate_by("reason", "notbefore_event_flaws_total", function="increase")
+    polls = rare_by("result", f'notbefore_polls_total{{result!~"{GOOD_POLLS}"}}')
+    rejected = rare_by("reason", "notbefore_documents_rejected_total")
+    flaws = rare_by("reason", "notbefore_event_flaws_total")
     return parts.lines_panel(
         "Errors of IMDS",
         "Polls that failed, documents that were none, and events or fields of them that could not be read, by reason.",
@@ -153,7 +153,7 @@ def _deliveries() -> Panel:
 
 
 def _outbox() -> Panel:
-    starts = rate_by("reason", "notbefore_courier_starts_total", function="increase")
+    starts = rare_by("reason", "notbefore_courier_starts_total")
     return parts.lines_panel(
         "Outbox and courier",
         "Notifications that are kept: pending; dead, which an operator must look at; repeating, sent again while the"

@@ -191,12 +191,13 @@ def _notice_by_type() -> Panel:
 
 
 def _interruptions() -> Panel:
-    hits = increase_by("event_type", f"{INTERRUPTION}_count")
+    created = f"{INTERRUPTION}_created"
+    hits = queries.grown_by("event_type", f"{INTERRUPTION}_count", created)
     asked = [
         rows(f"avg by (event_type) ({each_event('azure_scheduled_event_expected_interruption_seconds')})", "expected"),
         rows(hits, "hits"),
-        rows(f"{increase_by('event_type', f'{INTERRUPTION}_sum')} / ({hits} > 0)", "mean"),
-        rows(quantile_by("event_type", 0.95, INTERRUPTION), "p95"),
+        rows(f"{queries.grown_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hits} > 0)", "mean"),
+        rows(quantile_by("event_type", 0.95, INTERRUPTION, created), "p95"),
     ]
     columns = [
         Column("event_type", "Type"),
@@ -215,13 +216,13 @@ def _interruptions() -> Panel:
 
 
 def _outcomes() -> Panel:
-    ends = 'azure_scheduled_event_changes_total{scope="self", change=~"finished|canceled|ended"}'
+    ends = 'azure_scheduled_event_changes_total{change=~"finished|canceled|ended"}'
     return parts.bars_panel(
         "How they ended",
         "Ends of events in the time range, one for each VM that was hit: an agent counts, and has no event_id to be"
         " counted by. `ended`: gone, and nobody watched how.",
         "short",
-        now(increase_by("change", ends), "{{change}}"),
+        now(queries.grown_by("change", ends, "azure_scheduled_event_changes_created"), "{{change}}"),
     )
 
 
@@ -230,7 +231,12 @@ def _approvals() -> Panel:
         "Approvals",
         "What the approval rules came to in the time range, by rule; nothing where approval is not enabled.",
         "short",
-        now(increase_by("rule, result", "azure_scheduled_event_approvals_total") + " > 0", "{{rule}}: {{result}}"),
+        now(
+            queries.grown_by(
+                "rule, result", "azure_scheduled_event_approvals_total", "azure_scheduled_event_approvals_created"
+            ),
+            "{{rule}}: {{result}}",
+        ),
     )
 
 

@@ -11,6 +11,9 @@ VM: Final = 'notbefore_vm_info{location=~"$region", resource_group=~"$group", sc
 VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
 UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
 EVENT: Final = "6h"  # for this long a VM that is down keeps an event that others list still, as in the rules
+RANGE: Final = "$__range"
+INTERVAL: Final = "$__rate_interval"
+WINDOWS: Final = {RANGE: "$__range_s", INTERVAL: "$__rate_interval_ms / 1000"}  # a window -> the same in seconds
 LONG: Final = "7d"  # for this long it is known who an agent was that is silent, whatever the time range
 
 INFO: Final = "azure_scheduled_event_status"
@@ -109,9 +112,41 @@ def increase_by(labels: str, metric: str) -> str:
     return f"sum by ({labels}) ({chosen_in_range(f'increase({metric}[$__range])')})"
 
 
-def quantile_by(labels: str, quantile: float, metric: str) -> str:
+def grown(metric: str, created: str, window: str) -> str:
+    """What a counter of events grew by; ``window``: RANGE or INTERVAL.
+
+    Its series begins with the first event of its kind, at 1, and increase() does not see that. A series that was
+    created in the window, and had no sample before it, grew by its last value. ``created`` is at most five minutes
+    older than the first sample: an interval of scrapes, and what the clocks differ.
+    """
+    born = f"last_over_time({created}[{window}]) > time() - 300 - {WINDOWS[window]}"
+    new = f"last_over_time({metric}[{window}]) unless {metric} offset {window} and ignoring (le) ({born})"
+    return f"({new} or increase({metric}[{window}]))"
+
+
+def rare_by(labels: str, metric: str) -> str:
+    """What was counted of a kind that mostly never occurs, for a panel over time.
+
+    These counters begin anew with each start of the agent: of one without a sample before the window, all is new.
+    """
+    new = f"last_over_time({metric}[{INTERVAL}]) unless {metric} offset {INTERVAL}"
+    return f"sum by ({labels}) ({chosen(f'({new} or increase({metric}[{INTERVAL}]))')})"
+
+
+def grown_by(labels: str, metric: str, created: str) -> str:
+    """What events were counted in the time range."""
+    return f"sum by ({labels}) ({chosen_in_range(grown(metric, created, RANGE))})"
+
+
+def growth_by(labels: str, metric: str, created: str) -> str:
+    """What events were counted, for a panel over time."""
+    return f"sum by ({labels}) ({chosen(grown(metric, created, INTERVAL))})"
+
+
+def quantile_by(labels: str, quantile: float, metric: str, created: str = "") -> str:
     """A quantile over the time range; nothing, rather than NaN, where nothing was observed."""
-    buckets = increase_by(f"le, {labels}", f"{metric}_bucket")
+    by, bucket = f"le, {labels}", f"{metric}_bucket"
+    buckets = grown_by(by, bucket, created) if created else increase_by(by, bucket)
     return f"histogram_quantile({quantile:g}, {buckets}) >= 0"
 
 
@@ -162,6 +197,7 @@ def notice_buckets() -> str:
     """The notices of events by bucket. A scale set counts once: its VMs tell of the same events."""
     alone = f'label_replace({VM}, "group", "$1", "name", "(.*)")'
     group = f'label_replace({alone}, "group", "$1", "scale_set", "(.+)")'
-    increase = "increase(azure_scheduled_event_initial_notice_seconds_bucket[$__rate_interval])"
-    joined = f"{increase} * on (job, instance) group_left (resource_group, group) {group}"
+    notice = "azure_scheduled_event_initial_notice_seconds"
+    given = grown(f"{notice}_bucket", f"{notice}_created", INTERVAL)
+    joined = f"{given} * on (job, instance) group_left (resource_group, group) {group}"
     return f"sum by (le) (max by (le, event_type, resource_group, group) ({joined}))"

@@ -149,7 +149,8 @@ def _countdown() -> Panel:
 
 
 def _interruptions() -> Panel:
-    hit = rate_by("event_type", f"{INTERRUPTION}_count")
+    created = f"{INTERRUPTION}_created"
+    hit = queries.growth_by("event_type", f"{INTERRUPTION}_count", created)
     hits = f'{queries.INFO}{{scope="self"}}'
     expected = chosen(f"azure_scheduled_event_expected_interruption_seconds and on (job, instance, event_id) {hits}")
     return parts.lines_panel(
@@ -159,7 +160,9 @@ def _interruptions() -> Panel:
         "s",
         # the mean of those in a window: increase() extrapolates, in a quotient that cancels
         over_time(
-            f"{rate_by('event_type', f'{INTERRUPTION}_sum')} / ({hit} > 0)", "measured, {{event_type}}", "measured"
+            f"{queries.growth_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hit} > 0)",
+            "measured, {{event_type}}",
+            "measured",
         ),
         over_time(f"max({expected})", "expected", "expected"),
         dots=True,
@@ -168,12 +171,12 @@ def _interruptions() -> Panel:
 
 
 def _changes() -> Panel:
-    changes = 'azure_scheduled_event_changes_total{scope="self"}'
+    changes = "azure_scheduled_event_changes_total", "azure_scheduled_event_changes_created"
     return parts.lines_panel(
         "Changes",
         "Steps in the life of the events that hit this VM. `ended`: gone, and nobody watched how.",
         "short",
-        over_time(rate_by("change", changes, function="increase") + " > 0", "{{change}}"),
+        over_time(queries.growth_by("change", *changes) + " > 0", "{{change}}"),
         stacked=True,
         points=200,
     )

@@ -69,11 +69,6 @@ class ApprovalSettings(Struct, frozen=True):
             return "off"
         return "dry_run" if self.policy.dry_run else "on"
 
-    @property
-    def approvers(self) -> tuple[str, ...]:
-        """The rules that may approve, and the operator; nobody while a switch is off."""
-        return () if self.missing else (*self.policy.approving, OPERATOR)
-
 
 class Objection(Struct, frozen=True):
     """Why an event is not to be approved now."""

@@ -4,7 +4,7 @@ All of it is computed from values that are kept in memory and never change, so n
 disk or for a lock (except ``history``, which reads the state file).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Vm
 from notbefore.imds.client import TIMEOUT
-from notbefore.metrics.families import Family, Snapshot, samples
+from notbefore.metrics.families import Block, Family, Snapshot, blocks, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
@@ -57,30 +57,33 @@ class AgentView:
         self._outbox = outbox
         self._preview = preview
         self._in_use = in_use
-        self._text = MetricsText(self._scraped, source=self.version)
+        self._text = MetricsText(self._scraped, source=self.version, excluded=self._excluded)
 
     def version(self) -> object:
         """Another object after each poll."""
         return self._state.snapshot.state
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        """``/metrics``: the body and the content type for this ``Accept`` header."""
-        return self._text.render(accept)
+    def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
+        """``/metrics``: the body and the content type for this ``Accept`` header; ``names``: only these families."""
+        return self._text.render(accept, names)
 
     def families(self) -> list[Family]:
         """All samples of this moment."""
         return list(samples(self._snapshot()))
 
-    def _scraped(self) -> Iterable[Family]:
+    def _scraped(self) -> Iterable[Block]:
         snapshot = self._snapshot()
-        yield from samples(snapshot)
+        yield from blocks(snapshot)
         if self._in_use().config.exposition.compat == "webdevops":
             from notbefore.metrics.webdevops import webdevops  # noqa: PLC0415 - only where it is configured
 
-            yield from webdevops(snapshot)
+            yield Block(snapshot, lambda: webdevops(snapshot))
+
+    def _excluded(self) -> Collection[str]:
+        return self._in_use().config.exposition.families.exclude
 
     def _snapshot(self) -> Snapshot:
-        config, polling, approval, figures = self._in_use()
+        config, polling, _, figures = self._in_use()
         known = self._state.snapshot
         answered = known.poll.answered
         poll = replace(
@@ -104,7 +107,6 @@ class AgentView:
             now=self._clock.now(),
             outbox=self._outbox.view,
             sinks=tuple(config.sinks),
-            rules=approval.approvers,
         )
 
     def health(self) -> CheckResult:

@@ -164,7 +164,7 @@ class _Show:
         get = {key.removeprefix(PREFIX): value for key, value in record.items()}.get
         kind, event_type = str(get("change")), str(get("type"))
         self._kinds.append(kind)
-        labels = f'{{change="{kind}",event_source="{get("source")}",event_type="{event_type}",scope="{get("scope")}"}}'
+        labels = f'{{change="{kind}",event_type="{event_type}"}}'
         _say(f"{time.monotonic() - self._begun:5.1f}s  {kind:<10} {record['body']}{_measured(get)}")
         _say(_indented(_read_metrics(self._url, "azure_scheduled_event_changes_total" + labels)))
         if kind == "started" and get("scope") == "self" and event_type == "Freeze" and not self._frozen:

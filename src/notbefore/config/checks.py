@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from notbefore.core.text import one_of
 from notbefore.errors import ConfigError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
+_OTHER_FAMILIES: Final = ("process_", "azure_scheduledevent_")  # of the process, and of `exposition.compat`
 _ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9]{32}", re.ASCII)  # of PagerDuty; it answers 400 to any other length
 
 
@@ -88,6 +89,20 @@ def _found(name: str, find_spec: Callable[[str], object]) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of the package around it
         return False
+
+
+def check_families(excluded: Iterable[str], places: dict[str, str]) -> None:
+    """Check the names in ``exposition.families.exclude``; raises ``ConfigError``."""
+    if not excluded:
+        return
+    from notbefore.metrics.families import METRICS  # noqa: PLC0415 - only where there are any
+
+    for name in excluded:
+        if not (name.startswith(_OTHER_FAMILIES) or any(metric.is_in((name,)) for metric in METRICS)):
+            place = places.get("exposition.families.exclude", places.get("", "the configuration"))
+            raise ConfigError(
+                f"{place}: exposition.families.exclude: no metric is called {name!r} (see docs/metrics.md)"
+            )
 
 
 def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import Trial, check_otlp, check_otlp_installed, check_sinks
+from notbefore.config.checks import Trial, check_families, check_otlp, check_otlp_installed, check_sinks
 from notbefore.config.model import Config
 from notbefore.config.normalize import prepared
 from notbefore.config.otel_variables import Variables, fold
@@ -55,6 +55,7 @@ def load(
         environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
     config = _to_config(prepared(values, base), places, strict=False)
+    check_families(config.exposition.families.exclude, places)
     if sending:
         check_sinks(config, places, environment, trial=trial)
         check_otlp(config.otlp, places, environment)

@@ -101,10 +101,17 @@ class Log(_Section, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class Exposition(_Section, frozen=True):
-    """More names in /metrics: with ``webdevops`` those of azure-scheduledevents-exporter and -manager."""
+class Families(_Section, frozen=True):
+    """Which families /metrics has. OTLP has all of them."""
 
-    compat: Literal["none", "webdevops"] = "none"
+    exclude: tuple[str, ...] = ()  # their names, as in docs/metrics.md: `process_open_fds`, `notbefore_polls_total`
+
+
+class Exposition(_Section, frozen=True):
+    """What /metrics has."""
+
+    compat: Literal["none", "webdevops"] = "none"  # `webdevops`: also the names of azure-scheduledevents-exporter
+    families: Families = Families()
 
 
 class Config(_Section, frozen=True):

@@ -1,40 +1,38 @@
 """The definition of every metric: its name, type, help and labels, and how its samples are computed.
 
-``samples(view)`` is computed at each scrape and each export; nothing is set before that, so no sample is stale.
-Names follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
+``samples(view)`` is computed at each export and ``blocks(view)`` at each scrape; nothing is set before that, so no
+sample is stale. Names follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
+
+A VM has a handful of events a year, and a fleet has many VMs: a series exists once there is something to say. What
+Prometheus would then miss, the first increase, is found by ``_created`` (docs/metrics.md). Only counters that are
+watched by alerts and have no ``_created`` start at 0.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from itertools import product
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from notbefore.core.delivery import FALLBACK, RESULTS, STATES
+from notbefore.core.delivery import FALLBACK
 from notbefore.core.document import STARTED
 from notbefore.core.lifecycle import Tracked, TrackedEvent
-from notbefore.core.routing import SEVERITIES
 from notbefore.core.text import escaped
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import (
-    APPROVAL_RESULTS,
-    INTERRUPTION_BOUNDS,
-    KNOWN_CHANGES,
     LATENCY_BOUNDS,
     MAX_SERIES,
-    NOTICE_BOUNDS,
     OTHER,
-    SOURCES,
-    STATUSES,
-    TYPES,
     UNKNOWN,
     Histogram,
     Labels,
     Totals,
 )
 
+SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
 
 
@@ -46,6 +44,10 @@ class Metric(Struct, frozen=True):
     help: str
     labels: Labels = ()
 
+    def is_in(self, names: Collection[str]) -> bool:
+        """Whether one of the names is the family's, or that of its samples."""
+        return self.name in names or any(self.name + suffix in names for suffix in SUFFIXES)
+
 
 class Family(Struct, frozen=True):
     """A metric with its samples at one moment: label values -> value."""
@@ -53,6 +55,17 @@ class Family(Struct, frozen=True):
     metric: Metric
     samples: dict[Labels, float | Histogram]
     since: datetime | None = None  # when counting began, for counters and histograms
+    created: dict[Labels, float] = {}  # of a counter: Unix time of the first count, where it is shown
+
+
+class Block(NamedTuple):
+    """Families that are computed from the same values.
+
+    ``source``: these values. Where they equal those of the last scrape, so do the families.
+    """
+
+    source: object
+    families: Callable[[], Iterator[Family]]
 
 
 class Snapshot(Struct, frozen=True):
@@ -63,20 +76,26 @@ class Snapshot(Struct, frozen=True):
     figures: Figures
     now: datetime
     outbox: OutboxView = OutboxView()
-    sinks: tuple[str, ...] = ()  # the configured ones: their series always exist
-    rules: tuple[str, ...] = ()  # the approval rules that may approve: their series always exist
+    sinks: tuple[str, ...] = ()  # the configured ones: their counters start at 0
 
 
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
-_BY_STATE: Final = ("event_type", "event_status", "event_source", "scope")
-_KNOWN_STATES: Final = tuple(product(TYPES, STATUSES, SOURCES, ("self", "peer")))
+# bounds of notbefore_poll_duration_seconds: what IMDS usually takes, and what is slow for a poll each second
+_POLL_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0)
+# the counters that alerts and dashboards ask for their first increase; the others appear once they count
+_GOOD_POLLS: Final = ("changed", "unchanged")
+_RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
+_STATES: Final = ("pending", "dead")
+_STARTS: Final = ("crashed", "hung")
 
-PENDING: Final = Metric("azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", _BY_STATE)
+PENDING: Final = Metric(
+    "azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", ("event_type", "event_status", "scope")
+)
 STATUS: Final = Metric(
     "azure_scheduled_event_status",
     "gauge",
     f"1 for each listed event, with its present status. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
-    ("event_id", *_BY_STATE, "description"),
+    ("event_id", "event_type", "event_status", "event_source", "scope", "description"),
 )
 NOT_BEFORE: Final = Metric(
     "azure_scheduled_event_not_before_timestamp_seconds",
@@ -126,8 +145,8 @@ INCARNATION: Final = Metric(
 CHANGES: Final = Metric(
     "azure_scheduled_event_changes",
     "counter",
-    "Changes in the life of events. `ended`: the event is gone, and nobody saw how.",
-    ("change", "event_type", "event_source", "scope"),
+    "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and nobody saw how.",
+    ("change", "event_type"),
 )
 NOTICE: Final = Metric(
     "azure_scheduled_event_initial_notice_seconds",
@@ -201,7 +220,9 @@ FOLDED: Final = Metric(
     ("family",),
 )
 UNLISTED: Final = Metric(
-    "notbefore_events_without_series", "gauge", f"Listed events beyond the first {MAX_SERIES}; they have no series."
+    "notbefore_events_without_series",
+    "gauge",
+    f"Listed events beyond the first {MAX_SERIES}, if there are any; they have no series.",
 )
 DEGRADED: Final = Metric(
     "notbefore_store_degraded",
@@ -235,8 +256,7 @@ RESTART_NEEDED: Final = Metric(
 UNFORESEEN: Final = Metric(
     "notbefore_unforeseen_errors",
     "counter",
-    "Errors in the agent that its code does not foresee, by thread: the log has a traceback of each.",
-    ("thread",),
+    "Errors in the agent that its code does not foresee: the log has a traceback of each.",
 )
 CONFIG_LOADED: Final = Metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
@@ -267,7 +287,7 @@ OUTBOX: Final = Metric(
 OLDEST_PENDING: Final = Metric(
     "notbefore_outbox_oldest_pending_seconds",
     "gauge",
-    "Age of the oldest pending delivery that is due; 0 if there is none.",
+    "Age of the oldest pending delivery that is due; absent if there is none.",
     ("sink", "severity"),
 )
 TEMPLATE_ERRORS: Final = Metric(
@@ -304,16 +324,36 @@ VM: Final = Metric(
 
 def samples(view: Snapshot) -> Iterator[Family]:
     """Every family with its samples at ``view.now``; families without samples are left out."""
+    for block in blocks(view):
+        yield from block.families()
+
+
+def blocks(view: Snapshot) -> tuple[Block, ...]:
+    """The families, by what they are computed from."""
     kept, own = view.totals.since, view.figures.since  # counts that the state keeps, and those that each start resets
-    for families, since in (
-        (_listed(view), own),  # counts of listed events are UpDownCounters in OpenTelemetry, with a start time
-        ((*_counted(view.totals), _approvals(view)), kept),
-        (_outbox(view), kept),
-        (_agent(view.figures), own),
-    ):
-        for family in families:
-            if family.samples:
-                yield Family(family.metric, {_shown(labels): value for labels, value in family.samples.items()}, since)
+    passing = (view.now, view.tracked, view.outbox) if view.tracked.events or view.outbox.oldest else None
+    figures = view.figures
+    polling = (figures.polling.api_version, figures.polling.documents_rejected, figures.polling.flaws)
+    rest = (figures.version, figures.vm, figures.courier, figures.config, figures.otlp_exports, figures.unforeseen)
+    flags = (figures.store_degraded, figures.store_damaged, figures.store_unreadable_rows, figures.auth_failures)
+    agent = (view.sinks, figures.package_replaced, polling, rest, flags)
+    return (
+        # counts of listed events are UpDownCounters in OpenTelemetry, with a start time
+        Block(view.tracked, partial(_complete, _listed, view, own)),
+        Block(passing, partial(_complete, _passing, view, own)),
+        Block(view.totals, partial(_complete, _counted, view, kept)),
+        Block((view.outbox, view.sinks), partial(_complete, _outbox, view, kept)),
+        Block(figures.polling, partial(_complete, _polls, view, own)),
+        Block(agent, partial(_complete, _agent, view, own)),
+    )
+
+
+def _complete(make: Callable[[Snapshot], Iterator[Family]], view: Snapshot, since: datetime | None) -> Iterator[Family]:
+    """Families that have samples, with their start and with labels that are safe to show."""
+    for family in make(view):
+        if family.samples:
+            found = {_shown(labels): value for labels, value in family.samples.items()}
+            yield Family(family.metric, found, since, {_shown(labels): time for labels, time in family.created.items()})
 
 
 def _shown(labels: Labels) -> Labels:
@@ -321,17 +361,30 @@ def _shown(labels: Labels) -> Labels:
 
 
 def _listed(view: Snapshot) -> Iterator[Family]:
-    lives = sorted(view.tracked.events.values(), key=_urgency)
+    lives = _by_urgency(view)
     yield Family(PENDING, _pending(lives))
     shown = lives[:MAX_SERIES]
     for metric, read in _PER_EVENT:
-        values = {(life.event.event_id,): read(life, view.now) for life in shown}
+        values = {(life.event.event_id,): read(life) for life in shown}
         yield Family(metric, {labels: value for labels, value in values.items() if value is not None})
     yield Family(STATUS, {_status_labels(life): 1.0 for life in shown})
     yield Family(NEXT, _next(lives))
     incarnation = view.tracked.incarnation
     yield Family(INCARNATION, {(): float(incarnation)} if incarnation is not None else {})
-    yield Family(UNLISTED, {(): float(len(lives) - len(shown))})
+    if len(lives) > len(shown):
+        yield Family(UNLISTED, {(): float(len(lives) - len(shown))})
+
+
+def _passing(view: Snapshot) -> Iterator[Family]:
+    """What changes by the time alone."""
+    left = {(life.event.event_id,): life.seconds_to(view.now) for life in _by_urgency(view)[:MAX_SERIES]}
+    yield Family(SECONDS_TO_NOT_BEFORE, {labels: value for labels, value in left.items() if value is not None})
+    now = view.now.timestamp()
+    yield Family(OLDEST_PENDING, {labels: max(0.0, now - since) for labels, since in view.outbox.oldest.items()})
+
+
+def _by_urgency(view: Snapshot) -> list[TrackedEvent]:
+    return sorted(view.tracked.events.values(), key=_urgency)
 
 
 def _urgency(life: TrackedEvent) -> float:
@@ -341,23 +394,20 @@ def _urgency(life: TrackedEvent) -> float:
     return life.not_before.timestamp() if life.not_before else float("inf")
 
 
-def _state(life: TrackedEvent) -> Labels:
-    event = life.event
-    return (event.event_type, event.event_status, event.event_source or UNKNOWN, life.scope)
-
-
 def _pending(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
-    counts: dict[Labels, float] = dict.fromkeys(_KNOWN_STATES, 0.0)
+    counts: dict[Labels, float] = {}
     for life in lives:
-        labels = _state(life)
+        labels: Labels = (life.event.event_type, life.event.event_status, life.scope)
         if labels not in counts and len(counts) >= MAX_SERIES - len(("self", "peer", "unknown")):
-            labels = (OTHER, OTHER, OTHER, life.scope)
+            labels = (OTHER, OTHER, life.scope)
         counts[labels] = counts.get(labels, 0.0) + 1.0
     return dict(counts)
 
 
 def _status_labels(life: TrackedEvent) -> Labels:
-    return (life.event.event_id, *_state(life), (life.event.description or "")[:MAX_DESCRIPTION_LABEL])
+    event = life.event
+    source, description = event.event_source or UNKNOWN, (event.description or "")[:MAX_DESCRIPTION_LABEL]
+    return (event.event_id, event.event_type, event.event_status, source, life.scope, description)
 
 
 def _next(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
@@ -368,29 +418,28 @@ def _next(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     return earliest
 
 
-def _not_before(life: TrackedEvent, _now: datetime) -> float | None:
+def _not_before(life: TrackedEvent) -> float | None:
     return life.not_before.timestamp() if life.not_before else None
 
 
-def _started_at(life: TrackedEvent, _now: datetime) -> float | None:
+def _started_at(life: TrackedEvent) -> float | None:
     return life.started.timestamp() if life.started else None
 
 
-def _expected(life: TrackedEvent, _now: datetime) -> float | None:
+def _expected(life: TrackedEvent) -> float | None:
     return float(life.event.duration) if life.event.duration is not None else None
 
 
-def _current_notice(life: TrackedEvent, _now: datetime) -> float | None:
+def _current_notice(life: TrackedEvent) -> float | None:
     return life.notice
 
 
-def _resources(life: TrackedEvent, _now: datetime) -> float | None:
+def _resources(life: TrackedEvent) -> float | None:
     return float(len(life.event.resources))
 
 
 _PER_EVENT: Final = (
     (NOT_BEFORE, _not_before),
-    (SECONDS_TO_NOT_BEFORE, TrackedEvent.seconds_to),
     (STARTED_AT, _started_at),
     (EXPECTED, _expected),
     (CURRENT_NOTICE, _current_notice),
@@ -398,78 +447,77 @@ _PER_EVENT: Final = (
 )
 
 
-def _counted(totals: Totals) -> Iterator[Family]:
-    yield Family(
-        CHANGES, {**dict.fromkeys(sorted(KNOWN_CHANGES), 0.0), **{k: float(v) for k, v in totals.changes.items()}}
-    )
+def _counted(view: Snapshot) -> Iterator[Family]:
+    totals = view.totals
+    yield Family(CHANGES, _by_labels(totals.changes), created=_of(totals.changes, totals.created))
     for metric, by_type in (
-        (NOTICE, {**_known(NOTICE_BOUNDS), **totals.notice}),
+        (NOTICE, totals.notice),
         (SCHEDULED_TIME, totals.scheduled),
         (STARTED_TIME, totals.started),
-        (INTERRUPTION, {**_known(INTERRUPTION_BOUNDS), **totals.interruption}),
+        (INTERRUPTION, totals.interruption),
     ):
         yield Family(metric, {(event_type,): histogram for event_type, histogram in by_type.items()})
     yield Family(FOLDED, _by_one(totals.folded))
+    yield Family(APPROVALS, _by_labels(totals.approvals), created=_of(totals.approvals, totals.created))
 
 
-def _approvals(view: Snapshot) -> Family:
-    zeros: dict[Labels, float | Histogram] = dict.fromkeys(product(view.rules, APPROVAL_RESULTS), 0.0)
-    return Family(APPROVALS, zeros | {labels: float(count) for labels, count in view.totals.approvals.items()})
-
-
-def _known(bounds: tuple[float, ...]) -> dict[str, Histogram]:
-    """Empty histograms for the known types, so that increase() counts the first event of a VM."""
-    return {event_type: Histogram.empty(bounds) for event_type in TYPES}
+def _of(counts: dict[Labels, int], created: dict[Labels, float]) -> dict[Labels, float]:
+    return {labels: created[labels] for labels in counts if labels in created}
 
 
 def _outbox(view: Snapshot) -> Iterator[Family]:
     outbox = view.outbox
     sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
-    yield Family(DELIVERIES, {labels: float(outbox.counts.get(labels, 0)) for labels in product(sinks, RESULTS)})
+    counts = {labels: count for labels, count in outbox.counts.items() if labels[1] != FALLBACK}
+    yield Family(DELIVERIES, _by_labels(dict.fromkeys(product(sinks, _RESULTS), 0) | counts))
     yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
-    yield Family(OUTBOX, {labels: float(outbox.rows.get(labels, 0)) for labels in product(sinks, STATES)})
-    now = view.now.timestamp()
-    oldest: dict[Labels, float | Histogram] = {
-        (sink, severity): max(0.0, now - outbox.oldest.get((sink, severity), now))
-        for sink in sinks
-        for severity in SEVERITIES
-    }
-    yield Family(OLDEST_PENDING, oldest)
+    yield Family(OUTBOX, _by_labels(dict.fromkeys(product(sinks, _STATES), 0) | outbox.rows))
     yield Family(TEMPLATE_ERRORS, {(sink,): float(outbox.counts.get((sink, FALLBACK), 0)) for sink in sinks})
 
 
-def _by_one(counts: dict[str, int]) -> dict[Labels, float | Histogram]:
-    return {(label,): float(count) for label, count in counts.items()}
-
-
-def _agent(figures: Figures) -> Iterator[Family]:
-    polling, courier, config = figures.polling, figures.courier, figures.config
-    yield Family(POLLS, _by_one(polling.results))
-    yield Family(POLL_DURATION, {(): polling.duration})
+def _polls(view: Snapshot) -> Iterator[Family]:
+    """What changes with each poll."""
+    polling = view.figures.polling
+    yield Family(POLLS, _by_one(polling.results, _GOOD_POLLS))
+    yield Family(POLL_DURATION, {(): polling.duration.within(_POLL_BOUNDS)})
     yield Family(IMDS_UP, _once(float(polling.answering)))
     yield Family(LAST_POLL, _once(polling.last_success))
     yield Family(POLL_DELAY, _once(polling.delay))
+
+
+def _agent(view: Snapshot) -> Iterator[Family]:
+    figures = view.figures
+    polling, courier, config = figures.polling, figures.courier, figures.config
     yield Family(REJECTED, _by_one(polling.documents_rejected))
     yield Family(FLAWS, _by_one(polling.flaws))
     yield Family(DEGRADED, _once(float(figures.store_degraded)))
     yield Family(DAMAGED, _once(float(figures.store_damaged)))
     yield Family(UNREADABLE_ROWS, _once(float(figures.store_unreadable_rows)))
     yield Family(COURIER_RUNNING, _once(float(courier.running)))
-    yield Family(COURIER_STARTS, _by_one(courier.starts))
-    yield Family(OTLP_EXPORTS, {labels: float(count) for labels, count in figures.otlp_exports.items()})
-    yield Family(RELOADS, _by_one(config.reloads))
+    yield Family(COURIER_STARTS, _by_one(courier.starts, _STARTS if view.sinks else ()))
+    yield Family(OTLP_EXPORTS, _by_labels(figures.otlp_exports))
+    yield Family(RELOADS, _by_one(config.reloads, tuple(config.reloads)))
     yield Family(LAST_RELOAD, _once(float(not config.refused)))
     yield Family(CONFIG_LOADED, _once(config.loaded))
     yield Family(AUTH_FAILURES, _once(figures.auth_failures))
     yield Family(RESTART_NEEDED, _once(float(bool(figures.package_replaced))))
-    yield Family(UNFORESEEN, _by_one(figures.unforeseen))
+    yield Family(UNFORESEEN, _once(float(sum(figures.unforeseen.values()))))
     yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
     yield Family(VM, {vm: 1.0} if figures.vm else {})
 
 
+def _by_labels(counts: Mapping[Any, int]) -> dict[Labels, float | Histogram]:
+    return {labels: float(count) for labels, count in counts.items()}
+
+
+def _by_one(counts: dict[str, int], always: tuple[str, ...] = ()) -> dict[Labels, float | Histogram]:
+    """Those that have counted anything, and those that are ``always`` shown."""
+    return {(label,): float(count) for label, count in counts.items() if count or label in always}
+
+
 def _once(value: float | None) -> dict[Labels, float | Histogram]:
-    return {} if value is None else {(): value}
+    return {} if value is None else {(): float(value)}
 
 
 METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

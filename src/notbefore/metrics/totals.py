@@ -2,22 +2,20 @@
 
 from bisect import bisect_left
 from datetime import datetime
-from itertools import product
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import LIFECYCLE_KINDS, Change, ChangeKind
+from notbefore.core.change import Change, ChangeKind
 
 TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-STATUSES: Final = ("Scheduled", "Started")
-SOURCES: Final = ("Platform", "User")
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not say
 
 MAX_SERIES: Final = 200  # of a metric family; the texts in its labels come from outside
-_MAX_FREE: Final = 120  # series of changes beyond KNOWN_CHANGES; what is left is for those of `other`
+_MAX_CHANGES: Final = 60  # label sets of changes, of two series each; what is left is for those of `other`
 
 APPROVAL_RESULTS: Final = ("approved", "failed", "skipped", "dry_run")
 RESULT_OF: Final[dict[ChangeKind, str]] = {
@@ -36,9 +34,6 @@ HISTOGRAMS: Final = {  # field of ``Totals`` -> its family
 Labels = tuple[str, ...]
 Key = TypeVar("Key")
 
-KNOWN_CHANGES: Final[frozenset[Labels]] = frozenset(product(LIFECYCLE_KINDS, TYPES, SOURCES, ("self",)))
-"""The series that are always there, at 0 before the first: increase() does not see a counter that begins at 1."""
-
 
 class Histogram(Struct, frozen=True):
     """Observations in seconds, by bucket; ``counts`` has one more than ``bounds``: the last is +Inf."""
@@ -46,6 +41,7 @@ class Histogram(Struct, frozen=True):
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     sum: float = 0.0
+    created: float | None = None  # Unix time of the first observation, where it is shown
 
     @classmethod
     def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
@@ -56,7 +52,13 @@ class Histogram(Struct, frozen=True):
         """With one observation more; a value on a bound belongs to the bucket below it, as in Prometheus."""
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += 1
-        return Histogram(self.bounds, tuple(counts), self.sum + value)
+        return Histogram(self.bounds, tuple(counts), self.sum + value, self.created)
+
+    def within(self, bounds: tuple[float, ...]) -> "Histogram":
+        """The same observations in fewer buckets: ``bounds`` are some of its own."""
+        ends = [0, *(self.bounds.index(bound) + 1 for bound in bounds), len(self.counts)]
+        counts = tuple(sum(self.counts[start:end]) for start, end in pairwise(ends))
+        return Histogram(bounds, counts, self.sum, self.created)
 
     @property
     def count(self) -> int:
@@ -64,39 +66,25 @@ class Histogram(Struct, frozen=True):
         return sum(self.counts)
 
 
-# seconds: half a minute of a Preempt, the minutes of the others, the days of failing hardware
-NOTICE_BOUNDS: Final = (
-    0.0,
-    15.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    900.0,
-    1_800.0,
-    3_600.0,
-    21_600.0,
-    86_400.0,
-    604_800.0,
-)
-STARTED_BOUNDS: Final = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 21_600.0)
-INTERRUPTION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
-
-
-LATENCY_BOUNDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 21_600.0)
+# Seconds. A bucket is a series on each VM that had such an event: these are the bounds that a fleet is asked about.
+NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)  # what Azure promises, by type
+SCHEDULED_BOUNDS: Final = (60.0, 300.0, 900.0, 3_600.0)
+STARTED_BOUNDS: Final = (60.0, 300.0, 600.0, 1_800.0)  # ten minutes are usual
+INTERRUPTION_BOUNDS: Final = (1.0, 5.0, 10.0, 30.0, 120.0, 600.0)  # a freeze takes some seconds, a reboot minutes
+LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)
 
 
 class Totals(Struct, frozen=True):
     """Counters and histograms over all changes since ``since``."""
 
     since: datetime | None = None  # when counting began; the start time of the cumulative series
-    changes: dict[Labels, int] = {}  # (change, event_type, event_source, scope)
+    changes: dict[Labels, int] = {}  # (change, event_type): of the events that affect this VM, or may
     notice: dict[str, Histogram] = {}  # the histograms: by event_type
     scheduled: dict[str, Histogram] = {}
     started: dict[str, Histogram] = {}
     interruption: dict[str, Histogram] = {}
     approvals: dict[Labels, int] = {}  # (rule, result)
+    created: dict[Labels, float] = {}  # of the keys of changes and of approvals: Unix time of the first
     folded: dict[str, int] = {}  # family -> how often a label was replaced by `other`
 
     def plus(self, change: Change) -> "Totals":
@@ -104,39 +92,46 @@ class Totals(Struct, frozen=True):
         if change.approval is not None:
             return self._plus_approval(change.approval.rule, change)
         event = change.event
-        totals = self._plus_change((change.kind, event.event_type, event.event_source or UNKNOWN, change.scope))
+        totals = self._plus_change((change.kind, event.event_type), change) if change.scope != "peer" else self
         if change.kind == "announced" or (change.kind == "started" and change.previous is None):
-            totals = _observed(totals, "notice", event.event_type, NOTICE_BOUNDS, change.notice_seconds)
+            totals = _observed(totals, "notice", change, NOTICE_BOUNDS, change.notice_seconds)
         if change.kind == "started":
-            totals = _observed(totals, "scheduled", event.event_type, NOTICE_BOUNDS, change.scheduled_seconds)
+            totals = _observed(totals, "scheduled", change, SCHEDULED_BOUNDS, change.scheduled_seconds)
         if change.kind == "finished":
-            totals = _observed(totals, "started", event.event_type, STARTED_BOUNDS, change.started_seconds)
+            totals = _observed(totals, "started", change, STARTED_BOUNDS, change.started_seconds)
         interruption = change.interruption.seconds if change.interruption is not None else None
-        return _observed(totals, "interruption", event.event_type, INTERRUPTION_BOUNDS, interruption)
+        return _observed(totals, "interruption", change, INTERRUPTION_BOUNDS, interruption)
 
-    def _plus_change(self, labels: Labels) -> "Totals":
-        known = labels in self.changes or labels in KNOWN_CHANGES
-        if known or len(self.changes.keys() - KNOWN_CHANGES) < _MAX_FREE:
-            return replace(self, changes=increased(self.changes, labels))
-        labels = (labels[0], OTHER, OTHER, labels[3])
-        return replace(_folded(self, "azure_scheduled_event_changes"), changes=increased(self.changes, labels))
+    def _plus_change(self, labels: Labels, change: Change) -> "Totals":
+        totals, known = self, labels in self.changes or labels[1] in TYPES
+        if not known and len(self.changes) >= _MAX_CHANGES:
+            totals, labels = _folded(self, "azure_scheduled_event_changes"), (labels[0], OTHER)
+        return replace(totals, changes=increased(totals.changes, labels), created=_created(totals, labels, change.time))
 
     def _plus_approval(self, rule: str, change: Change) -> "Totals":
         totals, result = self, "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
-        if (rule, result) not in self.approvals and len(self.approvals) >= MAX_SERIES - len(APPROVAL_RESULTS):
+        if (rule, result) not in self.approvals and len(self.approvals) >= MAX_SERIES // 2 - len(APPROVAL_RESULTS):
             totals, rule = _folded(self, "azure_scheduled_event_approvals"), OTHER
-        return replace(totals, approvals=increased(self.approvals, (rule, result)))
+        labels = (rule, result)
+        return replace(
+            totals, approvals=increased(totals.approvals, labels), created=_created(totals, labels, change.time)
+        )
 
 
-def _observed(totals: Totals, name: str, event_type: str, bounds: tuple[float, ...], value: float | None) -> Totals:
+def _created(totals: Totals, labels: Labels, time: datetime) -> dict[Labels, float]:
+    return totals.created if labels in totals.created else {**totals.created, labels: time.timestamp()}
+
+
+def _observed(totals: Totals, name: str, change: Change, bounds: tuple[float, ...], value: float | None) -> Totals:
     if value is None:
         return totals
+    event_type = change.event.event_type
     family: dict[str, Histogram] = getattr(totals, name)
     # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
-    room = MAX_SERIES // (len(bounds) + 3) - len(TYPES) - 1
+    room = MAX_SERIES // (len(bounds) + 4) - len(TYPES) - 1
     if event_type not in family and event_type not in TYPES and len(family.keys() - {*TYPES, OTHER}) >= room:
         totals, event_type = _folded(totals, HISTOGRAMS[name]), OTHER
-    histogram = family.get(event_type) or Histogram.empty(bounds)
+    histogram = family.get(event_type) or replace(Histogram.empty(bounds), created=change.time.timestamp())
     return replace(totals, **{name: {**family, event_type: histogram.plus(value)}})
 
 

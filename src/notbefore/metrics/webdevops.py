@@ -6,7 +6,7 @@ series, and one series for each VM that an event affects: use them only while yo
 
 from collections.abc import Iterator
 from email.utils import format_datetime
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Final
 
 from notbefore.core.document import Event
@@ -35,7 +35,7 @@ def webdevops(view: Snapshot) -> Iterator[Family]:
     yield Family(EVENT, _events(view))
     if incarnation is not None:
         yield Family(INCARNATION, {(): float(incarnation)})
-    yield Family(REQUEST, {(): _in_bounds(polling.duration, REQUEST_BOUNDS)})
+    yield Family(REQUEST, {(): polling.duration.within(REQUEST_BOUNDS)})
     errors = sum(count for result, count in polling.results.items() if result not in ("changed", "unchanged"))
     yield Family(REQUEST_ERROR, {(): float(errors)})
 
@@ -65,10 +65,3 @@ def _labels(event: Event, resource: str) -> Labels:
 
 def _value(event: Event) -> float:
     return float(int(event.not_before.timestamp())) if event.not_before else 1.0
-
-
-def _in_bounds(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
-    """The same observations in fewer buckets: ``bounds`` are some of its own."""
-    ends = [0, *(histogram.bounds.index(bound) + 1 for bound in bounds), len(histogram.counts)]
-    counts = tuple(sum(histogram.counts[start:end]) for start, end in pairwise(ends))
-    return Histogram(bounds, counts, histogram.sum)

@@ -66,7 +66,7 @@ def log_record(entry: LogEntry, resource: Resource) -> ReadableLogRecord:
 
 
 def _metric(family: Family, now: int) -> Metric:
-    since = min(_nanoseconds(family.since), now) if family.since is not None else 0  # the clock may have been set back
+    since = _nanoseconds(family.since) if family.since is not None else 0
     found = instrument(family.metric)
     points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]  # of one kind in a family
     data: HistogramData | Gauge | Sum
@@ -83,6 +83,8 @@ def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPo
     names = map(attribute, family.metric.labels)
     attributes = _attributes(dict(zip(names, labels, strict=True)))
     value = family.samples[labels]
+    created = value.created if isinstance(value, Histogram) else family.created.get(labels)
+    since = min(round(created * 1e9) if created is not None else since, now)  # the clock may have been set back
     if not isinstance(value, Histogram):
         return NumberDataPoint(attributes, since, now, value)
     counts = list(value.counts)  # once: it may be counted on meanwhile

@@ -24,6 +24,7 @@ from notbefore.web.view import CheckResult, FleetPages, ProcessView, View
 
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
+MAX_NAMES: Final = 100  # of families in a query
 DEFAULT_LIMIT: Final = 100
 GZIP_FROM: Final = 1024  # bytes; compressing less saves nothing
 
@@ -128,8 +129,18 @@ def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response
 
 
 def _metrics(view: ProcessView, environ: Environ) -> Response:
-    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
+    query = environ.get("QUERY_STRING", "")
+    names = _names(query) if query else ()
+    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""), names)
     return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"))
+
+
+def _names(query: str) -> list[str]:
+    """``name[]``, as of Prometheus's client libraries: the families that are asked for."""
+    try:
+        return parse_qs(query, max_num_fields=MAX_NAMES).get("name[]", [])
+    except ValueError:
+        raise _BadRequestError(f"expected at most {MAX_NAMES} fields: name[]") from None
 
 
 def _packed(environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str]) -> Response:

@@ -1,58 +1,57 @@
-"""``MetricsText``: families of samples as the text formats of Prometheus."""
+"""``MetricsText``: families of samples as the text formats of Prometheus, text 0.0.4 and OpenMetrics 1.0.
 
-from collections.abc import Callable, Iterable
+The text is, byte for byte, that of ``prometheus_client`` (a test compares them). That library is not used here: to
+import it costs 5 MiB, and it makes the whole text anew for each scrape.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
-from prometheus_client import Metric as PrometheusMetric
-from prometheus_client import ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    UnknownMetricFamily,
-)
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
-
-from notbefore.metrics.families import Family, Metric
+from notbefore.metrics.families import Block, Family, Metric
 from notbefore.metrics.totals import Histogram, Labels
+from notbefore.web.own_process import OwnProcess
 from notbefore.web.recent import INTERVAL, Recent
 
-PrometheusFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | UnknownMetricFamily
-Samples = dict[Labels, float | Histogram]
-TEXT: Final = ""  # values of the header Accept
-OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"
 END: Final = b"# EOF\n"  # the last line in OpenMetrics
-_PLAIN: Final[dict[str, type[CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily]]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "unknown": UnknownMetricFamily,
-}
+LONGEST_INTEGER: Final = 6  # digits; Go writes an exponent from there on
 
 
 class MetricsText:
-    """Renders the families that ``read`` returns, and those of the process (CPU, memory, files).
+    """Renders the families of the blocks that ``read`` returns, and those of the process (CPU, memory, files).
 
     Scrapes within half a second share what ``read`` returned, unless ``source`` has changed meanwhile (see ``Recent``).
-    Most families are the same as at the last scrape, so their text is kept: rendering is the longest part of a scrape.
-    Safe for several threads.
+    Most blocks are the same as at the last scrape, so their text is kept, and their samples are not computed. Families
+    that ``excluded`` names are left out: by their name, or that of one of their samples. Safe for several threads.
     """
 
     def __init__(
         self,
-        read: Callable[[], Iterable[Family]],
+        read: Callable[[], Iterable[Block]],
         interval: float = INTERVAL,
         source: Callable[[], object] = lambda: None,
+        excluded: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._families = Recent(lambda: list(read()), interval, source)
-        self._process = ProcessCollector(registry=None)
-        self._formats = {accept: _Format(accept) for accept in (TEXT, OPENMETRICS)}
+        process = OwnProcess()
+        self._blocks = Recent(lambda: [*read(), Block(object(), process.families)], interval, source)
+        self._excluded = excluded
+        self._formats = {form: _Format(openmetrics=form == OPENMETRICS) for form in (TEXT, OPENMETRICS)}
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its content type: OpenMetrics 1.0 if the ``Accept`` header asks for it, else text 0.0.4."""
-        form = self._formats[OPENMETRICS if _wants_openmetrics(accept) else TEXT]
-        return form.render(self._families.get(), self._process), form.content_type
+    def render(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
+        """The body and its content type: OpenMetrics 1.0 if the ``Accept`` header asks for it, else text 0.0.4.
+
+        ``names``: of the only families that are asked for, or of their samples; without any, all.
+        """
+        content_type = OPENMETRICS if _wants_openmetrics(accept) else TEXT
+        form, blocks, excluded = self._formats[content_type], self._blocks.get(), self._excluded()
+        if names:
+            families = (family for block in blocks for family in block.families())
+            body = form.text(family for family in families if family.metric.is_in(names)) + form.end
+        else:
+            body = form.render(blocks, excluded)
+        return body, content_type
 
 
 def _wants_openmetrics(accept: str) -> bool:
@@ -65,60 +64,111 @@ def _wants_openmetrics(accept: str) -> bool:
     return False
 
 
+class _Scrape(NamedTuple):
+    """What one scrape was answered."""
+
+    blocks: list[Block]
+    excluded: Collection[str]
+    texts: list[bytes]  # of the blocks
+    body: bytes
+
+
+def _kept(last: _Scrape, blocks: list[Block]) -> Iterator[bytes | None]:
+    """For each block its text of the last scrape, if it is computed from the same values."""
+    for place, block in enumerate(blocks):
+        same = place < len(last.blocks) and last.blocks[place].source == block.source
+        yield last.texts[place] if same else None
+
+
+def _without(families: Iterable[Family], excluded: Collection[str]) -> Iterator[Family]:
+    return (family for family in families if not (excluded and family.metric.is_in(excluded)))
+
+
 class _Format:
-    """One of the two text formats, with the texts of its last scrape by the metric."""
+    """One of the two text formats, with the texts of the blocks of its last scrape."""
 
-    def __init__(self, accept: str) -> None:
-        # not the client's own header: prometheus_client fails on some, and returns a type of its own for each version
-        self._encode, self.content_type = choose_encoder(accept)
-        self._texts: dict[Metric, tuple[Samples, bytes]] = {}
-        self._last: tuple[list[Family], bytes] | None = None  # the families of the last scrape, and its body
+    def __init__(self, *, openmetrics: bool) -> None:
+        self._openmetrics = openmetrics
+        self.end = END if openmetrics else b""
+        self._last: _Scrape | None = None
 
-    def render(self, families: list[Family], process: Collector) -> bytes:
-        """The families and those of the process; the same list has the same body."""
+    def render(self, blocks: list[Block], excluded: Collection[str]) -> bytes:
+        """All families that are not excluded; the same list has the same body."""
         last = self._last
-        if last is None or last[0] is not families:
-            texts = [self._text(family) for family in families]
-            texts.append(self._encode(_Collected(process.collect())))  # with the end mark
-            self._last = last = families, b"".join(texts)
-        return last[1]
+        if last is None or last.excluded != excluded:
+            last = _Scrape([], excluded, [], b"")
+        if last.blocks is not blocks:
+            texts = [
+                text if text is not None else self.text(_without(block.families(), excluded))
+                for block, text in zip(blocks, _kept(last, blocks), strict=True)
+            ]
+            self._last = last = _Scrape(blocks, excluded, texts, b"".join((*texts, self.end)))
+        return last.body
 
-    def _text(self, family: Family) -> bytes:
-        """The family, without the end mark."""
-        known = self._texts.get(family.metric)
-        if known is not None and known[0] == family.samples:
-            return known[1]
-        text = self._encode(_Collected([convert(family)])).removesuffix(END)
-        self._texts[family.metric] = family.samples, text
-        return text
+    def text(self, families: Iterable[Family]) -> bytes:
+        """The families, without the end mark."""
+        return "".join(line for family in families for line in self._lines(family)).encode()
+
+    def _lines(self, family: Family) -> Iterator[str]:
+        metric, openmetrics = family.metric, self._openmetrics
+        name, kind, text = metric.name, metric.kind, metric.help.replace("\\", r"\\").replace("\n", r"\n")
+        if openmetrics:
+            text = text.replace('"', r"\"")
+        elif kind == "counter":
+            name = f"{name}_total"
+        elif kind == "unknown":
+            kind = "untyped"  # type: ignore[assignment]  # the word of that format
+        yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        created = []
+        for labels, value in family.samples.items():
+            yield _sample(metric, labels, value)
+            since = value.created if isinstance(value, Histogram) else family.created.get(labels)
+            if since is not None:
+                line = f"{metric.name}_created{_labels(metric.labels, labels)} {_number(since)}\n"
+                if openmetrics:
+                    yield line
+                else:
+                    created.append(line)
+        if created:  # that format has no such samples: they are a family of their own
+            yield f"# HELP {metric.name}_created {text}\n# TYPE {metric.name}_created gauge\n"
+            yield from created
 
 
-class _Collected(Collector):
-    """The families in the form that an encoder expects."""
-
-    def __init__(self, families: Iterable[PrometheusMetric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[PrometheusMetric]:
-        return self._families
-
-
-def convert(family: Family) -> PrometheusFamily:
-    """The family as one of prometheus_client's."""
-    metric = family.metric
-    if metric.kind == "histogram":
-        return _histogram(family)
-    converted = _PLAIN[metric.kind](metric.name, metric.help, labels=metric.labels)
-    for labels, value in family.samples.items():
-        if not isinstance(value, Histogram):
-            converted.add_metric(labels, value)
-    return converted
+def _sample(metric: Metric, labels: Labels, value: float | Histogram) -> str:
+    name, known = metric.name, _labels(metric.labels, labels)
+    if not isinstance(value, Histogram):
+        return (
+            f"{name}_total{known} {_number(value)}\n"
+            if metric.kind == "counter"
+            else f"{name}{known} {_number(value)}\n"
+        )
+    names, counts = (*metric.labels, "le"), list(accumulate(value.counts))
+    buckets = "".join(
+        f"{name}_bucket{_labels(names, (*labels, bound))} {_number(float(count))}\n"
+        for bound, count in zip((*map(str, value.bounds), "+Inf"), counts, strict=True)
+    )
+    return f"{buckets}{name}_count{known} {_number(float(counts[-1]))}\n{name}_sum{known} {_number(value.sum)}\n"
 
 
-def _histogram(family: Family) -> HistogramMetricFamily:
-    converted = HistogramMetricFamily(family.metric.name, family.metric.help, labels=family.metric.labels)
-    for labels, histogram in family.samples.items():
-        if isinstance(histogram, Histogram):
-            bounds = [*map(str, histogram.bounds), "+Inf"]
-            converted.add_metric(labels, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
-    return converted
+def _labels(names: Labels, values: Labels) -> str:
+    """``{a="1",b="2"}``, by name; nothing without labels."""
+    if not names:
+        return ""
+    pairs = sorted(zip(names, values, strict=True))
+    return "{" + ",".join([f'{name}="{_quoted(value)}"' for name, value in pairs]) + "}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    """As Go writes it: with an exponent from ten million on, and its own words for what is no number."""
+    text = repr(value)
+    point = text.find(".")
+    if point > LONGEST_INTEGER and value > 0:
+        return f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.") + f"e+{point - 1:02d}"
+    return _WORDS.get(text, text)
+
+
+_WORDS: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}

@@ -1,5 +1,6 @@
 """``View``: what the HTTP application asks of the agent."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Protocol
 
@@ -33,8 +34,8 @@ class AgentStatus(Struct, frozen=True):
 class ProcessView(Protocol):
     """What every process shows. Its methods are called from several threads and never wait for the network."""
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        """The body and the content type for this ``Accept`` header."""
+    def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
+        """The body and the content type for this ``Accept`` header; ``names``: of families or samples, else all."""
 
     def health(self) -> CheckResult:
         """Is the process alive?"""

@@ -1,0 +1,57 @@
+"""The first event of a VM: its series begin at 1, and what counts a fleet's events counts it, in a real Prometheus."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from boards import queries
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually
+from support.azure import ME, body, item
+from support.scraping import Prometheus, needs_prometheus
+
+NOTICE = "azure_scheduled_event_initial_notice_seconds"
+CHANGES = "azure_scheduled_event_changes"
+VARIABLES = {
+    "__range": "30s", "__range_s": "30", "__rate_interval": "30s", "__rate_interval_ms": "30000",
+    "region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*",
+}  # fmt: skip
+
+
+def resolved(expr: str) -> str:
+    return re.sub(r"\$([a-z_]\w*)", lambda match: VARIABLES[match[1]], expr)
+
+
+@needs_prometheus
+def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_path: Path) -> None:
+    announced = queries.grown_by("change", f'{CHANGES}_total{{change="announced"}}', f"{CHANGES}_created")
+    told = f"max({queries.notice_buckets()})"
+    median = queries.quantile_by("event_type", 0.5, NOTICE, f"{NOTICE}_created")
+    with Simulator((ME,)) as simulator:
+        simulator.set_document(body())
+        with RunningAgent(simulator.endpoint, tmp_path / "state").ready() as agent:
+            targets = [{"targets": [f"127.0.0.1:{agent.port}"]}]
+            with Prometheus(tmp_path, targets) as prometheus:
+                eventually(lambda: prometheus.value("up == 1") and prometheus.value("count_over_time(up[1m])") == 4)
+                assert prometheus.value(f"{CHANGES}_total") is None
+                simulator.set_document(body(item("first"), incarnation=2))
+                eventually(lambda: prometheus.value(f"{CHANGES}_total"), patience=60)
+                assert [prometheus.value(resolved(expr)) for expr in (announced, told)] == [1, 1]
+                assert prometheus.value(resolved(median)) is not None
+                # this is why: of the same series increase() sees nothing
+                eventually(lambda: prometheus.value(f"count_over_time({CHANGES}_total[1m])") == 3, patience=60)
+                assert prometheus.value(f"increase({CHANGES}_total[30s])") == 0
+                assert [prometheus.value(resolved(expr)) for expr in (announced, told)] == [1, 1]
+
+                simulator.set_document(body(item("first"), item("second"), incarnation=3))
+                eventually(lambda: prometheus.value(f"{CHANGES}_total") == 2, patience=60)
+                assert [prometheus.value(resolved(expr)) for expr in (announced, told)] == [2, 2]
+                # once the windows begin after the first events, nothing has grown
+                later = time.time() + 60
+                for expr in (announced, told):
+                    (found,) = prometheus.ask("query", query=resolved(expr), time=later)["result"] or [
+                        {"value": [0, "0"]}
+                    ]
+                    assert float(found["value"][1]) == pytest.approx(0)
