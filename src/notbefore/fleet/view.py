@@ -1,6 +1,6 @@
 """``FleetView``: what a scrape and the JSON interface show of an instance."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from notbefore.fleet.merge import OVER, Story
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.waves import Wave, event_of_wave, facts_of, standing_of
-from notbefore.metrics.families import Family, Snapshot
+from notbefore.metrics.families import Block, Family, Snapshot
 from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
@@ -73,11 +73,11 @@ class FleetView:
         self._store, self._notified, self._outbox = stored
         self._courier = courier
         self._began = datetime.now(UTC)
-        self._text = MetricsText(self._families)
+        self._text = MetricsText(lambda: [Block(object(), self._families)])
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        """``/metrics``: the body and the content type for this ``Accept`` header."""
-        return self._text.render(accept)
+    def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
+        """``/metrics``: the body and the content type for this ``Accept`` header; ``names``: only these families."""
+        return self._text.render(accept, names)
 
     def health(self) -> CheckResult:
         """The consumer's thread runs."""
@@ -112,7 +112,7 @@ class FleetView:
         waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
         return FleetEvents(tuple(fold.name for fold in folds), tuple(waves))
 
-    def _families(self) -> Iterable[Family]:
+    def _families(self) -> Iterator[Family]:
         consumer = self._consumer
         folds = consumer.folds
         heard: dict[Labels, float] = {}

@@ -58,7 +58,7 @@ CHANGES: Final = Metric(
     "notbefore_fleet_changes",
     "counter",
     "Steps of events, or of waves of them, that people were notified of.",
-    ("change", "event_type", "event_source"),
+    ("change", "event_type"),
 )
 NOTICE: Final = Metric(
     "notbefore_fleet_notice_seconds", "histogram", "Notice that affected VMs had.", ("event_type", "region")
@@ -162,10 +162,8 @@ def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
     yield Family(CONNECTED, {(): float(view.connected)})
     yield Family(LAG_RECORDS, {(name,): lag[0] for name, lag in view.lag.items()})
     yield Family(LAG_SECONDS, {(name,): lag[1] for name, lag in view.lag.items()})
-    changes: dict[Labels, float] = {}
-    for (change, event_type, event_source, _), count in process.totals.changes.items():
-        changes[(change, event_type, event_source)] = float(count)
-    yield Family(CHANGES, bounded(changes), process.totals.since)
+    totals = process.totals
+    yield Family(CHANGES, bounded({labels: float(count) for labels, count in totals.changes.items()}), totals.since)
     yield Family(NOTICE, dict(view.notice), view.since)
     yield Family(INTERRUPTION, dict(view.interruption), view.since)
     yield from (family for family in families.samples(process) if family.metric in COMMON)
