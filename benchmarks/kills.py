@@ -5,13 +5,17 @@ scheduled events at a time come, start and go, and while the receiver fails, han
 says that it did not). At the end every change that the agent ever recorded must have arrived; each repetition must
 carry the id of the first.
 
-The other modes are in ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive, and by when,
-is not what the agent recorded but what Azure listed: each step of each event, 5 s after the list had it. To add a mode:
-a function that inflicts and heals, and a line in ``FAULTS``.
+The modes of ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive, and by when, is not
+what the agent recorded but what Azure listed: each step of each event, 5 s after the list had it. To add a mode: a
+function that inflicts and heals, and a line in ``FAULTS``.
+
+`leader`: five agents with `announce_by: leader` and `peers`, of which the first one comes and goes; `leader-alone`: the
+same without `peers`.
 """
 
 import argparse
 import collections
+import http.client
 import http.server
 import json
 import os
@@ -39,6 +43,7 @@ from notbefore.store.state_file import FILE_NAME
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
+from support.installed import VERSION, Installed
 from support.wall_clock import WallClock
 
 FLOWS = 20
@@ -111,10 +116,13 @@ class World(threading.Thread):
     ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each step was listed.
     """
 
-    def __init__(self, simulator: Simulator, pace: tuple[float, float] = (0.2, 0.9)) -> None:
+    def __init__(
+        self, simulator: Simulator, pace: tuple[float, float] = (0.2, 0.9), vms: tuple[str, ...] = ("WestNO_0",)
+    ) -> None:
         super().__init__(daemon=True)
         self._simulator = simulator
         self._pace = pace
+        self._vms = vms
         self.shown: dict[tuple[str, str], float] = {}
         self._over = threading.Event()
         self.begun = 0
@@ -149,7 +157,7 @@ class World(threading.Thread):
                 "EventStatus": status,
                 "EventType": "Freeze",
                 "ResourceType": "VirtualMachine",
-                "Resources": ["WestNO_0"],
+                "Resources": self._vms,
                 "NotBefore": FUTURE if status == "Scheduled" else "",
             }
             for event_id, status in listed.items()
@@ -167,10 +175,10 @@ def main() -> None:
     parser.add_argument(
         "modes",
         nargs="*",
-        choices=["kills", *FAULTS],
+        choices=MODES,
         default="kills",
         metavar="MODE",
-        help=" | ".join(["kills", *FAULTS]),
+        help=" | ".join(MODES),
     )
     parser.add_argument("--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)")
     parser.add_argument("--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)")
@@ -181,12 +189,14 @@ def main() -> None:
     for mode in [options.modes] if isinstance(options.modes, str) else options.modes:
         if mode == "kills":
             kills(options.kills)
+        elif mode in LEADER:
+            bad += leader(mode, options.rounds)
         else:
             bad += inflict(mode, options.rounds)
     sys.exit(1 if bad else 0)
 
 
-def configuration(directory: Path, receiver: Receiver) -> Path:
+def configuration(directory: Path, receiver: Receiver, **more: Any) -> Path:
     path = directory / "notbefore.yaml"
     hook = {
         "url": f"http://127.0.0.1:{receiver.server_address[1]}/",
@@ -194,13 +204,13 @@ def configuration(directory: Path, receiver: Receiver) -> Path:
         "timeout": "1s",
         "expire_on_end": False,
     }
-    path.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
+    path.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}, **more}), encoding="utf-8")
     return path
 
 
-def run_command(config: Path, simulator: Simulator, state: Path) -> list[str]:
+def run_command(config: Path, simulator: Simulator, state: Path, host: str = "127.0.0.1") -> list[str]:
     command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
-    return [*command, "--state-dir", str(state), "--listen", f"127.0.0.1:{PORT}"]
+    return [*command, "--state-dir", str(state), "--listen", f"{host}:{PORT}"]
 
 
 def kills(count: int) -> None:
@@ -233,11 +243,13 @@ class Place(NamedTuple):
     clock: WallClock  # of the agent and of the courier alone
     disk: HangingDisk  # the state directory's, for these two
     agent: subprocess.Popen[bytes]
+    installed: Installed | None = None  # what the agent is run from, where that is to be another version
 
 
 class Fault(NamedTuple):
     inflict: Callable[[Place, float], None]  # for so many seconds; healed when it returns
     inside: tuple[str, ...] = ()  # a command that the agent is run by; the state directory follows
+    installs: bool = False
 
 
 def full_disk(place: Place, seconds: float) -> None:
@@ -275,6 +287,12 @@ def hung_disk(place: Place, seconds: float) -> None:
     place.disk.hang(0)
 
 
+def upgrade(place: Place, seconds: float) -> None:
+    if place.installed is not None:
+        place.installed.install(random.choice([place.installed.older, place.installed.newer]))
+    time.sleep(seconds)
+
+
 FAULTS = {
     "full-disk": Fault(
         full_disk, ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
@@ -283,6 +301,7 @@ FAULTS = {
     "lock-held": Fault(lock_held),
     "clock-jump": Fault(clock_jump),
     "hung-disk": Fault(hung_disk),
+    "upgrade": Fault(upgrade, installs=True),
 }
 
 
@@ -298,13 +317,17 @@ def inflict(mode: str, rounds: int) -> bool:
         state.mkdir()
         inside = (*fault.inside, str(state)) if fault.inside else ()
         command = run_command(configuration(Path(directory), receiver), simulator, state)
+        installed = None
+        if fault.installs:
+            installed = Installed.make(Path(directory), {"pyproject.toml": (VERSION, 'version = "9.9.9"')})
+            command[0] = str(installed.place / "bin" / "python")
         agent = start([*inside, *command], **clock.variables | disk.variables | {"LD_PRELOAD": libraries})
         time.sleep(3)
         world = World(simulator, SLOWLY)
         world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
-            fault.inflict(Place(state, clock, disk, agent), random.uniform(1, 6))
+            fault.inflict(Place(state, clock, disk, agent, installed), random.uniform(1, 6))
         world.stop()
         time.sleep(LATE + 2)
         agent.terminate()
@@ -333,6 +356,108 @@ def account(mode: str, rounds: int, world: World, receiver: Receiver, took: floa
     print(f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)}; "
           f"delay {middle:.2f} s (median), {slowest:.2f} s (longest)", *lost[:5], *late[:5])  # fmt: skip
     return bool(lost or late or swapped)
+
+
+# ---- the leader's agent comes and goes
+
+GROUP = ("127.0.0.11", "127.0.0.12", "127.0.0.13", "127.0.0.14", "127.0.0.15")  # VMs, named as they are reached
+RANK = 10.0  # seconds that each next VM waits for the ones before it
+LEADER = {"leader": True, "leader-alone": False}  # mode -> the agents can ask each other (`peers`)
+MODES = ["kills", *FAULTS, *LEADER]
+
+
+class Life:
+    """One agent of the group, and when it worked."""
+
+    def __init__(self, name: str, config: Path, simulator: Simulator) -> None:
+        self._name = name
+        self._command = run_command(config, simulator, config.parent / name, name)
+        self._agent: subprocess.Popen[bytes] | None = None
+        self.up: list[tuple[float, float]] = []  # monotonic seconds, from its first answer until it was asked to stop
+
+    def begin(self) -> None:
+        self._agent = start(self._command, NOTBEFORE_VM__NAME=self._name)
+        while not _answers(self._name):
+            time.sleep(0.05)
+        self.up.append((time.monotonic(), float("inf")))
+
+    def end(self, number: int) -> None:
+        self.up[-1] = (self.up[-1][0], time.monotonic())
+        if self._agent is not None:
+            self._agent.send_signal(number)
+            self._agent.wait(30)
+
+    def works(self, since: float, until: float) -> bool:
+        return any(begun <= since and until <= ended for begun, ended in self.up)
+
+    def next_up(self, at: float) -> float:
+        return min((max(begun, at) for begun, ended in self.up if ended > at), default=float("inf"))
+
+
+def _answers(host: str) -> bool:
+    connection = http.client.HTTPConnection(host, PORT, timeout=1)
+    with closing(connection), suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    return False
+
+
+def leader(mode: str, rounds: int) -> bool:
+    """The agent of the first VM of five is killed or stopped, and started again; the others live on."""
+    receiver, begun = Receiver(), time.monotonic()
+    receiver.calm = True
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory() as directory, Simulator(GROUP) as simulator:
+        peers = {"peers": {"url": f"http://{{vm}}:{PORT}/readyz"}} if LEADER[mode] else {}
+        route = {"sinks": ["hook"], "announce_by": "leader"}
+        config = configuration(Path(directory), receiver, routes=[route], **peers)
+        group = [Life(name, config, simulator) for name in GROUP]
+        world = World(simulator, (4.0, 8.0), GROUP)
+        if random.random() < 0.5:  # it is down from the beginning
+            group[0].begin()
+        for one in group[1:]:
+            one.begin()
+        world.start()
+        for _ in range(rounds):
+            time.sleep(random.uniform(1, 25))
+            if not group[0].works(time.monotonic(), time.monotonic()):
+                group[0].begin()
+            else:
+                group[0].end(random.choice([signal.SIGKILL, signal.SIGTERM]))
+        world.stop()
+        time.sleep(RANK + LATE + 2)
+        for one in group:
+            if one.works(time.monotonic(), time.monotonic()):
+                one.end(signal.SIGTERM)
+    return leader_account(mode, group[0], world, receiver, time.monotonic() - begun)
+
+
+def leader_account(mode: str, first: Life, world: World, receiver: Receiver, took: float) -> bool:
+    """While the first VM's agent works, one message of each step, at once; else the second one's, a rank later.
+
+    What the event has left behind by then need not be sent. Where the first one came or went meanwhile, two may come.
+    """
+    times: dict[tuple[str, str], list[float]] = {}
+    for (_, event, kind), at in zip(receiver.taken, receiver.times, strict=True):
+        times.setdefault((event, kind if kind in ("announced", "started") else "over"), []).append(at)
+    lost, late, many, twice = [], [], [], 0
+    for (event, step), shown in world.shown.items():
+        possible = min(first.next_up(shown), shown + RANK)
+        following = [at for (other, _), at in world.shown.items() if other == event and at > shown]
+        moved_on = min(following, default=float("inf")) < possible + LATE
+        found = times.get((event, step), [])
+        if not found and not moved_on:
+            lost.append((event, step))
+        elif found and min(found) > possible + LATE and not moved_on:
+            late.append((event, step, round(min(found) - shown, 1)))
+        most = 1 if LEADER[mode] and first.works(shown - 1, shown + RANK + LATE) else 2
+        twice += len(found) == 2
+        if len(found) > most:
+            many.append((event, step, len(found)))
+    print(f"{mode}: leader up {len(first.up)} times, {world.begun} events, {len(world.shown)} steps, {took:.0f} s")
+    print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), too many {len(many)} (bar: 0), "
+          f"two messages {twice}", *lost[:5], *late[:5], *many[:5])  # fmt: skip
+    return bool(lost or late or many)
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:

@@ -3,12 +3,8 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
@@ -16,11 +12,10 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get
 from support.azure import ME, body, item
+from support.installed import VERSION, Installed
 from support.peers import HttpPeer
 
-ROOT = Path(__file__).parents[2]
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
-VERSION = r'(?m)^version = ".*"$'
 NEWER = {  # file -> what is another in the newer version
     "pyproject.toml": (VERSION, 'version = "9.9.9"'),
     "src/notbefore/store/schema.py": (
@@ -32,52 +27,9 @@ NEWER = {  # file -> what is another in the newer version
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory to keep the package in")
 
 
-def run(*command: str | Path) -> None:
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
-    """This tree as a wheel, with these changes."""
-    source = place / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "tests", "node_modules", "__pycache__"))
-    for name, (pattern, text) in changes.items():
-        path = source / name
-        changed, count = re.subn(pattern, text, path.read_text(encoding="utf-8"))
-        assert count == 1, name
-        path.write_text(changed, encoding="utf-8")
-    built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place],
-        cwd=source,
-        capture_output=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    return next(place.glob("*.whl"))
-
-
-class Installed(NamedTuple):
-    """An environment in which the agent is installed; what it depends on is lent by that of the tests."""
-
-    place: Path
-    newer: Path  # the wheel of another version
-
-    def install(self, file: Path) -> None:
-        run(sys.executable, "-m", "pip", "--python", self.place, "install", "-q", "--no-deps", "--no-index", "-U", file)
-
-    @property
-    def packages(self) -> Path:
-        return next(self.place.glob("lib/python*/site-packages"))
-
-
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
-    older = wheel(tmp_path / "older", {})
-    made = Installed(tmp_path / "opt", wheel(tmp_path / "newer", NEWER))
-    run(sys.executable, "-m", "venv", "--without-pip", made.place)
-    made.install(older)
-    (made.packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-    return made
+    return Installed.make(tmp_path, NEWER)
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+"""An environment in which notbefore is installed, and another version of it that can be installed in its place."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple, Self
+
+ROOT = Path(__file__).parents[2]
+VERSION = r'(?m)^version = ".*"$'
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
+    """This tree as a wheel, with these changes."""
+    source = place / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "tests", "node_modules", "__pycache__"))
+    for name, (pattern, text) in changes.items():
+        path = source / name
+        changed, count = re.subn(pattern, text, path.read_text(encoding="utf-8"))
+        assert count == 1, name
+        path.write_text(changed, encoding="utf-8")
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place],
+        cwd=source,
+        capture_output=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return next(place.glob("*.whl"))
+
+
+class Installed(NamedTuple):
+    """An environment in which the agent is installed; what it depends on is lent by that of the tests."""
+
+    place: Path
+    older: Path  # wheels; this one is installed first
+    newer: Path
+
+    @classmethod
+    def make(cls, place: Path, changes: dict[str, tuple[str, str]]) -> Self:
+        """``changes`` make the newer version: file -> a pattern, and what stands in its place."""
+        made = cls(place / "opt", wheel(place / "older", {}), wheel(place / "newer", changes))
+        run(sys.executable, "-m", "venv", "--without-pip", made.place)
+        made.install(made.older)
+        (made.packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+        return made
+
+    def install(self, file: Path) -> None:
+        run(sys.executable, "-m", "pip", "--python", self.place, "install", "-q", "--no-deps", "--no-index", "-U", file)
+
+    @property
+    def packages(self) -> Path:
+        return next(self.place.glob("lib/python*/site-packages"))
