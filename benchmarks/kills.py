@@ -250,6 +250,7 @@ class Fault(NamedTuple):
     inflict: Callable[[Place, float], None]  # for so many seconds; healed when it returns
     inside: tuple[str, ...] = ()  # a command that the agent is run by; the state directory follows
     installs: bool = False
+    variables: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
 
 
 def full_disk(place: Place, seconds: float) -> None:
@@ -293,10 +294,10 @@ def upgrade(place: Place, seconds: float) -> None:
     time.sleep(seconds)
 
 
+SMALL_DISK = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
 FAULTS = {
-    "full-disk": Fault(
-        full_disk, ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
-    ),
+    "full-disk": Fault(full_disk, SMALL_DISK),
+    "no-memory": Fault(full_disk, SMALL_DISK, variables={"RUNTIME_DIRECTORY": "/proc/nowhere"}),  # nor a spare file
     "file-deleted": Fault(file_deleted),
     "lock-held": Fault(lock_held),
     "clock-jump": Fault(clock_jump),
@@ -321,7 +322,9 @@ def inflict(mode: str, rounds: int) -> bool:
         if fault.installs:
             installed = Installed.make(Path(directory), {"pyproject.toml": (VERSION, 'version = "9.9.9"')})
             command[0] = str(installed.place / "bin" / "python")
-        agent = start([*inside, *command], **clock.variables | disk.variables | {"LD_PRELOAD": libraries})
+        agent = start(
+            [*inside, *command], **clock.variables | disk.variables | fault.variables | {"LD_PRELOAD": libraries}
+        )
         time.sleep(3)
         world = World(simulator, SLOWLY)
         world.start()

@@ -82,6 +82,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def no_memory(state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state directory of an agent for which there is no place for a spare file."""
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/proc/nowhere")
+    return state
+
+
+@pytest.fixture
 def config(tmp_path: Path, peer: HttpPeer) -> str:
     path = tmp_path / "notbefore.yaml"
     sinks = {"hook": {"webhook": {"url": peer.url, "allow_private": True}}}
@@ -128,6 +135,36 @@ def test_a_full_disk_keeps_nobody_from_being_notified(
         assert len(agent.json("/api/v1/history")["changes"]) == 4
     assert events(peer) == ["a", "b", "c", "d"]
     assert agent.log.count("cannot be written") == 1
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="a small disk needs the right to mount")
+@pytest.mark.parametrize("courier", ["runs", "is started"])
+def test_where_nothing_can_be_written_anywhere_deliveries_go_on_from_the_agent_itself(
+    imds: Simulator, peer: HttpPeer, config: str, no_memory: Path, courier: str
+) -> None:
+    state = no_memory
+    before = ["a"] if courier == "runs" else []
+    with AgentOnSmallDisk(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed(*before))
+        eventually(lambda: delivered(agent) == len(before))
+        filler = fill(agent.disk)
+        imds.set_document(listed(*before, "b"))
+        eventually(lambda: events(peer) == [*before, "b"])
+        assert b"what is new does not survive a restart of the agent" in not_ready(agent)
+        eventually(lambda: delivered(agent) == len(before) + 1)
+        os.kill(agent.courier(), signal.SIGKILL)
+        peer.answers.append(Say(503))
+        imds.set_document(listed(*before, "b", "c"))  # it is refused, and tried again
+        eventually(lambda: events(peer) == [*before, "b", "c", "c"])
+        filler.unlink()
+        agent.ready()
+        imds.set_document(listed(*before, "b", "c", "d"))
+        eventually(lambda: delivered(agent) == len(before) + 3)
+        assert len(agent.json("/api/v1/history")["changes"]) == len(before) + 3
+        assert not agent.metric('notbefore_outbox_rows{sink="hook",state="pending"}')
+    assert events(peer) == [*before, "b", "c", "c", "d"]
+    assert "deliveries go on from the memory of this process; what is not delivered is lost when it stops" in agent.log
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="a read-only disk needs the right to mount")

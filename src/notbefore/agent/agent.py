@@ -23,7 +23,7 @@ from notbefore.agent.approver import Approver
 from notbefore.agent.clock import Clock
 from notbefore.agent.config_reading import ConfigReading
 from notbefore.agent.control_socket import ControlSocket
-from notbefore.agent.courier import CourierManager, check
+from notbefore.agent.courier import CourierManager, CourierParts, check
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
 from notbefore.agent.package import RunningPackage
@@ -42,7 +42,6 @@ from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
 from notbefore.metrics.totals import increased
-from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
 from notbefore.web.access import access
 from notbefore.web.app import make_app
@@ -79,9 +78,11 @@ class Agent:
 
         self._errors = UnforeseenErrors(self._poke)
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
-        self._outbox = OutboxReader(self._store.path, self._store.spare_path, self._store.disk)
+        self._outbox = self._store.reader()
         self._package = RunningPackage()
-        self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke, self._package)
+        self._couriers = CourierManager(
+            self._orders(config), clock, self._next_due, self._poke, CourierParts(self._package, self._store)
+        )
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake)
         self._state = AgentState(self._store, clock, self._change_settings, listeners)

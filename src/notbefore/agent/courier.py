@@ -7,7 +7,7 @@ import logging
 import os
 import select
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from notbefore.delivery.orders import (
     BEAT,
     DONE,
     HUNG,
+    IN_AGENT,
     LEAVE,
     LOST_STATE,
     OTHER_VERSION,
@@ -30,6 +31,7 @@ from notbefore.delivery.orders import (
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
+from notbefore.store.state import Store
 
 MISSED_BEATS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
@@ -38,9 +40,20 @@ LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted 
 log = logging.getLogger("notbefore.agent.courier")
 
 
+def _watched(courier: CourierProcess) -> list[Any]:
+    return [courier.beats] if courier.requests is None else [courier.beats, courier.requests]
+
+
 def check(orders: Orders) -> None:
     """Raise ``ConfigError`` where a courier could not be given these orders."""
     seal(orders, dict(os.environ))
+
+
+class CourierParts(NamedTuple):
+    """``package``: what a courier is started from. ``store``: it holds the outbox where no file can."""
+
+    package: RunningPackage | None = None
+    store: Store | None = None
 
 
 class CourierManager:
@@ -55,9 +68,9 @@ class CourierManager:
         clock: Clock,
         next_due: Callable[[], float | None],
         poke: Callable[[], None],
-        package: RunningPackage | None = None,
+        parts: CourierParts = CourierParts(),  # noqa: B008 - frozen
     ) -> None:
-        self._package = package or RunningPackage()
+        self._package, self._store = parts.package or RunningPackage(), parts.store
         check(orders)
         self.figures = CourierFigures()
         self._orders = orders
@@ -80,7 +93,7 @@ class CourierManager:
     @property
     def descriptors(self) -> list[Any]:
         """What to watch for reading."""
-        return [self._courier.beats] if self._courier is not None else []
+        return _watched(self._courier) if self._courier is not None else []
 
     @property
     def patience(self) -> float:
@@ -100,6 +113,7 @@ class CourierManager:
         if self._courier is not None:
             self._check(self._courier)
         if self._courier is not None:
+            self._serve(self._courier)
             if woken:
                 self._courier.send(WAKE)
             return
@@ -130,16 +144,29 @@ class CourierManager:
         while not courier.has_ended() and self._clock.monotonic() < deadline:
             if interrupted(0.0):
                 break
-            select.select([courier.beats], [], [], BEAT)
+            self._serve(courier)
+            select.select(_watched(courier), [], [], BEAT)
         self._reap(courier)
 
     # ---- one courier
+
+    @property
+    def _in_memory(self) -> bool:
+        return self._store is not None and self._store.in_memory
+
+    def _serve(self, courier: CourierProcess) -> None:
+        """Answer a courier that asks for the outbox in this process; it is notified when that begins."""
+        if self._in_memory and not courier.in_agent:
+            courier.send(IN_AGENT + WAKE)
+        courier.in_agent = self._in_memory
+        if self._store is not None:
+            courier.serve(self._store.serve)
 
     def _start(self) -> None:
         try:
             if self._package.look():
                 self._reason = "upgrade"
-            self._courier = CourierProcess(self._orders, self._package.copy)
+            self._courier = CourierProcess(self._orders, self._package.copy, in_agent=self._in_memory)
         except (OSError, ConfigError) as error:
             log.error("the courier cannot be started (%s): deliveries wait", error)  # noqa: TRY400 - its text says all
             self._pause()

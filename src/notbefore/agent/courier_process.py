@@ -8,17 +8,23 @@ Where there is ``posix_spawn`` it is started with it: ``subprocess`` would cost 
 import os
 import queue
 import re
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from notbefore.agent.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.delivery.orders import BEAT, TROUBLE, Orders, seal
+from notbefore.store.agent_outbox import receive, send
 
+CHANNEL: Final = COPY + 1  # the file descriptor of a courier over which it asks for the outbox
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 
 
@@ -28,7 +34,10 @@ class CourierProcess:
     ``copy``: the file descriptor of the package that it is started from, where that on disk is another one.
     """
 
-    def __init__(self, orders: Orders, copy: int | None = None) -> None:
+    def __init__(self, orders: Orders, copy: int | None = None, *, in_agent: bool = False) -> None:
+        self.in_agent = in_agent  # it was told that the outbox is in this process
+        channel = CHANNEL if hasattr(os, "posix_spawn") else None
+        orders = replace(orders, channel=channel, in_agent=in_agent)
         line = seal(orders, dict(os.environ))
         self.started = time.monotonic()  # seconds
         self.missed = 0  # seconds in a row without a sign of life
@@ -49,6 +58,21 @@ class CourierProcess:
     def beats(self) -> Any:
         """What to watch for reading: its signs of life, and its end."""
         return self._process.beats
+
+    @property
+    def requests(self) -> socket.socket | None:
+        """What to watch for reading: it asks for the outbox that is in this process."""
+        return self._process.requests
+
+    def serve(self, answer: Callable[[bytes], bytes]) -> None:
+        """Answer its requests, if there are any; one that is not whole after a second ends that."""
+        channel = self.requests
+        while channel is not None and select.select([channel], [], [], 0)[0]:
+            try:
+                request = receive(channel)
+                send(channel, answer(request))
+            except OSError:  # it has ended, or is ended soon, since it shows no signs of life
+                return
 
     def send(self, message: bytes) -> None:
         """Write to its standard input, if it still reads; what does not fit is left out."""
@@ -85,7 +109,14 @@ class _Spawned:
         self.beats, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self.beats, False)
-        actions = [(os.POSIX_SPAWN_DUP2, stdin_read, 0), (os.POSIX_SPAWN_DUP2, stdout_write, 1)]
+        self.requests: socket.socket | None
+        self.requests, channel = socket.socketpair()
+        self.requests.settimeout(BEAT)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, stdin_read, 0),
+            (os.POSIX_SPAWN_DUP2, stdout_write, 1),
+            (os.POSIX_SPAWN_DUP2, channel.fileno(), CHANNEL),
+        ]
         if copy is not None:
             actions.append((os.POSIX_SPAWN_DUP2, copy, COPY))
         try:
@@ -96,6 +127,7 @@ class _Spawned:
         finally:
             os.close(stdin_read)
             os.close(stdout_write)
+            channel.close()
 
     def write(self, message: bytes) -> None:
         with suppress(OSError):
@@ -120,6 +152,8 @@ class _Spawned:
         return -signal.SIGKILL  # a thread of it hangs in the disk: it is gone when that answers
 
     def _close(self) -> None:
+        if self.requests is not None:
+            self.requests.close()
         for descriptor in (self._stdin, self.beats):
             with suppress(OSError):
                 os.close(descriptor)
@@ -127,6 +161,8 @@ class _Spawned:
 
 class _Piped:
     """Started by ``subprocess``: one thread turns its signs of life into what ``select`` takes, one writes."""
+
+    requests: socket.socket | None = None  # it cannot be given one
 
     def __init__(self, variables: dict[str, str]) -> None:
         import subprocess  # noqa: PLC0415 - only where there is nothing lighter

@@ -124,9 +124,8 @@ class AgentView:
         known = self._state.snapshot
         reasons = [figures.package_replaced] if figures.package_replaced else []
         if self._store.degraded:
-            reasons.append(
-                f"the state cannot be written, what is new does not survive a reboot: {self._store.degraded}"
-            )
+            end = "a restart of the agent" if self._store.in_memory else "a reboot"
+            reasons.append(f"the state cannot be written, what is new does not survive {end}: {self._store.degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
         if known.poll.answered is None:

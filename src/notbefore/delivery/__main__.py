@@ -1,8 +1,9 @@
 """The courier's process: ``python -m notbefore.delivery``, started by the agent with its orders on standard input.
 
 Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave (a
-successor waits), ``t`` stop. Its end means that the agent is gone. Standard output: a byte each second as a sign of
-life, ``.``, or ``!`` where the outbox cannot be used.
+successor waits), ``t`` stop, ``m`` the outbox is in the agent's process (``store.agent_outbox``). Its end means that
+the agent is gone. Standard output: a byte each second as a sign of life, ``.``, or ``!`` where the outbox cannot be
+used.
 """
 
 import os
@@ -25,6 +26,7 @@ from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import make
 from notbefore.errors import StoreError
 from notbefore.logs import set_up
+from notbefore.store.agent_outbox import AgentOutbox
 from notbefore.store.courier_outbox import CourierOutbox
 from notbefore.store.lock import CourierLock
 
@@ -58,6 +60,13 @@ def _control() -> socket.socket:
     return reader
 
 
+def _agent(channel: int | None) -> AgentOutbox | None:
+    if channel is None:
+        return None
+    os.set_inheritable(channel, False)  # noqa: FBT003 - by position only
+    return AgentOutbox(socket.socket(fileno=channel))
+
+
 def main() -> int:
     """Deliver until there has been nothing to do for a while; returns the exit code."""
     line = _read_line(0)
@@ -84,8 +93,11 @@ def main() -> int:
     with CourierLock(path.parent, spare.parent if spare is not None else None) as lock:
         beat, trouble = partial(say, ALIVE), partial(say, TROUBLE)
         lock.acquire(PREDECESSOR_PATIENCE, beat)
-        with closing(CourierOutbox(path, spare)) as outbox:
-            courier = Courier(outbox, orders, sink, redact, AgentPipe(_control(), beat, trouble))
+        with closing(CourierOutbox(path, spare, _agent(orders.channel))) as outbox:
+            if orders.in_agent:
+                outbox.use_agent()
+            pipe = AgentPipe(_control(), beat, outbox.use_agent, trouble)
+            courier = Courier(outbox, orders, sink, redact, pipe)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: courier.stop())
             return courier.run()

@@ -24,7 +24,18 @@ from msgspec import Struct
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.delivery.failure_log import Failure, FailureLog
 from notbefore.delivery.message import Receipt, Sink
-from notbefore.delivery.orders import BEAT, DONE, HUNG, LEAVE, LEAVE_SECONDS, LOST_STATE, STOP, STOP_SECONDS, Orders
+from notbefore.delivery.orders import (
+    BEAT,
+    DONE,
+    HUNG,
+    IN_AGENT,
+    LEAVE,
+    LEAVE_SECONDS,
+    LOST_STATE,
+    STOP,
+    STOP_SECONDS,
+    Orders,
+)
 from notbefore.delivery.peers import Peers
 from notbefore.delivery.redact import known_secrets
 from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
@@ -63,6 +74,7 @@ class AgentPipe(Struct, frozen=True):
 
     control: socket.socket | None = None  # STOP, LEAVE and WAKE come from it; it is closed when the agent ends
     beat: Callable[[], None] = lambda: None  # called each second
+    use_agent: Callable[[], None] = lambda: None  # the outbox is in the agent from now on
     trouble: Callable[[], None] = lambda: None  # the outbox cannot be used: the agent is to look after it
 
 
@@ -83,7 +95,7 @@ class Courier:
         self._redact = redact
         self._control = pipe.control
         self._beat = pipe.beat
-        self._trouble = pipe.trouble
+        self._trouble, self._use_agent = pipe.trouble, pipe.use_agent
         self._attempts: deque[SendAttempt] = deque()  # made by the workers, and not looked at yet
         self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for on every system
         for end in (self._reader, self._writer):
@@ -305,6 +317,8 @@ class Courier:
                 self.stop()
             elif LEAVE in said:
                 self._leave_asked = True
+            if IN_AGENT in said:
+                self._use_agent()
         if time.monotonic() - self._last_look > ORPHANS_EVERY:
             self._find_orphaned()
         if self._stop_at is not None or self._leave_asked:  # these orders are old: the next courier may know the sinks

@@ -21,7 +21,8 @@ OTHER_VERSION: Final = 12  # the orders are of another version of this package
 BEAT: Final = 1.0  # seconds between signs of life
 STOP_SECONDS: Final = 10.0  # to send what is due before it stops
 LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
-STOP, LEAVE, WAKE = b"t", b"l", b"w"  # what the agent writes after the orders; LEAVE: a successor waits
+# what the agent writes after the orders; LEAVE: a successor waits; IN_AGENT: neither file of the outbox can be written
+STOP, LEAVE, WAKE, IN_AGENT = b"t", b"l", b"w", b"m"
 ALIVE, TROUBLE = b".", b"!"  # what the courier writes; TROUBLE: the outbox cannot be used
 MAX_ORDERS: Final = 60 * 1024  # bytes: less than a pipe holds, so that the agent never waits for a courier to read
 
@@ -37,6 +38,8 @@ class Orders(Struct, frozen=True):
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's
     spare_file: str | None = None  # it holds the outbox while the state file cannot be written
+    channel: int | None = None  # the file descriptor over which the agent is asked for the outbox
+    in_agent: bool = False  # it is there now: neither file can be written
     patient: bool = True  # what is critical is tried again where a refusal may pass: not in a drill
     linger: float = 60.0  # seconds with nothing to do after which it leaves
     deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt is given up as hanging

@@ -15,7 +15,7 @@ from typing import Final
 
 from notbefore import __version__
 from notbefore.agent.clock import Clock
-from notbefore.agent.courier import CourierManager
+from notbefore.agent.courier import CourierManager, CourierParts
 from notbefore.agent.package import RunningPackage
 from notbefore.agent.stdout import StdoutWriter
 from notbefore.agent.systemd import SystemdNotifier
@@ -26,7 +26,6 @@ from notbefore.fleet.checkpoints import FileSnapshots, make_blob_snapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
-from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
 from notbefore.web.access import access
 from notbefore.web.app import make_fleet_app
@@ -50,9 +49,11 @@ class FleetInstance:
         for end in (self._reader, self._writer):
             end.settimeout(0)
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
-        self._outbox = OutboxReader(self._store.path, self._store.spare_path)
+        self._outbox = self._store.reader()
         self._package = RunningPackage()
-        self._couriers = CourierManager(self._orders(config), clock, self._next_due, self._poke, self._package)
+        self._couriers = CourierManager(
+            self._orders(config), clock, self._next_due, self._poke, CourierParts(self._package, self._store)
+        )
         self._stdout = StdoutWriter()
         self._fleet_outbox = FleetOutbox(self._store, config.routing, self._stdout, self._couriers.wake)
         checkpoints, fleet = config.fleet.checkpoints, config.fleet
@@ -104,7 +105,7 @@ class FleetInstance:
             self._writer.close()
 
     def _look_after_store(self) -> None:
-        self._store.look_after()
+        self._store.look_after(writes=self._couriers.in_trouble)
         if self._store.degraded and self._clock.monotonic() - self._retried >= RETRY_INTERVAL:
             self._retried = self._clock.monotonic()
             self._store.retry()

@@ -9,11 +9,13 @@ from typing import Final, TypeVar
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.store import spare
+from notbefore.store.agent_outbox import AgentOutbox
 from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.outbox import CourierTurn, Outbox, OutboxMoved
 from notbefore.store.schema import BUSY_SECONDS
 
 T = TypeVar("T")
+AnyOutbox = Outbox | AgentOutbox
 REMEMBERED: Final = 30.0  # seconds: longer than the agent puts in again (``store.state.RECENT``)
 
 
@@ -21,10 +23,12 @@ class CourierOutbox:
     """The outbox of the state file, or of the spare one while that is in use; for one thread at a time.
 
     It follows a state file that is deleted, replaced or set aside, and waits for a disk that hangs no longer than a
-    deadline. Its methods raise ``sqlite3.Error``.
+    deadline. ``agent``: where the outbox is from ``use_agent`` on, in neither file. Methods raise ``sqlite3.Error``.
     """
 
-    def __init__(self, state_file: Path, spare_file: Path | None) -> None:
+    def __init__(self, state_file: Path, spare_file: Path | None, agent: AgentOutbox | None = None) -> None:
+        self._agent = agent
+        self._in_agent = False
         self._state_file = state_file
         self._spare_file = spare_file
         self._disk = DiskThread()
@@ -32,6 +36,7 @@ class CourierOutbox:
         self._spare: Outbox | None = None
         self._held: set[str] = set()  # what the courier has been given, and has not reported
         self._delivered: list[DeliveryResult] = []  # in the last seconds
+        self._moved_there = False  # and it has not been asked yet
         self._doubtful = False  # in the state file more may be leased than that
 
     def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
@@ -50,6 +55,10 @@ class CourierOutbox:
         """See ``Outbox``."""
         return self._do(lambda outbox: outbox.sinks_with_work())
 
+    def use_agent(self) -> None:
+        """From now on, and until the agent says otherwise, the outbox is in its process."""
+        self._in_agent = self._moved_there = self._agent is not None
+
     def close(self) -> None:
         """Close the files."""
         self._close_spare()
@@ -59,7 +68,7 @@ class CourierOutbox:
             return
         self._disk.end()
 
-    def _do(self, action: Callable[[Outbox], T]) -> T:
+    def _do(self, action: Callable[[AnyOutbox], T]) -> T:
         try:
             try:
                 return self._once(action)
@@ -68,7 +77,16 @@ class CourierOutbox:
         except (DiskHangsError, StoreError) as error:  # StoreError: it is being made anew
             raise sqlite3.OperationalError(str(error)) from None
 
-    def _once(self, action: Callable[[Outbox], T]) -> T:
+    def _once(self, action: Callable[[AnyOutbox], T]) -> T:
+        if self._in_agent and self._agent is not None:
+            try:
+                if self._moved_there:
+                    self._arrive(self._agent)
+                    self._moved_there = False
+                return action(self._agent)
+            except OutboxMoved:
+                self._in_agent = False
+                raise
         if self._spare_file is not None and self._spare_file.exists():
             return action(self._open_spare(self._spare_file))
         self._close_spare()
@@ -78,7 +96,7 @@ class CourierOutbox:
             self._doubtful = True
             raise
 
-    def _with_main(self, action: Callable[[Outbox], T]) -> T:
+    def _with_main(self, action: Callable[[AnyOutbox], T]) -> T:
         if self._main is None or self._main.moved:
             self._close_main()
             self._main = Outbox(self._state_file, BUSY_SECONDS, unless=self._spare_file)
@@ -94,14 +112,17 @@ class CourierOutbox:
             try:
                 with opened.transaction() as db:
                     spare.catch_up(db, self._state_file)
-                opened.release_all_but(self._held)
-                # the agent, which could not read the state file, has put in again what it wrote there just before
-                opened.exchange(CourierTurn(self._delivered, {}, time.time()))
+                self._arrive(opened)
             except sqlite3.Error:
                 opened.close()
                 raise
             self._spare = opened
         return self._spare
+
+    def _arrive(self, outbox: AnyOutbox) -> None:
+        outbox.release_all_but(self._held)
+        # the agent, if it could not read the state file, has put in again what it wrote there just before
+        outbox.exchange(CourierTurn(self._delivered, {}, time.time()))
 
     def _close_main(self) -> None:
         if self._main is not None:

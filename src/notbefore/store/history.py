@@ -32,13 +32,20 @@ def read_history(
     Raises ``sqlite3.Error``.
     """
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
-        rows = db.execute(
-            "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
-            (since if since is not None else 0, limit),
-        )
-        known = set(newer)  # they may have been written just now
-        written = (record for (record,) in rows if record not in known)
-        return newest(chain(reversed(newer), written), limit, max_bytes)
+        return history_in(db, since, limit, max_bytes, newer)
+
+
+def history_in(
+    db: sqlite3.Connection, since: float | None, limit: int, max_bytes: int, newer: Sequence[bytes] = ()
+) -> History:
+    """The same, over a connection that is open."""
+    rows = db.execute(
+        "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
+        (since if since is not None else 0, limit),
+    )
+    known = set(newer)  # they may have been written just now
+    written = (record for (record,) in rows if record not in known)
+    return newest(chain(reversed(newer), written), limit, max_bytes)
 
 
 def interruptions(path: Path, event_type: str, vm_id: str) -> list[float]:

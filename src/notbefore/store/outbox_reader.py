@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +20,21 @@ class OutboxReader:
 
     ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
     ``spare``: the file that holds the outbox while it is there. ``disk``: the thread that reads the other one.
+    ``in_memory``: what is in the outbox while it is in no file.
     """
 
-    def __init__(self, path: Path, spare: Path | None = None, disk: DiskThread | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        spare: Path | None = None,
+        disk: DiskThread | None = None,
+        in_memory: Callable[[], "OutboxRead | None"] = lambda: None,
+    ) -> None:
+        self._in_memory = in_memory
         self._main = _OutboxFile(path)
         self._spare = _OutboxFile(spare) if spare is not None else None
         self._disk = disk or DiskThread()
-        self._kept = _Read(OutboxView(), None)
+        self._kept = OutboxRead(OutboxView(), None)
 
     @property
     def view(self) -> OutboxView:
@@ -40,7 +49,9 @@ class OutboxReader:
     def refresh(self) -> None:
         """Read the file, if it has changed. Never raises: what cannot be read stays as it is known."""
         with suppress(sqlite3.Error, StoreError, OSError):
-            if self._spare is not None and self._spare.path.exists():
+            if (found := self._in_memory()) is not None:
+                self._kept = found
+            elif self._spare is not None and self._spare.path.exists():
                 self._kept = self._spare.read()
             else:
                 if self._spare is not None:
@@ -55,9 +66,16 @@ class OutboxReader:
             self._spare.close()
 
 
-class _Read(NamedTuple):
+class OutboxRead(NamedTuple):
+    """What is in the outbox."""
+
     view: OutboxView
     next_due: float | None  # Unix seconds
+
+
+def read_outbox(db: sqlite3.Connection, now: float) -> OutboxRead:
+    """Read an outbox; ``now``: Unix seconds. Raises ``sqlite3.Error``."""
+    return OutboxRead(_view(db), next_due(db, now))
 
 
 class _OutboxFile:
@@ -69,16 +87,16 @@ class _OutboxFile:
         self._file: Inode | None = None
         self._version: int | None = None
         self._read_at = 0.0  # Unix seconds
-        self._kept = _Read(OutboxView(), None)
+        self._kept = OutboxRead(OutboxView(), None)
 
-    def read(self) -> _Read:
+    def read(self) -> OutboxRead:
         """What is in it; raises ``sqlite3.Error``, ``StoreError`` or ``OSError``."""
         try:
             db = self._open()
             version = db.execute("PRAGMA data_version").fetchone()[0]
             now = time.time()
             if version != self._version or now < self._read_at:  # the clock was set back: other rows may be due
-                self._kept, self._version = _Read(_view(db), next_due(db, now)), version
+                self._kept, self._version = read_outbox(db, now), version
             self._read_at = now
         except (sqlite3.Error, StoreError, OSError):
             self.close()

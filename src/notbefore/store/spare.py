@@ -21,7 +21,7 @@ from notbefore.errors import StoreError
 from notbefore.store.copying import copy_table
 from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.schema import connect_for_reading, transaction
-from notbefore.store.state_file import FILE_NAME, StateFile
+from notbefore.store.state_file import FILE_NAME, MEMORY, StateFile
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a private directory is made there
 COPY_PATIENCE: Final = 10.0  # seconds to copy the outbox
@@ -60,28 +60,36 @@ def file_in_use(state_dir: Path) -> Path:
 def make(
     path: Path, state_file: Path, write: Callable[[StateFile, bool], None], patience: float = COPY_PATIENCE
 ) -> StateFile:
-    """A new spare file, in use from the moment at which it is whole.
+    """A new spare file, or one that is none (``MEMORY``), in use from the moment at which it is whole.
 
     ``write`` adds what the state file lacks; it is given whether the outbox of that could be copied
     within ``patience`` seconds.
 
     Raises ``OSError`` where no private directory can be made, and ``sqlite3.Error``.
     """
-    _make_private(path.parent)
-    remove(path)
+    if path != MEMORY:
+        _make_private(path.parent)
+        remove(path)
     reader = DiskThread(patience)
     try:
-        unfinished, complete = reader.do(lambda: _begun(path.with_name("copied.db"), state_file))
+        unfinished, complete = reader.do(lambda: _begun(_beside(path, "copied.db"), state_file))
     except DiskHangsError:  # what is in the state file is sent when its disk answers again
-        unfinished, complete = _begun(path.with_name("empty.db"), None)
+        unfinished, complete = _begun(_beside(path, "empty.db"), None)
     finally:
         reader.end()
+    if path == MEMORY:
+        write(unfinished, complete)
+        return unfinished
     with closing(unfinished):
         write(unfinished, complete)
     unfinished.path.replace(path)
     spare = StateFile(path)
     spare.open()
     return spare
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path if path == MEMORY else path.with_name(name)
 
 
 def _begun(path: Path, state_file: Path | None) -> tuple[StateFile, bool]:
@@ -175,6 +183,8 @@ def merge(
 
 def remove(path: Path) -> None:
     """Remove a spare file, what is left of others, and their directory."""
+    if path == MEMORY:
+        return
     for found in path.parent.glob("*.db*"):
         found.unlink(missing_ok=True)
     with suppress(OSError):

@@ -7,6 +7,7 @@ where its disk hangs, nobody waits for it for longer than a deadline.
 """
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -19,14 +20,16 @@ from typing import Final
 from notbefore.core.delivery import Delivery
 from notbefore.errors import StoreError
 from notbefore.store import history, spare
+from notbefore.store.agent_outbox import OutboxInMemory, answer
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.copying import copy_readable
 from notbefore.store.disk import DiskHangsError, DiskThread
-from notbefore.store.history import ANSWER_BYTES, History, newest, read_history
+from notbefore.store.history import ANSWER_BYTES, History, history_in, newest, read_history
 from notbefore.store.lock import DirectoryLock
+from notbefore.store.outbox_reader import OutboxRead, OutboxReader, read_outbox
 from notbefore.store.private import check_directory
 from notbefore.store.schema import DAMAGED, transaction
-from notbefore.store.state_file import FILE_NAME, Loaded, Moment, StateFile, StoredChange, StoredState
+from notbefore.store.state_file import FILE_NAME, MEMORY, Loaded, Moment, StateFile, StoredChange, StoredState
 
 log = logging.getLogger("notbefore.store")
 
@@ -145,6 +148,12 @@ class Store:
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
         """The newest records since a Unix time: at most ``limit``, and so many bytes."""
         records = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
+        with self._turn:
+            if self.in_memory and self._spare is not None:
+                found = history_in(self._spare.db, since, limit, max_bytes, records)
+                if found.cut:
+                    return found
+                records = found.records
         for path in (self.spare_path, self.path) if self.degraded is not None else (self.path,):
             with suppress(*_TROUBLE):  # unreadable: the others are all there is
                 found = self._history_disk.do(partial(read_history, path, since, limit, max_bytes, records))
@@ -152,6 +161,27 @@ class Store:
                     return found
                 records = found.records
         return newest(reversed(records), limit, max_bytes)
+
+    @property
+    def in_memory(self) -> bool:
+        """The outbox is in no file: the courier is to ask for it (``serve``)."""
+        return self._spare is not None and self._spare.path == MEMORY
+
+    def serve(self, request: bytes) -> bytes:
+        """Answer a courier that asks for the outbox in this process; raises ``sqlite3.Error``."""
+        with self._turn:
+            in_memory = self._spare if self.in_memory else None
+            return answer(OutboxInMemory(in_memory.db) if in_memory is not None else None, request)
+
+    def reader(self) -> OutboxReader:
+        """What shows the outbox, wherever it is."""
+        return OutboxReader(self.path, self.spare_path, self.disk, self._read_in_memory)
+
+    def _read_in_memory(self) -> OutboxRead | None:
+        if not self.in_memory:
+            return None
+        with self._turn:
+            return read_outbox(self._spare.db, time.time()) if self._spare is not None else None
 
     def close(self) -> None:
         """Close the files, and leave the directory to others."""
@@ -291,36 +321,41 @@ class Store:
             log.error("the state file %s cannot be written (%s): trying again", self.path, error)
         self.degraded = str(error) or type(error).__name__
 
-    def _use_spare(self) -> None:
+    def _use_spare(self, *, in_memory: bool = False) -> None:
         state, changes, revision = self._staged()
+        path = MEMORY if in_memory else self.spare_path
         try:
-            if self.spare_path.exists():
-                file = StateFile(self.spare_path)
+            if path != MEMORY and path.exists():
+                file = StateFile(path)
                 file.open()
                 file.write(state, changes, self._moment())
             else:
                 moment, recent = self._moment(), (*self._written, *changes)
                 file = spare.make(
-                    self.spare_path,
+                    path,
                     self.path,
                     # what cannot be read there may not be delivered yet: rather twice, under the same id
                     lambda new, copied: new.write(state, changes if copied else recent, moment),
                     spare.HANGING_PATIENCE if self.disk.hangs else spare.COPY_PATIENCE,
                 )
         except (*_TROUBLE, StoreError) as error:
-            self._say_spare_failed(error)
+            if not in_memory:
+                self._say_spare_failed(error)
             return
-        self._spare, self._spare_failed = file, False
+        self._spare = file
         self._mark_written(changes, revision)
-        log.error("until then deliveries go on from %s, which is lost when this machine stops", self.spare_path)
+        where, until = (self.spare_path, "this machine") if path != MEMORY else ("the memory of this process", "it")
+        log.error("until then deliveries go on from %s; what is not delivered is lost when %s stops", where, until)
 
     def _say_spare_failed(self, error: Exception) -> None:
         if self._spare is not None:
             self._spare.close()
             self._spare = None
         if not self._spare_failed:
-            log.error("nor can the spare state file %s be written (%s): deliveries wait", self.spare_path, error)
+            log.error("nor can the spare state file %s be written: %s", self.spare_path, error)
         self._spare_failed = True
+        if hasattr(os, "posix_spawn"):  # else no courier could ask for it
+            self._use_spare(in_memory=True)
 
     def _discard_spare(self, error: Exception) -> None:
         log.error("the spare state file %s cannot be used, it is removed: %s", self.spare_path, error)

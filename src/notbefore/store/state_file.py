@@ -23,6 +23,7 @@ from notbefore.store.private import prepare_database
 from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect_for_reading, inode_of, transaction
 
 FILE_NAME: Final = "notbefore.db"
+MEMORY: Final = Path(":memory:")  # SQLite's name of a file that is none, and ends with the process
 ROW_VERSION: Final = 1  # of the form in which a row's body is written
 VACUUM_PAGES: Final = 64  # given back to the disk at once: 256 KiB
 
@@ -93,8 +94,9 @@ class StateFile:
         ``schema.DAMAGED`` where it is damaged.
         """
         self.close()
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        prepare_database(self.path)
+        if self.path != MEMORY:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            prepare_database(self.path)
         # autocommit: transactions are begun and ended in `transaction` alone
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         self._connection = db
