@@ -2,7 +2,8 @@
 
 Threads: main (signals, beats written down, the courier, the state while it cannot be written), poll, identity (asks
 IMDS who this VM is, once an hour), freeze (only while an event that may affect this VM is listed), stdout (records),
-otlp (only where it is configured), approve and control (only with ``--allow-approval``), and those of the HTTP server.
+otlp and pings (only where they are configured), approve and control (only with ``--allow-approval``), and those of the
+HTTP server.
 None waits for another's network.
 """
 
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from notbefore import __version__
 from notbefore.agent.approval_log import ApprovalLog
@@ -47,7 +48,11 @@ from notbefore.web.access import access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 
+if TYPE_CHECKING:  # most agents send no pings
+    from notbefore.agent.pings import AgentStatus, Pings
+
 RETRY_INTERVAL: Final = 2.0  # seconds between attempts to write a state that could not be written
+FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
 log = logging.getLogger("notbefore.agent")
@@ -93,6 +98,7 @@ class Agent:
         self._control = ControlSocket(self._store.path.parent, self._approver.answer) if allow_approval else None
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
         self._view = AgentView(self._state, self._store, self._outbox, self._approver.preview, self._in_use)
+        self._pings: Pings | None = None  # where a heartbeat is configured
         self._server = HttpServer(config.server.listen, make_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()
 
@@ -126,6 +132,25 @@ class Agent:
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
+
+    def _send_pings(self) -> None:
+        """Begin, go on or end, as the configuration says."""
+        if self._pings is None and self._config.heartbeat is not None:
+            from notbefore.agent.pings import Pings  # noqa: PLC0415 - only where it is configured
+
+            self._pings = Pings(self._status, lambda: self._config, self._errors)
+        if self._pings is not None:
+            self._pings.reconfigure()
+
+    def _status(self) -> "AgentStatus | None":
+        """What a ping says; ``None`` while IMDS may take its time for the first answer."""
+        from notbefore.agent.pings import AgentStatus  # noqa: PLC0415 - as above
+
+        known, now = self._state.snapshot, self._clock.now()
+        if known.poll.answered is None and (now - self._started).total_seconds() < FIRST_ANSWER:
+            return None
+        listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
+        return AgentStatus(self._view.ready().ok, self._view.status_line(), known.vm, listed, now)
 
     def _next_due(self) -> float | None:
         self._outbox.refresh()
@@ -171,6 +196,7 @@ class Agent:
             self._approver.start()
             if self._control is not None:
                 self._control.start()
+            self._send_pings()
             self._systemd.ready()
             self._package.keep()
             self._supervise()
@@ -268,6 +294,7 @@ class Agent:
             self._polling = polling
             self._polling.start()
         self._approver.start()
+        self._send_pings()
         self._config_figures = ConfigFigures(self._clock.time(), False, increased(figures.reloads, "success"))  # noqa: FBT003 - by position
         log.info("configuration reloaded")
 
@@ -288,6 +315,8 @@ class Agent:
     def _stop(self) -> None:
         self._stopping = True
         self._systemd.stopping()
+        if self._pings is not None:
+            self._pings.stop()
         self._polling.stop()
         if self._control is not None:
             self._control.stop()

@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -23,18 +23,21 @@ from notbefore.config.findings import check_broken, plain_keys, warnings
 from notbefore.config.load import dump, files, values
 from notbefore.config.model import Config, Server, host_and_port
 from notbefore.config.sinks import Connection, Messages, Otlp, SinkConfig
+from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Asked, ConnectableSink, Sink
 from notbefore.delivery.redact import Redactor, known_secrets
 from notbefore.delivery.sinks import check_templates, make, try_out
-from notbefore.errors import ConfigError, NotBeforeError, SendError
+from notbefore.errors import ConfigError, ImdsError, NotBeforeError, SendError
 from notbefore.imds.client import ImdsClient
+from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
 from notbefore.web.access import access, load_web_config
 
 WRONG: Final = 2  # the exit code
+IMDS_PATIENCE: Final = 2.0  # seconds
 PRIVILEGED: Final = 1024  # ports below it are root's
 
 
@@ -88,6 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     check_broken(config, options.config)
     ImdsClient(config.imds.endpoint)  # raises what is wrong with the address
     notes = access(config.server).check_listen(config.server.listen)  # raises where it would let everybody read
+    notes = [*notes, *(_leader_notes(config) if options.connect else ())]
     found = [*warnings(config, options.config), *_cannot_listen(config.server)]
     if not options.json:
         sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
@@ -104,6 +108,21 @@ def _run(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(dump(config))
     return WRONG if strict else int(refused)
+
+
+def _leader_notes(config: Config) -> Iterator[str]:
+    """Where this VM is in a scale set: the routes by which each VM sends people a message of its own."""
+    try:
+        with closing(ImdsClient(config.imds.endpoint)) as client:
+            vm = fetch_vm(client, IMDS_PATIENCE)
+    except ImdsError:  # it may be checked elsewhere than on a VM
+        return
+    people = frozenset(name for name, terms in config.routing.sinks.items() if terms.words and terms.approvals)
+    for number in without_leader(config.routes, vm, people):
+        yield (
+            f"routes[{number}]: this VM is in the scale set {vm.scale_set}, and each VM that an event affects sends its"
+            " own message: with `announce_by: leader` one VM does (docs/notifications.md)"
+        )
 
 
 def _cannot_listen(server: Server) -> list[str]:

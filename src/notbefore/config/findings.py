@@ -59,12 +59,15 @@ def check_broken(config: Config, path: Path | None) -> None:
 
 def plain_secrets(config: Config) -> list[str]:
     """Return the keys under which a secret stands as plain text."""
-    return [
+    ping_url = config.heartbeat.ping_url if config.heartbeat is not None else None
+    found = ["heartbeat.ping_url"] if ping_url is not None and ping_url.source == "inline" else []
+    found += [
         f"sinks.{name}.{sink.kind}.{key}"
         for name, sink in config.sinks.items()
         for key, secret in sink.secrets.items()
         if secret.source == "inline"
-    ] + [path for path, secret in otlp_headers(config.otlp).items() if secret.source == "inline"]
+    ]
+    return found + [path for path, secret in otlp_headers(config.otlp).items() if secret.source == "inline"]
 
 
 def _broken(config: Config) -> Iterator[tuple[str, str]]:
@@ -100,6 +103,7 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
 def _unused(config: Config) -> Iterator[tuple[str, str]]:
     used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
     used |= {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
+    used |= {config.heartbeat.sink} if config.heartbeat is not None and config.heartbeat.sink is not None else set()
     for name in config.sinks if config.routes else ():
         if name not in used:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"

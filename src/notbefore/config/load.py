@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import Trial, check_families, check_otlp, check_otlp_installed, check_sinks
+from notbefore.config.checks import (
+    Trial,
+    check_families,
+    check_heartbeat,
+    check_otlp,
+    check_otlp_installed,
+    check_sinks,
+)
 from notbefore.config.model import Config
 from notbefore.config.normalize import prepared
 from notbefore.config.otel_variables import Variables, fold
@@ -59,6 +66,7 @@ def load(
     if sending:
         check_sinks(config, places, environment, trial=trial)
         check_otlp(config.otlp, places, environment)
+        check_heartbeat(config, places, environment)
     return config
 
 
@@ -83,8 +91,9 @@ def values(config: Config) -> dict[str, Any]:
         found["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
     if config.otlp is None:
         del found["otlp"]  # empty, it would be wrong
-    if config.fleet is None:
-        del found["fleet"]
+    for section in ("fleet", "heartbeat"):
+        if getattr(config, section) is None:
+            del found[section]
     return found
 
 

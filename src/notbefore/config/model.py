@@ -9,6 +9,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from notbefore.config.fleet import FleetConfig
+from notbefore.config.secret import Secret
 from notbefore.config.sinks import Messages, Otlp, PeersConfig, SinkConfig, otlp_headers
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
@@ -114,6 +115,20 @@ class Exposition(_Section, frozen=True):
     families: Families = Families()
 
 
+class HeartbeatConfig(_Section, frozen=True):
+    """Signs of life while the agent polls well, for a dead man's switch: to a URL, a sink, or both."""
+
+    every: Duration = Duration("60s")  # 10s to 1h
+    ping_url: Secret | None = None  # POST with the state as text; `/fail` behind its path where the agent is not ready
+    sink: str | None = None  # a webhook, or otlp_logs over HTTP: it gets the heartbeat as a record
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.every.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
+            raise ValueError("heartbeat.every: expected 10s to 1h")
+        if self.ping_url is None and self.sink is None:
+            raise ValueError("heartbeat: expected `ping_url` or `sink`")
+
+
 class Config(_Section, frozen=True):
     """The whole configuration."""
 
@@ -126,6 +141,7 @@ class Config(_Section, frozen=True):
     sinks: dict[str, SinkConfig] = {}
     routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
     messages: Messages = Messages()
+    heartbeat: HeartbeatConfig | None = None  # a dead man's switch
     peers: PeersConfig | None = None  # without it no agent knows whether another one is alive
     approval: Policy = Policy()
     fleet: FleetConfig | None = None  # for `notbefore fleet` alone
@@ -139,5 +155,7 @@ class Config(_Section, frozen=True):
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The environment variables that hold a secret of the section ``otlp``; the courier does not inherit them."""
-        return tuple(secret.variable for secret in otlp_headers(self.otlp).values() if secret.variable)
+        """The environment variables that hold a secret of the agent's own; the courier does not inherit them."""
+        ping_url = self.heartbeat.ping_url if self.heartbeat is not None else None
+        secrets = (*otlp_headers(self.otlp).values(), *([ping_url] if ping_url is not None else []))
+        return tuple(secret.variable for secret in secrets if secret.variable)

@@ -22,6 +22,8 @@ def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
             key: _prepared_keys(EventHub.SECRETS, value, base) if isinstance(value, dict) else value
             for key, value in values["fleet"].items()
         }
+    if isinstance(values.get("heartbeat"), dict):
+        values["heartbeat"] = _prepared_keys(("ping_url",), values["heartbeat"], base)
     if isinstance(values.get("routes"), list):
         values["routes"] = [_prepared_route(route) for route in values["routes"]]
     approval = values.get("approval")

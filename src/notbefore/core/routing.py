@@ -174,6 +174,17 @@ class Target(Struct, frozen=True):
     last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
 
 
+def without_leader(routes: tuple[Route, ...], vm: Vm, people: frozenset[str]) -> tuple[int, ...]:
+    """The routes by which each VM of a scale set sends a message of its own to the sinks ``people`` of one event."""
+    if not vm.scale_set:
+        return ()
+    return tuple(
+        number
+        for number, route in enumerate(routes)
+        if route.announce_by == "affected" and not people.isdisjoint(route.sinks)
+    )
+
+
 def severity_of(change: Change) -> Severity:
     """Critical: it takes the machine down, or began without notice. Warning: a Freeze that is long, or may be."""
     return "critical" if change.notice_seconds == 0 else shared_severity_of(change.event)

@@ -4,7 +4,6 @@ Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PRO
 requests does it; a ``.netrc`` is not.
 """
 
-import ipaddress
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
+from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
 
@@ -30,7 +30,6 @@ CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so
 SHORTEST_CONNECT: Final = 0.25  # seconds that an address has at least, where the timeout is as long
 LONGEST_HEAD: Final = 300.0  # seconds for the head of an answer, where no timeout says less
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
-WIRE_SERVER: Final = ipaddress.ip_address("168.63.129.16")  # the host's agent channel in Azure: as private as IMDS
 
 
 class HttpResponse(Struct, frozen=True):
@@ -53,10 +52,6 @@ class HttpResponse(Struct, frozen=True):
             raise SendError(
                 self.cause, permanent=outcome.permanent, may_pass=outcome.may_pass, retry_after=outcome.retry_after
             )
-
-
-class PrivateAddressError(Exception):
-    """The connection would go to an address that is not public."""
 
 
 class Http:
@@ -104,7 +99,7 @@ class Http:
         deadline = time.monotonic() + timeout
         try:
             if self._guarded:
-                _check_target(url)
+                check_target(url, proxied=select_proxy(url, get_environ_proxies(url)) is not None)
             with self._session.request(
                 method,
                 url,
@@ -164,35 +159,6 @@ def _reason(error: BaseException) -> str:
     return f"{type(seen).__name__}: {seen}"
 
 
-# ---- public addresses alone
-
-
-def _check_address(address: str) -> None:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    if not ip.is_global or ip == WIRE_SERVER:
-        raise PrivateAddressError(f"{ip} is not a public address: set `allow_private: true` if it is the right one")
-
-
-def _check_target(url: str) -> None:
-    """What can be known before there is a connection: all that can, where a proxy makes it."""
-    host = urlsplit(url).hostname or ""
-    with suppress(ValueError):  # it is a name
-        _check_address(host)
-        return
-    if select_proxy(url, get_environ_proxies(url)) is None:
-        return
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise PrivateAddressError(
-            f"{host} cannot be resolved here, so that nobody can say whether the proxy would connect to a private"
-            " address: set `allow_private: true` if you trust the name"
-        ) from None
-    for info in found:
-        _check_address(str(info[4][0]))
-
-
 # ---- connections
 
 
@@ -209,7 +175,7 @@ class _ConnectionMixin:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
         try:
             if self.guarded:
-                _check_address(sock.getpeername()[0])  # the address it really has: a name may change its mind
+                check_address(sock.getpeername()[0])  # the address it really has: a name may change its mind
         except BaseException:
             sock.close()
             raise

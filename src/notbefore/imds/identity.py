@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
-from notbefore.imds.client import ImdsClient
+from notbefore.imds.client import TIMEOUT, ImdsClient
 
 PATH: Final = "/metadata/instance?api-version=2021-02-01"
 MAX_TEXT: Final = 512  # characters of a field; a resource id has about 200, the name of a tag at most 512
@@ -18,9 +18,9 @@ class _Instance(Struct):
     compute: dict[str, Any]
 
 
-def fetch_vm(client: ImdsClient) -> Vm:
-    """Ask IMDS which VM this is; raises ``ImdsError`` (``rejected`` for a body without a name)."""
-    answer = client.get(PATH)
+def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
+    """Ask IMDS which VM this is, for ``timeout`` seconds; raises ``ImdsError`` (``rejected``: a body without a name)."""
+    answer = client.get(PATH, timeout=timeout)
     try:
         compute = msgspec.json.decode(answer.body or b"", type=_Instance).compute
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,7 +10,6 @@ import time
 
 from notbefore.config.sinks import Messages, Webhook
 from notbefore.core.record import cloud_event, json_line
-from notbefore.delivery.http import Http
 from notbefore.delivery.message import Asked, Message, Receipt
 
 
@@ -18,10 +17,11 @@ class Sink:
     """An address that is sent the record."""
 
     def __init__(self, _name: str, settings: Webhook, _messages: Messages) -> None:
+        from notbefore.delivery.http import Http  # noqa: PLC0415 - the agent makes requests of this kind without it
+
         self._url = settings.url.reveal()
-        self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
         self._headers = {name: value.reveal() for name, value in settings.headers.items()}
-        self._format = settings.format
+        self._request = WebhookRequest(settings)
         cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
         self._http = Http(
             settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=not settings.allow_private
@@ -29,6 +29,29 @@ class Sink:
 
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
+        self._http.post(self._url, *self._request.of(message)).check()
+        return Receipt()
+
+    def connect(self) -> Asked:
+        """Ask for the head of the page, which changes nothing: whether a record is accepted stays unknown."""
+        answer = self._http.ask("HEAD", self._url, self._headers)
+        return Asked(None, f"it answers ({answer.status} to HEAD); whether it accepts a record, a drill shows")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+class WebhookRequest:
+    """Makes body and headers of messages; raises ``ConfigError`` for a secret that cannot be read."""
+
+    def __init__(self, settings: Webhook) -> None:
+        self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
+        self._headers = {name: value.reveal() for name, value in settings.headers.items()}
+        self._format = settings.format
+
+    def of(self, message: Message) -> tuple[bytes, dict[str, str]]:
+        """Body and headers, signed as of now."""
         values = (
             message.content.flat()
             | {
@@ -51,17 +74,7 @@ class Sink:
         }
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
-        self._http.post(self._url, body, headers).check()
-        return Receipt()
-
-    def connect(self) -> Asked:
-        """Ask for the head of the page, which changes nothing: whether a record is accepted stays unknown."""
-        answer = self._http.ask("HEAD", self._url, self._headers)
-        return Asked(None, f"it answers ({answer.status} to HEAD); whether it accepts a record, a drill shows")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+        return body, headers
 
 
 def _body_key(message: Message) -> str:
