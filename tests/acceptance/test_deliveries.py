@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
+from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import ME, PEER, body, item
@@ -428,6 +429,46 @@ def test_a_drill_says_who_was_reached(peer: HttpPeer, place: Place) -> None:
         assert "Reached: hook." in done.stdout
         assert "NOT reached: bad." in done.stdout
         assert "401" in done.stdout
+
+
+def pager(found: PagerDuty) -> dict[str, Any]:
+    return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ((), ["opened", "added", "resolved"]),
+        (("--change", "announced"), ["opened", "resolved"]),
+        (("--change", "updated"), ["opened", "added", "resolved"]),
+        (("--change", "started", "--sink", "pager"), ["opened", "resolved"]),
+    ],
+)
+def test_a_drill_closes_what_it_opens(place: Place, words: tuple[str, ...], steps: list[str]) -> None:
+    with PagerDuty() as found:
+        done = notbefore("drill", place.write({"pager": pager(found)}), *words, "--severity", "info")
+        assert (done.returncode, found.told, found.wrong) == (0, steps, []), done.stdout
+        assert {step.event["payload"]["severity"] for step in found.steps} == {"info"}
+
+
+def test_a_drill_closes_also_what_no_route_would_close_and_says_so(place: Place) -> None:
+    with PagerDuty() as found:
+        routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]
+        done = notbefore("drill", place.write({"pager": pager(found)}, routes))
+        assert (done.returncode, found.told) == (0, ["opened", "resolved"])
+        assert "No route sends the end of an event to pager" in done.stdout
+
+
+def test_a_drill_says_what_is_left_open(place: Place) -> None:
+    with PagerDuty() as found:
+        config = place.write({"pager": pager(found)})
+        done = notbefore("drill", config, "--no-resolve", "--change", "announced")
+        assert (done.returncode, found.told) == (0, ["opened"])
+        assert "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout
+        found.answers.extend([found.default, Say(400), Say(400)])
+        done = notbefore("drill", config, "--change", "announced", "--wait", "0s")
+        assert done.returncode == 1
+        assert "STILL OPEN: pager" in done.stdout
 
 
 def test_a_drill_says_which_template_failed_and_why(peer: HttpPeer, place: Place) -> None:

@@ -1,6 +1,7 @@
 """``notbefore drill``: an exercise through the real routes and sinks, to test that the people are reached.
 
 It needs no agent, and does not touch the state of one: it has an outbox of its own, which is deleted at the end.
+What it opens it closes again, also where the routes would not, and where somebody interrupts it.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Record, Vm
-from notbefore.core.routing import Route
+from notbefore.core.routing import SEVERITIES, Match, Route, Severity
 from notbefore.delivery.courier import Courier
 from notbefore.delivery.message import Message, Sink
 from notbefore.delivery.orders import Orders
@@ -51,19 +52,38 @@ SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interrup
     "terminate": ("Terminate", 300, None),
 }
 
+STEPS: Final = {  # `--change` -> what is listed, look by look; the end comes after it
+    None: ("scheduled", "started"),
+    "announced": ("scheduled",),
+    "updated": ("scheduled", "moved"),
+    "started": ("started",),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what to exercise."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
     parser.add_argument("--sink", help="this sink alone, whatever the routes say")
     parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
+    parser.add_argument(
+        "--change",
+        choices=[name for name in STEPS if name is not None],
+        help="only so far, and then the end: announced, updated, started (default: announced, started, finished)",
+    )
+    parser.add_argument(
+        "--resolve",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="end the event, so that what it opened is closed (default); --no-resolve leaves it open",
+    )
+    parser.add_argument("--severity", choices=SEVERITIES, help="instead of the one that the routes say")
     parser.add_argument("--wait", default="30s", help="for how long failed attempts are repeated (default 30s)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Send the exercise; returns 0 if every sink was reached. Raises ``ConfigError``."""
     config = load(options.config, os.environ, {})
-    routing = _routing(config, options.sink)
+    routing = _routing(config, options.sink, options.severity)
     try:
         patience = Duration(options.wait).seconds
     except ValueError as error:
@@ -71,26 +91,33 @@ def run(options: argparse.Namespace) -> int:
     redact = Redactor(known_secrets(config.sinks))
     set_up("text", "critical", redact)  # errors are shown in the table
     vm = _vm(config)
+    *steps, end = changes(options.scenario, vm.name, datetime.now(UTC), STEPS[options.change])
     with tempfile.TemporaryDirectory() as directory:
         exercise = Exercise(config, routing, vm, Path(directory), redact)
         try:
-            for change in changes(options.scenario, vm.name, datetime.now(UTC)):
+            for change in steps:
                 exercise.send(change, patience)
         finally:
-            exercise.close()
-        return show(exercise.results, config, sys.stdout)
+            with closing(exercise):
+                if options.resolve:
+                    exercise.send(end, patience)
+                    exercise.close_alerts(end, patience)
+        code = show(exercise.results, config, sys.stdout)
+        still_open = show_open(exercise, end, sys.stdout)
+        return 1 if still_open and options.resolve else code
 
 
-def _routing(config: Config, sink: str | None) -> Routing:
+def _routing(config: Config, sink: str | None, severity: Severity | None) -> Routing:
     if not config.sinks:
         raise ConfigError("there is no sink in this configuration: nobody would be notified")
     # every step of an exercise is sent, also when the event is over already
     terms = {name: msgspec.structs.replace(one, expire_on_end=False) for name, one in config.routing.sinks.items()}
     if sink is None:
-        return Routing(config.routes, terms)
+        routes = config.routes or (Route(Match(scope=("self",)), tuple(config.sinks)),)
+        return Routing(tuple(msgspec.structs.replace(one, severity=severity or one.severity) for one in routes), terms)
     if sink not in config.sinks:
         raise ConfigError(f"--sink: there is no sink {sink!r} (known: {', '.join(config.sinks)})")
-    return Routing((Route(sinks=(sink,), announce_by="all"),), terms)
+    return Routing((Route(sinks=(sink,), announce_by="all", severity=severity),), terms)
 
 
 def _vm(config: Config) -> Vm:
@@ -104,22 +131,29 @@ def _vm(config: Config) -> Vm:
     return msgspec.structs.replace(known, name=config.vm.name or known.name or socket.gethostname())
 
 
-def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
-    """Return the changes of a made-up event on the VM named ``vm``: announced, started, finished."""
+def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEPS[None]) -> list[Change]:
+    """Return the changes of a made-up event on the VM named ``vm``: a change for each of ``steps``, and its end."""
     event_type, notice, duration = SCENARIOS[scenario]
+    not_before = (now + timedelta(seconds=notice)).replace(microsecond=0)
     event = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
         event_status=SCHEDULED,
         resources=(vm,),
-        not_before=(now + timedelta(seconds=notice)).replace(microsecond=0),
+        not_before=not_before,
         description="Exercise: somebody runs `notbefore drill`.",
         event_source="User",
         duration=duration,
     )
-    started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
+    looks = {
+        "scheduled": event,
+        "moved": msgspec.structs.replace(
+            event, not_before=(now + timedelta(seconds=notice + 300)).replace(microsecond=0)
+        ),
+        "started": msgspec.structs.replace(event, event_status=STARTED, not_before=None),
+    }
     tracked, found = Tracked(), list[Change]()
-    for number, listed in enumerate(((event,), (started,), ())):
+    for number, listed in enumerate((*((looks[name],) for name in steps), ())):
         step = diff(
             tracked,
             Document(number, listed),
@@ -168,16 +202,17 @@ class Exercise:
         self._store = Store(directory)
         self._outbox = Outbox(directory / FILE_NAME)
         self._recording = RecordingOutbox(self._outbox)
+        self.unclosed: tuple[str, ...] = ()  # the sinks whose alerts no route closes
         # linger=0: the courier ends as soon as nothing is due
         self._orders = Orders(
             str(directory / FILE_NAME), config.sinks, config.messages, hidden=config.hidden, patient=False, linger=0.0
         )
 
-    def send(self, change: Change, patience: float) -> None:
+    def send(self, change: Change, patience: float, routing: Routing | None = None) -> None:
         """Deliver one change; failed attempts are repeated for ``patience`` seconds."""
         line = Record.of(change, self._vm, exercise=True).line()
         self._store.commit(
-            StoredState(), [StoredChange(change, line, deliveries(change, line, self._routing, self._vm))]
+            StoredState(), [StoredChange(change, line, deliveries(change, line, routing or self._routing, self._vm))]
         )
         deadline = time.monotonic() + patience
         while (due := self._outbox.next_due()) is not None:
@@ -187,6 +222,20 @@ class Exercise:
             time.sleep(max(0.0, wait))
             with closing(Courier(self._recording, self._orders, self._make, self._redact)) as courier:
                 courier.run()
+
+    def close_alerts(self, end: Change, patience: float) -> None:
+        """Send the end to the sinks that keep an alert of the event, and to which no route sends it."""
+        tried = {one.delivery.sink for one in self.results if one.delivery.kind == end.kind}
+        self.unclosed = tuple(sorted(self.open_alerts(end) - tried))
+        if self.unclosed:
+            terms = self._routing.sinks
+            self.send(end, patience, Routing((Route(sinks=self.unclosed, announce_by="all"),), terms))
+
+    def open_alerts(self, end: Change) -> set[str]:
+        """The sinks that keep an alert of the event, took its beginning, and have not taken its end."""
+        taken = [one for one in self.results if one.settled.result == "delivered"]
+        alerts = {one.delivery.sink for one in taken if not self._routing.sinks[one.delivery.sink].approvals}
+        return alerts - {one.delivery.sink for one in taken if one.delivery.kind == end.kind}
 
     def _make(self, name: str) -> Sink:
         return make(name, self._orders.sinks[name], self._orders.messages)
@@ -200,6 +249,18 @@ class Exercise:
         """Close the files."""
         with closing(self._outbox):
             self._store.close()
+
+
+def show_open(exercise: Exercise, end: Change, out: TextIO) -> bool:
+    """Print what the routes do not close, and what is still open; returns whether something is."""
+    if exercise.unclosed:
+        names = ", ".join(exercise.unclosed)
+        out.write(f"\nNo route sends the end of an event to {names}: what is opened there stays open.")
+        out.write(" This exercise has closed it.\n")
+    left = sorted(exercise.open_alerts(end))
+    if left:
+        out.write(f"\nSTILL OPEN: {', '.join(left)}. Close the alert of {end.event.event_id} there by hand.\n")
+    return bool(left)
 
 
 def _fallback(result: Result, config: Config) -> str:
