@@ -19,7 +19,7 @@ class _Instance(Struct):
 
 
 def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
-    """Ask IMDS which VM this is, for ``timeout`` seconds; raises ``ImdsError`` (``rejected``: a body without a name)."""
+    """Ask IMDS which VM this is, ``timeout`` seconds long; raises ``ImdsError`` (``rejected``: a body with no name)."""
     answer = client.get(PATH, timeout=timeout)
     try:
         compute = msgspec.json.decode(answer.body or b"", type=_Instance).compute
