@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -479,6 +479,7 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
 
 
 def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Agents) -> None:
+    agents.clock.go(15 * 60 - 10)
     agents.sees()
     agents.sees(MINE)
     agents.die()
@@ -491,15 +492,39 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
 
-def test_nothing_is_measured_while_no_event_of_this_vm_is_listed(agents: Agents) -> None:
+def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_until_it_is_over(agents: Agents) -> None:
     agents.sees()
+    agents.sees(OTHERS, MINE)
+    agents.waits(15 * 60 - 20, UNCHANGED)
     assert not agents.now.freeze_meter.running
+    agents.waits(5, UNCHANGED)
+    assert agents.now.freeze_meter.running
+    agents.sees(OTHERS, BEGUN)
+    assert agents.now.freeze_meter.running
     agents.sees(OTHERS)
     assert not agents.now.freeze_meter.running
+
+
+def test_the_time_of_imds_says_when_an_event_may_start(agents: Agents) -> None:
+    agents.clock.wall += timedelta(minutes=20)
     agents.sees(MINE)
-    assert agents.now.freeze_meter.running
-    agents.sees()
     assert not agents.now.freeze_meter.running
+    agents.clock.wall -= timedelta(minutes=40)
+    agents.waits(15 * 60 - 10, UNCHANGED)
+    assert agents.now.freeze_meter.running
+
+
+@pytest.mark.parametrize(("steady", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)])
+def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_clock(
+    agents: Agents, steady: float, wall_lag: float, lag: float
+) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.clock.go(wall_lag or 0.01, steady=steady)  # approved by another VM, it starts long before NotBefore
+    document = body(BEGUN, incarnation=9)
+    agents.now.tracker.handle(Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag))
+    agents.sees()
+    assert agents.last("change", "interruption_seconds") == ("finished", 30.0)
 
 
 def test_a_gap_before_the_last_good_answer_is_no_interruption(agents: Agents) -> None:

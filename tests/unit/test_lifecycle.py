@@ -541,11 +541,31 @@ def test_no_interruption_is_claimed_for_another_vm_or_a_canceled_event() -> None
 
 def test_it_says_when_beats_are_to_be_kept() -> None:
     story = Story().sees(0, item(Resources=[PEER], **STARTED))
-    assert (story.tracked.expecting, story.tracked.interrupting) == (False, False)
+    assert not story.tracked.interrupting
     story.sees(1, item())
-    assert (story.tracked.expecting, story.tracked.interrupting) == (True, False)
+    assert not story.tracked.interrupting
     story.sees(2, item(**STARTED))
-    assert (story.tracked.expecting, story.tracked.interrupting) == (True, True)
+    assert story.tracked.interrupting
+
+
+@pytest.mark.parametrize(
+    ("items", "seconds", "imminent"),
+    [
+        ((), 0, False),
+        ((item(),), 900 - 15.5, False),  # NotBefore is at 900 s
+        ((item(),), 900 - 15, True),
+        ((item(),), 5_000, True),
+        ((item(NotBefore=""),), 0, True),
+        ((item(**STARTED),), 0, True),
+        ((item(Resources=[PEER], **STARTED),), 900, False),
+        ((item(Resources=[]),), 900, True),  # nobody knows whom it affects
+        ((item("a", Resources=[PEER]), item("b", NotBefore="Sun, 01 Mar 2026 12:00:10 GMT"), item("c")), 0, True),
+    ],
+)
+def test_an_event_of_this_vm_is_imminent_from_shortly_before_it_may_start(
+    items: tuple[dict[str, Any], ...], seconds: float, *, imminent: bool
+) -> None:
+    assert Story().sees(0, *items).tracked.imminent(at(seconds)) is imminent
 
 
 def test_what_is_remembered_of_the_departed_is_bounded() -> None:
@@ -829,7 +849,7 @@ def test_gaps_while_another_vms_event_runs_are_not_measured() -> None:
 
 def test_one_event_of_this_vm_among_others_is_enough_to_keep_beats() -> None:
     story = Story().sees(0, item("a"), item("b", Resources=[PEER]), item("c", **STARTED))
-    assert (story.tracked.expecting, story.tracked.interrupting) == (True, True)
+    assert story.tracked.interrupting
 
 
 # ---- what cannot be read

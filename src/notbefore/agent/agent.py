@@ -1,9 +1,8 @@
 """``Agent``: the always-on process. It makes its parts, joins them, and supervises them until it is stopped.
 
 Threads: main (signals, beats written down, the courier, the state while it cannot be written), poll, identity (asks
-IMDS who this VM is, once an hour), freeze (only while an event that may affect this VM is listed), stdout (records),
-otlp and pings (only where they are configured), approve and control (only with ``--allow-approval``), and those of the
-HTTP server.
+IMDS who this VM is, once an hour), freeze (only while one may start or is started), stdout (records), otlp and pings
+(only where they are configured), approve and control (only with ``--allow-approval``), and those of the HTTP server.
 None waits for another's network.
 """
 
@@ -235,13 +234,14 @@ class Agent:
             self._store.retry()
 
     def _beat_for_systemd(self) -> None:
+        if not self._systemd.listens:
+            return
         self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
 
     def _patience(self) -> float:
-        # idle, only signals need attention here; a new event is noticed within this time, and Azure's notice is
-        # longer: only for a start without notice the first beats are written down a moment late
-        expecting = self._state.snapshot.state.tracked.expecting
-        idle = 1.0 if expecting or self._store.degraded else 5.0
+        # idle, only signals need attention here; where an event may start soon, each beat is written down
+        beating = self._freeze_meter.running or self._state.snapshot.state.tracked.interrupting
+        idle = 1.0 if beating or self._store.degraded else 5.0
         return min(self._couriers.patience, self._systemd.patience, idle)
 
     def _wait_for_stop(self, patience: float) -> bool:

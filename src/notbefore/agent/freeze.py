@@ -1,7 +1,8 @@
 """``FreezeMeter`` measures how long this VM was frozen: a thread wakes ten times a second and measures how late it is.
 
-It runs only while an event that may affect this VM is listed. It is apart from the polling, because IMDS answers
-slowly, or not at all, just when something happens, and a slow answer is no interruption.
+It runs only from shortly before an event that may affect this VM can start until it is over; else the poller measures
+how late each poll is. It is apart from the polling, because IMDS answers slowly, or not at all, just when something
+happens, and a slow answer is no interruption.
 """
 
 import threading
@@ -30,6 +31,8 @@ class FreezeMeter:
 
     def switch(self, *, on: bool) -> None:
         """Begin to measure, or stop; without effect where that is so already."""
+        if on == self.running:  # the usual case, each second
+            return
         with self._lock:
             if self._stop is not None and not on:
                 self._stop.set()

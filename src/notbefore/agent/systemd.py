@@ -27,6 +27,11 @@ class SystemdNotifier:
         self._status = ""
 
     @property
+    def listens(self) -> bool:
+        """Whether there is a systemd that is sent anything."""
+        return bool(self._address)
+
+    @property
     def patience(self) -> float:
         """Seconds until ``beat`` is to be called at the latest."""
         return max(0.0, self._pinged + self._every - time.monotonic())

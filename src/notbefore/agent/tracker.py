@@ -11,6 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from notbefore.agent.approval_log import without_old
+from notbefore.agent.clock import Reading
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
@@ -91,19 +92,22 @@ class Tracker:
         last = self._state.poll
         if last.failure is not None:
             log.info("IMDS answers again")
-        gap = self._freeze_meter.take() if self._freeze_meter.running else None  # since the last good answer
+        # since the last good answer: what the freeze meter measured; while it does not run, how late the beat was
+        gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
         result = "changed" if poll.body is not None else "unchanged"
         figures = last.figures.plus(result, poll.lag, poll.duration)
         # while an event of this VM is started, each poll may lengthen the interruption
-        if document is None or (poll.body is None and not snapshot.state.tracked.interrupting):
+        tracked = snapshot.state.tracked
+        if document is None or (poll.body is None and not tracked.interrupting):
             self._state.publish(PollStatus(figures, now, poll.date, None, False, last.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
+            self._expect(tracked, now, poll.date)
             return
         if poll.body is not None:
             figures = _with_flaws(figures, document.flaws)
         status = PollStatus(figures, now, poll.date, flaws=document.flaws)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
-            observation = self._observation(state, self._clock.instant(now, poll.date), gap or Gap(poll.lag, poll.lag))
+            observation = self._observation(state, self._clock.instant(now, poll.date), gap)
             known = DiffResult(state.tracked) if observation.rebooted else self._attributed(state)
             compared = diff(known.tracked, document, observation)
             _log_foreign(compared)
@@ -112,6 +116,15 @@ class Tracker:
             return made or ((state, ()) if last.answered is None else None)
 
         self._state.commit(step, status, COMMIT_PATIENCE)
+        self._expect(self._state.snapshot.state.tracked, now, poll.date)
+
+    def _expect(self, tracked: Tracked, now: Reading, date: str) -> None:
+        """Measure freezes closely from shortly before an event may start until it is over."""
+        imminent = False
+        if tracked.events:
+            at = self._clock.instant(now, date)
+            imminent = tracked.imminent(at.date or at.wall)
+        self._freeze_meter.switch(on=imminent)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
         poll, vm = self._state.poll, self._state.vm_of(state)
@@ -158,7 +171,6 @@ class Tracker:
     def _next(
         self, state: StoredState, tracked: Tracked, changes: Sequence[Change]
     ) -> tuple[StoredState, Sequence[Change]] | None:
-        self._freeze_meter.switch(on=tracked.expecting)
         if tracked == state.tracked and not changes:
             return None
         return replace(state, tracked=tracked, approvals=without_old(state.approvals, tracked)), changes

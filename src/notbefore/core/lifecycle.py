@@ -21,6 +21,9 @@ WATCHED: Final = 15.0
 Above one late answer (10 s) and below the shortest lives seen (a Preempt has 30 s of notice).
 """
 
+IMMINENT: Final = 15.0
+"""Seconds before NotBefore from which an event may start at any moment: clocks differ, and Date has whole seconds."""
+
 MISSED_BEATS: Final = 3
 """Polls without an answer in which no event starts and ends: one that is gone after them, before NotBefore or not, was
 canceled. Azure keeps a started event listed for minutes."""
@@ -171,10 +174,13 @@ class Tracked(Struct, frozen=True):
         """An event that affects this VM, or may, is Started: the beats are to be kept."""
         return any(known.may_be_ours and Phase.of(known.event) is Phase.STARTED for known in self.events.values())
 
-    @property
-    def expecting(self) -> bool:
-        """An event that affects this VM, or may, is listed, Started or not."""
-        return any(known.may_be_ours for known in self.events.values())
+    def imminent(self, now: datetime) -> bool:
+        """An event that affects this VM, or may, is Started, or may start within ``IMMINENT`` seconds of ``now``.
+
+        So may one without a NotBefore.
+        """
+        left = (known.seconds_to(now) for known in self.events.values() if known.may_be_ours)
+        return any(seconds is None or seconds <= IMMINENT for seconds in left)
 
 
 class DiffResult(Struct, frozen=True):

@@ -18,11 +18,12 @@ USUAL_RETRY: Final = 8.0  # seconds; the slowest without a Retry-After: 30 s of 
 class Poll(Struct, frozen=True):
     """The result of one poll: a new ``body``, nothing new (``body`` and ``error`` are None), or an error."""
 
-    lag: float  # seconds by which the poll began late
+    lag: float  # seconds by which the poll began late, on the monotonic clock
     duration: float  # seconds until the answer or the error
     body: bytes | None = None
     error: ImdsError | None = None
     date: str = ""  # the ``Date`` header of the answer, as it came: IMDS's clock
+    wall_lag: float = 0.0  # seconds by which the poll began late, on the wall clock: over a freeze one may stand still
 
 
 class Poller:
@@ -34,6 +35,7 @@ class Poller:
     def __init__(self, client: ImdsClient, api_version: str, interval: float) -> None:
         self.interval = interval
         self.due = time.monotonic()  # of the next poll
+        self._due_wall = time.time()  # the same on the wall clock, as it was after the poll before
         self._client = client
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
         self.timeout = FIRST_TIMEOUT  # seconds for the next answer
@@ -59,21 +61,22 @@ class Poller:
                 self.forget()  # the body was not taken in: the next one is new, even if it is the same
             failures = failures + 1 if error else 0
             self.due = self._next(failures, error)
+            self._due_wall = time.time() + self.due - time.monotonic()
 
     def poll(self) -> Poll:
         """Make one request."""
         begun = time.monotonic()
-        lag = max(0.0, begun - self.due)
+        lag, wall_lag = max(0.0, begun - self.due), max(0.0, time.time() - self._due_wall)
         try:
             answer = self._client.get(self._path, timeout=self.timeout, etag=self._etag)
         except ImdsError as error:
-            return Poll(lag, time.monotonic() - begun, error=error)
+            return Poll(lag, time.monotonic() - begun, error=error, wall_lag=wall_lag)
         self.timeout = TIMEOUT
         duration = time.monotonic() - begun
         if answer.body is None or answer.body == self._last:
-            return Poll(lag, duration, date=answer.date)
+            return Poll(lag, duration, date=answer.date, wall_lag=wall_lag)
         self._last, self._etag = answer.body, answer.etag
-        return Poll(lag, duration, body=answer.body, date=answer.date)
+        return Poll(lag, duration, body=answer.body, date=answer.date, wall_lag=wall_lag)
 
     def forget(self) -> None:
         """Report the next body as new, whatever it is."""
