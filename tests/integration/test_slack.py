@@ -244,7 +244,7 @@ def test_slack_takes_whatever_azure_says(
     look = {
         "Description": description,
         "Resources": [*names, ME],
-        "EventType": event_type or "Freeze",
+        "EventType": f"x{event_type}",
         "EventSource": event_type,
     }
     sent(bot(slack), message(look), recording(message(look), description=description, event_type=event_type))

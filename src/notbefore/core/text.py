@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Final
 
 # control characters, line and paragraph separators, and the marks that change the direction of text
-_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 
 
 def escaped(text: str) -> str:

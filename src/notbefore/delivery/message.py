@@ -10,6 +10,7 @@ from msgspec import Struct
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.record import Heartbeat, Record
 from notbefore.core.routing import Severity
+from notbefore.core.text import escaped
 from notbefore.errors import SendError
 
 MAX_KEY: Final = 255  # characters of an alert's key, which PagerDuty takes; others take as much or more
@@ -61,7 +62,7 @@ class Message(Struct, frozen=True):
     @property
     def alert_key(self) -> str:
         """The name of the event for a receiver that keeps an alert of it; the same from every VM."""
-        key = f"notbefore/{self.event_key}"
+        key = f"notbefore/{escaped(self.event_key)}"
         return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
 
     @property

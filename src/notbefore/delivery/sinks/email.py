@@ -52,7 +52,7 @@ class Sink:
         self._accepted: dict[str, set[str]] = {}  # delivery -> recipients that have it already
 
     def send(self, message: Message) -> Receipt:
-        """Send it; it is accepted when the server has taken it for every recipient."""
+        """Send it; it is accepted when the server has accepted it for every recipient."""
         text = self._render(message)
         mail = compose(message, text, self._account, _now(self._time_zone))
         self._in_session(lambda server: self._transfer(server, mail, message.delivery_id))
@@ -139,7 +139,7 @@ _MODES: Final = {"starttls": "starttls", "ssl": "tls", "tls": "tls", "insecure":
 
 
 class Account(Struct, frozen=True):
-    """A mail server, and whose mail it takes."""
+    """A mail server, the sender and the recipients."""
 
     host: str
     port: int
@@ -243,7 +243,7 @@ def _html(text: Text) -> str:
     inner = _paragraph(text.body) if text.body is not None else _built_in_html(text)
     links = " · ".join(f'<a href="{escape(link.value)}">{escape(link.name)}</a>' for link in text.links)
     return (
-        '<html><body style="font-family:sans-serif;font-size:14px">'
+        '<!doctype html>\n<html><body style="font-family:sans-serif;font-size:14px">'
         f'<h2 style="font-size:18px">{escape(text.title)}</h2>\n{inner}\n<p>{links}</p>\n'
         f'<p style="color:#666;font-size:12px">Delivery: {text.delivery_id}</p></body></html>\n'
     )
@@ -252,7 +252,7 @@ def _html(text: Text) -> str:
 def _built_in_html(text: Text) -> str:
     rows = "".join(
         f'<tr><td style="padding:2px 12px 2px 0;color:#666;vertical-align:top">{escape(fact.name)}</td>'
-        f'<td style="padding:2px 0">{escape(fact.value)}</td></tr>\n'
+        f'<td style="padding:2px 0;vertical-align:top">{escape(fact.value)}</td></tr>\n'
         for fact in text.facts
     )
     advice = f"<p><b>What to do:</b> {_lines(text.advice)}</p>\n" if text.advice else ""

@@ -10,6 +10,7 @@ import msgspec
 
 from notbefore.config.sinks import Messages, PagerDuty
 from notbefore.core.record import Record, json_line, rfc3339
+from notbefore.core.text import one_line
 from notbefore.delivery.http import Http, HttpResponse
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
@@ -76,10 +77,11 @@ def event(message: Message, text: Text) -> dict[str, Any]:
         "class": record.event_type,
         "custom_details": {name: value for name, value in details.items() if value} | {"Delivery": message.delivery_id},
     }
+    given = [(name, value) for name, value in payload.items() if value]
     values: dict[str, Any] = {
         "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
         "dedup_key": message.alert_key,
-        "payload": {name: value for name, value in payload.items() if value},
+        "payload": {name: one_line(value) if isinstance(value, str) else value for name, value in given},
         "links": [{"href": link.value, "text": link.name} for link in text.links],
         "client": "notbefore",
     }

@@ -1,0 +1,113 @@
+"""No text of any sink has a control character, or a mark that changes the direction of text, that came from Azure."""
+
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from notbefore.config.sinks import KINDS, Alertmanager, Email, Messages, SinkSettings
+from notbefore.core.record import Vm
+from notbefore.delivery.message import Message
+from notbefore.delivery.render import Renderer
+from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
+from notbefore.delivery.wording import Text
+from support.azure import ME, at
+from support.messages import STARTED, message
+
+NOW = at(60)
+SETTINGS = Messages(time_zone="Europe/Berlin")
+ACCOUNT = email.account_of(Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",)))
+TEMPLATES = {
+    "built in": SinkSettings(),
+    "templates": SinkSettings(
+        title="{{ event }} {{ event.type }} {{ vm }}",
+        body="{{ record }}{{ event.description|list }}{{ event.resources|join }}{{ event.id|safe }}"
+        "{{ vm.values()|join }}{{ body }}",
+    ),
+    "of a kind": SinkSettings(
+        titles={"started": "{{ record.values()|list }}"}, bodies={"started": "{{ event|items|list }}"}
+    ),
+}
+EVIL = st.text(
+    st.one_of(
+        st.sampled_from("\n\r\t\0\x1b\x7f\x85\u2028\u2029\u202e\u2066\u2069\u200f\u061c\ufeff\u200b<>&*_`{}%$\\"),
+        st.characters(codec="utf-8"),
+    ),
+    max_size=20,
+)
+
+
+def forbidden(letter: str) -> bool:
+    """A control character, a separator of lines, or a bidirectional control."""
+    turns = unicodedata.bidirectional(letter) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    return unicodedata.category(letter) in ("Cc", "Zl", "Zp") or turns or letter in "\u061c\u200e\u200f"
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a request, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.items() for text in texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in texts(item))
+
+
+def _slack(one: Message, text: Text) -> Any:
+    return slack.content(one, text, NOW), slack.step(text)
+
+
+def _email(one: Message, text: Text) -> Any:
+    mail = email.compose(one, text, ACCOUNT, NOW)
+    return dict(mail.items()), [part.get_content() for part in mail.iter_parts()]
+
+
+def _alertmanager(one: Message, text: Text) -> Any:
+    return alertmanager.alert(one, text, Alertmanager(urls=("http://am-0:9093",)))
+
+
+def _windows(one: Message, text: Text) -> Any:
+    return windows_event_log.entry(one, text)[2]
+
+
+SINKS: dict[str, tuple[Any, Any]] = {
+    "slack": (_slack, slack.inert),
+    "email": (_email, str),
+    "alertmanager": (_alertmanager, str),
+    "pagerduty": (pagerduty.event, str),
+    "apprise": (apprise.notification, str),
+    "windows_event_log": (_windows, str),
+}
+
+
+def test_every_sink_that_people_read_is_tried() -> None:
+    assert set(SINKS) == {name for name, settings in KINDS.items() if settings.WORDS}
+
+
+@pytest.mark.parametrize("templates", TEMPLATES)
+@pytest.mark.parametrize("sink", SINKS)
+@settings(max_examples=25, deadline=None)
+@given(EVIL, EVIL)
+@example("\u202e\n\rBcc: x", "\x1b[31m")
+@example("a\u2066b", "\0")
+def test_nothing_forges_a_line_or_turns_the_text_around(sink: str, templates: str, first: str, second: str) -> None:
+    look = {
+        "EventId": f"id{first}",
+        "EventType": f"type{second}",
+        "EventSource": first,
+        "Description": second,
+        "Resources": [f"vm{first}", f"vm{second}", ME],
+    }
+    vm = Vm(name=first, resource_group=second, zone=first, scale_set=second, subscription_id=first, location=second)
+    make, escape = SINKS[sink]
+    render = Renderer(TEMPLATES[templates], SETTINGS, escape)
+    for one in (message(look, vm=vm), message(look, look | STARTED, vm=vm)):
+        text = render(one, NOW)
+        assert not text.fallback
+        for found in texts(make(one, text)):
+            wrong = {letter for letter in found if unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp")}
+            assert wrong <= {"\n"}  # the line ends are ours
+        assert "\n" not in text.title
