@@ -1,11 +1,9 @@
 """Three VMs tell a cluster of two Alertmanagers of the same event: one notification of it, and one of its end."""
 
-import http.client
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
+from support.alertmanager import cluster_of_two
 from support.azure import body, item
 from support.peers import HttpPeer
 
@@ -33,51 +32,18 @@ def receiver() -> Iterator[HttpPeer]:
 
 @pytest.fixture
 def members(tmp_path: Path, receiver: HttpPeer) -> Iterator[list[int]]:
-    config = tmp_path / "alertmanager.yml"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "global": {"resolve_timeout": "6s"},
-                "route": {
-                    "receiver": "hook",
-                    "group_by": ["alertname", "event_id"],
-                    "group_wait": "1s",
-                    "group_interval": "1s",
-                },
-                "receivers": [{"name": "hook", "webhook_configs": [{"url": receiver.url, "send_resolved": True}]}],
-            }
-        ),
-        encoding="utf-8",
-    )
-    ports, gossip = [free_port(), free_port()], [free_port(), free_port()]
-    with ExitStack() as stack:
-        for number in (0, 1):
-            log = stack.enter_context((tmp_path / f"am-{number}.log").open("wb"))
-            words = [
-                "prometheus-alertmanager",
-                f"--config.file={config}",
-                f"--storage.path={tmp_path / f'am-{number}'}",
-                f"--web.listen-address=127.0.0.1:{ports[number]}",
-                f"--cluster.listen-address=127.0.0.1:{gossip[number]}",
-                f"--cluster.peer=127.0.0.1:{gossip[1 - number]}",
-                "--cluster.pushpull-interval=1s",
-                "--cluster.gossip-interval=100ms",
-                "--cluster.settle-timeout=5s",
-                "--cluster.peer-timeout=2s",
-            ]
-            process = subprocess.Popen(words, stdout=log, stderr=log)
-            stack.callback(process.wait, 20)
-            stack.callback(process.terminate)
-        for port in ports:
-            eventually(lambda: cluster(port) == ("ready", 2))  # noqa: B023 - it is called here
+    configuration = {
+        "global": {"resolve_timeout": "6s"},
+        "route": {
+            "receiver": "hook",
+            "group_by": ["alertname", "event_id"],
+            "group_wait": "1s",
+            "group_interval": "1s",
+        },
+        "receivers": [{"name": "hook", "webhook_configs": [{"url": receiver.url, "send_resolved": True}]}],
+    }
+    with cluster_of_two(tmp_path, configuration) as ports:
         yield ports
-
-
-def cluster(port: int) -> tuple[str, int]:
-    with suppress(OSError, http.client.HTTPException, ValueError):
-        state = json.loads(get(port, "/api/v2/status")[1])["cluster"]
-        return state["status"], len(state["peers"])
-    return "", 0
 
 
 def test_whether_a_member_is_ready_can_be_asked(members: list[int], tmp_path: Path) -> None:

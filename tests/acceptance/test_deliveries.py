@@ -1,10 +1,8 @@
 """Notifications from the installed agent through its courier: nothing lost, in order, whatever dies or hangs."""
 
-import http.server
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,8 +18,9 @@ import yaml
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import CHANNEL, TOKEN, SlackServer
-from support.agent import RunningAgent, eventually, get, notbefore
+from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ME, PEER, body, item
+from support.gateway import Gateway
 from support.peers import HttpPeer, MailPeer, Say
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
@@ -595,33 +594,6 @@ def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
     assert any("Sent here because: oncall refused it" in content.decode() for _, content in mail.mails)
 
 
-class Gateway(http.server.ThreadingHTTPServer):
-    """Leads /NAME to the agent of that VM, as a name of a VM in its network would."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.agents: dict[str, RunningAgent] = {}
-        super().__init__(("127.0.0.1", 0), GatewayHandler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class GatewayHandler(http.server.BaseHTTPRequestHandler):
-    server: Gateway
-
-    def do_GET(self) -> None:
-        agent = self.server.agents.get(self.path.strip("/"))
-        try:
-            status = get(agent.port, "/readyz")[0] if agent is not None else 502
-        except OSError:
-            status = 502
-        self.send_response(status)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_live(
     peer: HttpPeer, tmp_path: Path
 ) -> None:
@@ -633,14 +605,11 @@ def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_l
 
     with Simulator(names) as imds, ExitStack() as stack:
         imds.set_document(body())
-        gateway = Gateway()
-        stack.callback(gateway.server_close)
-        stack.callback(gateway.shutdown)
+        gateway = stack.enter_context(Gateway())
         for name in names:
             (tmp_path / name).mkdir()
-            peers = {"url": f"http://127.0.0.1:{gateway.server_address[1]}/{{vm}}"}
             config = Place(tmp_path / name).write(
-                {"hook": webhook(peer.url)}, [{"sinks": ["hook"], "announce_by": "leader"}], peers=peers
+                {"hook": webhook(peer.url)}, [{"sinks": ["hook"], "announce_by": "leader"}], peers={"url": gateway.url}
             )
             agent = RunningAgent(f"{imds.endpoint}/vm/{name}", tmp_path / name / "state", config)
             gateway.agents[name] = stack.enter_context(agent)
