@@ -106,7 +106,9 @@ def test_one_vm_s_interruption_is_not_said_of_several() -> None:
 def test_an_exercise_says_so_first() -> None:
     text = text_of(message(exercise=True))
     assert text.title.startswith("[EXERCISE] Freeze")
-    assert "nothing has happened" in text.plain
+    assert text.plain.startswith("This is an exercise: nothing has happened, and nothing will. The VM will be paused")
+    assert rendering("GO {{ event.type }}")(message(exercise=True), EARLY).title == "[EXERCISE] GO Freeze"
+    assert rendering("{{ title }}")(message(exercise=True), EARLY).title == text.title
 
 
 # ---- several VMs

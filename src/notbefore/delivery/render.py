@@ -17,7 +17,7 @@ from notbefore.config.sinks import Messages, SinkSettings
 from notbefore.core.duration import countdown
 from notbefore.core.text import one_line
 from notbefore.delivery.message import Message
-from notbefore.delivery.wording import Text, built_in
+from notbefore.delivery.wording import Text, built_in, marked
 
 MAX_TEXT: Final = 8_000  # characters of a title or body that a template makes
 
@@ -58,9 +58,10 @@ class Renderer:
         values = _values(message, text, now)
         settings, kind = self._settings, message.kind
         # a title is plain text in every format: what is sent of it is escaped where it is put in
-        title = self._render(settings.titles.get(kind, settings.title), str, values)
+        title = one_line(self._render(settings.titles.get(kind, settings.title), str, values))
         body = self._render(settings.bodies.get(kind, settings.body), self._escape, values)
-        return msgspec.structs.replace(text, title=one_line(title) or text.title, body=body or None)
+        title = marked(title, message.record) if title else text.title
+        return msgspec.structs.replace(text, title=title, body=body or None)
 
     def _render(self, source: str | None, escape: Callable[[str], str], values: dict[str, Any]) -> str:
         if source is None:

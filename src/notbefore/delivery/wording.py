@@ -91,7 +91,7 @@ _SUMMARIES: Final = {
     "approved": "{vm} approved the event. Azure may start it now, for all affected VMs.",
     "approval_failed": "{vm} tried to approve the event, without success. Azure will start it after the time below.",
     "approval_skipped": (
-        "A rule applies to the event, but {vm} did not approve it. Azure will start it after the time below."
+        "{vm} did not approve the event, although a rule applies to it. Azure will start it after the time below."
     ),
 }
 _REASONS: Final = {  # of what became of an approval; ``core.change.Reason``
@@ -109,6 +109,8 @@ _REASONS: Final = {  # of what became of an approval; ``core.change.Reason``
     "switched_off": "approval was disabled meanwhile",
 }
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
+_MARK: Final = "[EXERCISE]"
+_EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
 _FAILED_ADVICE: Final = (
     "On the VM, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
     " `notbefore outbox retry --all`."
@@ -161,16 +163,20 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
         title = one_line(f"notbefore on {record.vm_name or 'an unknown VM'}: {message.note}")
         return Text(title, "A receiver does not accept messages.", message.delivery_id, _FAILED_ADVICE, links=links)
     time = record.not_before if _is_ahead(message) else None
-    mark = "[EXERCISE] " if record.exercise else ""
     return Text(
-        title=one_line(mark + _title(message, time, now)),
-        summary=_summary(message),
+        title=marked(one_line(_title(message, time, now)), record),
+        summary=f"{_EXERCISE} {_summary(message)}".strip() if record.exercise else _summary(message),
         delivery_id=message.delivery_id,
         advice=_advice(message, settings.advice),
         facts=tuple(_facts(message, now, settings.time_zone)),
         links=links,
         time=time,
     )
+
+
+def marked(title: str, record: Record) -> str:
+    """The title, with a mark in front where nothing of it is real."""
+    return f"{_MARK} {title}" if record.exercise and _MARK not in title else title
 
 
 def _is_ahead(message: Message) -> bool:
@@ -251,7 +257,7 @@ def _summary(message: Message) -> str:
         reason = ENDINGS.get(record.reason)
         return "It is not known whether the event happened." + (f" The reason: {reason}." if reason else "")
     if message.kind in _SUMMARIES:
-        return _SUMMARIES[message.kind].format(vm=one_line(record.vm_name or "this VM"))
+        return _SUMMARIES[message.kind].format(vm=one_line(record.vm_name or "A VM"))
     tense = "will be" if _is_ahead(message) else "is being"
     return effect(record.event_type, tense, "The VM" if _is_one(record) else "Each affected VM")
 
@@ -302,9 +308,7 @@ def _advice_until_the_end(message: Message) -> str:
 
 def _facts(message: Message, now: datetime, time_zone: str | None) -> list[Fact]:
     record = message.record
-    exercise = "This is an exercise: nothing has happened, nothing will." if record.exercise else ""
     facts = [
-        Fact("Exercise", exercise),
         Fact("Sent here because", message.note),
         *_times(message, now, time_zone),
         Fact("Affected VMs", _names(record.resources)),
