@@ -1,8 +1,9 @@
 """The agent's own log, on stderr: JSON lines for machines, text lines for a terminal. Made with ``logging``."""
 
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from notbefore.core.text import escaped
 
 _SEVERITIES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
 
+_PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (0, 7))  # from a level on: syslog's
 
 Redact = Callable[[str], str]
 
@@ -19,8 +21,12 @@ class TextFormatter(logging.Formatter):
     """One line of text, without secrets."""
 
     def __init__(self, redact: Redact) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
         self._redact = redact
+
+    def formatTime(self, record: logging.LogRecord, _datefmt: str | None = None) -> str:  # noqa: N802 - as below
+        """Return date and time with the zone of this machine, as in RFC 3339."""
+        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="seconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the base class's
         """Return time, level and message as one line, whatever the message holds."""
@@ -53,6 +59,28 @@ class JsonFormatter(logging.Formatter):
         return json_line(values).decode()
 
 
+class JournalFormatter(logging.Formatter):
+    """The lines of another formatter, each with its priority before it: ``<4>`` is a warning (sd-daemon(3))."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Every line has the priority: each is an entry of its own in the journal, also one of a traceback."""
+        prefix = next(f"<{priority}>" for level, priority in _PRIORITIES if record.levelno >= level)
+        return "\n".join(prefix + line for line in self._inner.format(record).splitlines())
+
+
+def goes_to_journal(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether standard error is the journal's: systemd names its device and inode."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # it is closed, or none
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = str) -> None:
     """Write everything that is logged to stderr, in ``form`` (``auto``: text on a terminal), from ``level`` up.
 
@@ -63,6 +91,8 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
         handler.setFormatter(JsonFormatter(redact))
     else:
         handler.setFormatter(TextFormatter(redact))
+    if goes_to_journal() and handler.formatter is not None:
+        handler.setFormatter(JournalFormatter(handler.formatter))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

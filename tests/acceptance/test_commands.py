@@ -1,17 +1,23 @@
 """The commands as a user types them, and their exit codes."""
 
 import json
+import os
+import pty
+import re
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trustme
 
 from notbefore import __version__
+from notbefore.commands.watch import CLOSE, OPEN, TOP
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, free_port, notbefore
+from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.azure import ID, body, item
 
 
@@ -99,9 +105,131 @@ def test_when_no_agent_answers_it_says_what_to_do(command: str) -> None:
 
 
 def test_a_bad_query_is_the_agents_word(agent: RunningAgent) -> None:
-    told = notbefore("history", "--url", url(agent), "--limit", "0")
+    told = notbefore("history", "--url", url(agent), "--limit", "1000000")
     assert told.returncode == 1
     assert "limit: expected a number" in told.stderr
+
+
+@pytest.mark.parametrize("limit", ["-5", "0", "ten", "1.5"])
+def test_a_limit_that_is_none_is_refused_as_what_it_is(limit: str) -> None:
+    told = notbefore("history", "--limit", limit)
+    assert told.returncode == 2
+    assert f"argument --limit: expected a number of changes, 1 or more, got {limit}" in told.stderr
+
+
+def test_history_begins_at_a_time_or_so_long_ago(agent: RunningAgent, tmp_path: Path) -> None:
+    assert "announced" in notbefore("history", "--url", url(agent), "--since", "1h").stdout
+    assert notbefore("history", "--url", url(agent), "--since", "1ms").stdout == "No change has been seen.\n"
+    wrong = notbefore("history", "--state-dir", str(tmp_path), "--since", "yesterday")
+    assert (wrong.returncode, "--since: expected 30m, 1h or 2d" in wrong.stderr) == (2, True)
+
+
+def test_each_answer_can_be_json(agent: RunningAgent) -> None:
+    assert json.loads(notbefore("health", "--json", "--url", url(agent)).stdout)["status"] == "ok"
+    assert json.loads(notbefore("version", "--json").stdout) == {"version": __version__}
+    assert "user-reboot" in json.loads(notbefore("simulate", "--list", "--json").stdout)["scenarios"]
+    asked = f"http://127.0.0.1:{free_port()}"
+    first, *_ = notbefore("discover", "--json", "--imds", asked).stdout.splitlines()
+    assert (json.loads(first)["found"], json.loads(first)["answers"]) == (asked, False)
+
+
+class Terminal:
+    """A command in a terminal of so many columns and lines."""
+
+    def __init__(self, *words: str, columns: int = 100, **environment: str) -> None:
+        size = {"COLUMNS": str(columns), "LINES": "12"}
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            order = [sys.executable, "-m", "notbefore", *words]
+            os.execve(sys.executable, order, {**os.environ, **size, **environment})  # noqa: S606 - our own command
+        self.shown = ""
+
+    def shows(self, text: str) -> str:
+        """Wait until it has written this; returns all that it has written."""
+        eventually(lambda: self._read() and text in self.shown)
+        return self.shown
+
+    def _read(self) -> bool:
+        if select.select([self._terminal], [], [], 0.1)[0]:
+            with suppress(OSError):  # it has ended
+                self.shown += os.read(self._terminal, 65_536).decode()
+        return True
+
+    def end(self) -> int:
+        """Ctrl-C; returns the exit code."""
+        os.write(self._terminal, b"\x03")
+        eventually(lambda: self._read() and CLOSE in self.shown)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self._terminal)
+        return code
+
+
+def test_events_can_be_watched_in_a_terminal(agent: RunningAgent) -> None:
+    watching = Terminal("events", "--watch", "--url", url(agent), columns=60, NO_COLOR="")
+    shown = watching.shows("NOT BEFORE")
+    assert OPEN in shown
+    assert "Scheduled events of" in shown
+    first = watching.shows("\x1b[1m")
+    eventually(lambda: len(watching.shows("Freeze").split(TOP)) > 3)
+    pictures = watching.shown.split(TOP)
+    assert pictures[1] != pictures[3], "the countdown ticks"
+    assert all(len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= 60 for line in first.replace("\r", "").split("\n"))
+    assert watching.end() == 0
+    plain = Terminal("events", "--watch", "--url", url(agent), NO_COLOR="1")
+    assert "\x1b[1m" not in plain.shows("Freeze")
+    assert plain.end() == 0
+
+
+ORDINARY = """
+import os, sys
+from notbefore.commands import main, run
+os.geteuid() or os.setuid(65534)
+sys.exit(main.main())
+"""
+
+
+def test_an_ordinary_user_is_told_of_another_state_directory(tmp_path: Path) -> None:
+    place = tmp_path / "below"
+    place.mkdir(mode=0o500)
+    order = [sys.executable, "-c", ORDINARY, "run", "--state-dir", str(place / "state")]
+    done = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert f"no permission for {place / 'state'}: use another directory, `--state-dir DIR`" in done.stderr
+
+
+def test_what_is_no_azure_vm_is_told_so_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "NOTBEFORE_LOG__FORMAT": "text"}
+    words = ["run", "--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{free_port()}"]
+    done = subprocess.run(
+        [sys.executable, "-c", NO_AZURE, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.count("This does not look like an Azure VM") == 1, done.stderr
+    assert "notbefore demo" in done.stderr
+    assert "where is IMDS" not in done.stderr
+
+
+NO_AZURE = """
+import signal, threading, sys
+from notbefore.commands.main import main
+from notbefore.imds import client, discovery
+client.USUAL = "http://127.0.0.1:9"
+import notbefore.agent.polling as polling
+polling.may_be_elsewhere = lambda _endpoint: True
+def search(self):
+    yield discovery.SearchStep("configuration", "http://127.0.0.1:9", why="refused")
+    yield discovery.SearchStep("DHCP INFORM", why="no answer with option 245")
+discovery.Discovery.search = search
+polling.FIRST_TRIES = 1
+polling.SEARCH_PAUSES = (0.2,)
+polling.IDENTITY_RETRY = (0.2,)
+threading.Timer(4, lambda: signal.raise_signal(signal.SIGTERM)).start()
+sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
+"""
 
 
 def test_check_config_says_what_a_configuration_amounts_to(tmp_path: Path) -> None:

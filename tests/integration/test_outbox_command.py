@@ -79,7 +79,7 @@ def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
     assert json.loads(done("show", "--state-dir", state, "--json", "a"))["error"] == "404"
     assert json.loads(done("show", "a", "--state-dir", state))["error"] == "404"
     assert done("retry", "--state-dir", state, "a").startswith("1 will be sent again now")
-    assert done("drop", "--state-dir", state, "a", "b") == "2 dropped\n"
+    assert done("drop", "--state-dir", state, "a", "b") == "2 dropped.\n"
     assert done("list", "--state-dir", state) == "The outbox is empty.\n"
 
 
@@ -122,8 +122,8 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         lock.acquire(1, lambda: None)
         left = "1 left as they are: they are being sent"
         assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {left}.\n")
-        assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {left}\n"
-    assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped\n"  # that courier has ended
+        assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {left}.\n"
+    assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"  # that courier has ended
 
 
 def test_a_sign_of_life_that_was_refused_is_not_kept(tmp_path: Path) -> None:

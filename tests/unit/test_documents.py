@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from notbefore.commands.main import make_parser
+from notbefore.commands.main import COMMANDS, make_parser
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.sinks import KINDS
@@ -51,6 +52,18 @@ def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.Monk
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     made = reference().PAGES[name]()
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "it is stale: make reference"
+
+
+@pytest.mark.parametrize("name", ["notbefore.bash", "_notbefore", "notbefore.fish", "notbefore.1"])
+def test_completions_and_man_page_are_those_of_the_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    made = reference().SHELL[name]()
+    kept = (ROOT / "config" / "shell" / name).read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert re.search(command.replace("-", r"\\?[-_]"), made)
+    if sys.version_info[:2] == (3, 11):  # each Python breaks the lines of a usage in its own way
+        assert kept == made, "it is stale: make reference"
 
 
 def test_the_table_of_the_house_has_every_room_and_names_only_what_is_there() -> None:

@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -16,7 +18,7 @@ from notbefore.core.document import Event
 from notbefore.core.duration import span
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingEvent
-from notbefore.logs import JsonFormatter, TextFormatter, set_up
+from notbefore.logs import JsonFormatter, TextFormatter, goes_to_journal, set_up
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,35 @@ def test_a_log_line_holds_its_exception() -> None:
     line = JsonFormatter().format(log_record(exc_info=(RuntimeError, error, None)))
     assert "\n" not in line
     assert "RuntimeError: broken" in json.loads(line)["exception"]
+
+
+def test_a_text_line_has_date_time_and_zone() -> None:
+    line = TextFormatter(str).format(log_record(created=1_800_000_000.0, levelname="WARNING"))
+    assert datetime.fromisoformat(line.split()[0]) == datetime.fromtimestamp(1_800_000_000, UTC)
+    assert line.split()[1] == "WARNING"
+
+
+@pytest.mark.parametrize(
+    ("level", "priority"), [("error", "<3>"), ("warning", "<4>"), ("info", "<6>"), ("debug", "<7>")]
+)
+def test_the_journal_is_given_the_priority_of_each_line(level: str, priority: str) -> None:
+    code = (
+        "import logging, os, sys; from notbefore.logs import set_up\n"
+        "one = os.fstat(2); os.environ['JOURNAL_STREAM'] = f'{one.st_dev}:{one.st_ino}'\n"
+        "set_up('text', 'debug'); logging.getLogger('x').log(getattr(logging, sys.argv[1].upper()), 'hello',"
+        " exc_info=ValueError('inner'))"
+    )
+    lines = subprocess.run(
+        [sys.executable, "-c", code, level], capture_output=True, text=True, check=True
+    ).stderr.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(priority) for line in lines)
+    assert "ValueError: inner" in lines[1]
+
+
+def test_what_does_not_go_to_the_journal_has_no_priority() -> None:
+    assert not goes_to_journal({"JOURNAL_STREAM": "1:1"})
+    assert not goes_to_journal({})
 
 
 FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028end"

@@ -169,10 +169,11 @@ class Polling:
         if self._stop.is_set() or not steps:
             return False
         lines = [str(step) for step in steps]
-        for line in lines if lines != self._last_search else ():  # the same is not logged twice
-            log.info("where is IMDS? %s", line)
+        found = steps[-1].answers and steps[-1].found != self.endpoint
+        if lines != self._last_search:  # the same is not logged twice
+            self._log_search(lines, found=found)
         self._last_search = lines
-        if not steps[-1].answers or steps[-1].found == self.endpoint:
+        if not found:
             return False
         self.endpoint, self._searches = steps[-1].found, 0
         for client in (self._poll_client, self._identity_client):
@@ -180,6 +181,15 @@ class Polling:
         self.poller.forget()  # an ETag of one endpoint means nothing to another
         log.info("IMDS is asked at %s from now on", self.endpoint)
         return True
+
+    def _log_search(self, lines: list[str], *, found: bool) -> None:
+        for line in lines:
+            log.log(logging.INFO if found or self._answered else logging.DEBUG, "where is IMDS? %s", line)
+        if not found and not self._answered:
+            log.warning(
+                "This does not look like an Azure VM: IMDS is nowhere to be found. `notbefore discover` shows where it"
+                " was looked for, `notbefore demo` shows what the agent does. The agent goes on asking"
+            )
 
     def _search(self) -> "list[SearchStep]":
         from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above

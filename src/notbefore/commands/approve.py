@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlRequest, ask
-from notbefore.commands.options import add_state, load_state_configuration
+from notbefore.commands.options import add_json, add_state, load_state_configuration
+from notbefore.commands.tables import print_json
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.core.text import escaped, one_line
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
     parser.add_argument("--yes", action="store_true", help="approve without asking for confirmation")
     parser.add_argument("--reason", default="", help="why, for the record")
+    add_json(parser, "what came of it as JSON, with the event; needs --yes")
     add_state(parser)
 
 
@@ -31,17 +33,27 @@ def run(options: argparse.Namespace) -> int:
     shown = ask(directory, ControlRequest(options.event_id))
     if shown.event is None:
         raise NotBeforeError(shown.words)
-    sys.stdout.write(describe(shown.event))
+    if options.json and not options.yes:
+        raise ConfigError("--json: nobody can be asked then: add --yes")
+    if not options.json:
+        sys.stdout.write(describe(shown.event))
     if shown.words:  # there is nothing to decide any more
-        sys.stdout.write(escaped(shown.words) + "\n")
+        _report(shown.event, shown.words, done=False, as_json=options.json)
         return 0
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
         return 1
     sudo_user = os.environ.get("SUDO_USER", "")[:MAX_USER]  # the agent uses it only if root asks
     reply = ask(directory, ControlRequest(options.event_id, shown.content, options.reason, sudo_user))
-    sys.stdout.write(escaped(reply.words) + "\n")
+    _report(shown.event, reply.words, done=reply.done, as_json=options.json)
     return 0 if reply.done else 1
+
+
+def _report(event: PendingEvent, words: str, *, done: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([{"event": event, "approved": done, "message": words}], sys.stdout)
+    else:
+        sys.stdout.write(escaped(words) + "\n")
 
 
 def describe(event: PendingEvent) -> str:

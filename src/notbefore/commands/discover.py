@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from notbefore.commands.options import add_configuration, load_configuration
+from notbefore.commands.options import add_configuration, add_json, load_configuration
+from notbefore.commands.tables import print_json
 from notbefore.core.text import escaped
 from notbefore.imds.discovery import Discovery
 
@@ -11,17 +12,21 @@ from notbefore.imds.discovery import Discovery
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration: it says where to look first, and whether to look further."""
     add_configuration(parser)
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print each place that was looked at; returns 0 if IMDS answers at the last one."""
     imds = load_configuration(options).imds
     for step in Discovery(imds.endpoint, imds.api_version).search():
-        sys.stdout.write(f"{escaped(str(step))}\n")
+        if options.json:
+            print_json([step], sys.stdout)
+        else:
+            sys.stdout.write(f"{escaped(str(step))}\n")
         sys.stdout.flush()  # the next one may take its time
         if step.answers:
             return 0
         if not imds.discover:
-            sys.stdout.write("imds.discover is false: no other place is looked at\n")
+            (sys.stderr if options.json else sys.stdout).write("imds.discover is false: no other place is looked at\n")
             break
     return 1

@@ -12,11 +12,17 @@ from notbefore.core.duration import span
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the agent is, and the form of the answer."""
     add_agent(parser)
-    parser.add_argument("--json", action="store_true", help="JSON, one object a line")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="JSON, one object a line")
+    form.add_argument("--watch", action="store_true", help="show it anew each second, with countdowns, until Ctrl-C")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
+    """Show the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
+    if options.watch:
+        from notbefore.commands.watch import watch  # noqa: PLC0415 - imports what is needed only here
+
+        return watch(agent_client(options), sys.stdout)
     show_events(agent_client(options).ask("/api/v1/events"), sys.stdout, as_json=options.json)
     return 0
 

@@ -4,7 +4,8 @@ import argparse
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TextIO
 from urllib.parse import quote
@@ -12,8 +13,10 @@ from urllib.parse import quote
 import msgspec
 
 from notbefore.commands.client import AgentClient, add_agent, agent_client
+from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
-from notbefore.core.duration import span
+from notbefore.core.duration import Duration, span
+from notbefore.core.record import rfc3339
 from notbefore.errors import ConfigError, StoreError
 from notbefore.store.history import read_history
 from notbefore.store.spare import file_in_use
@@ -25,47 +28,64 @@ PREFIX: Final = "azure.scheduled_event."  # of the names in a record
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to read, from when on, and the form of the answer."""
     add_agent(parser)
-    parser.add_argument("--json", action="store_true", help="JSON, one object a line")
+    add_json(parser)
     parser.add_argument("--state-dir", help="read this state directory instead of asking an agent")
-    parser.add_argument("--since", help="only changes from this time on (RFC 3339)")
-    parser.add_argument("--limit", type=int, default=100, help="at most so many, the newest (default 100)")
+    parser.add_argument(
+        "--since", metavar="TIME", help="only changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z"
+    )
+    parser.add_argument(
+        "--limit", type=_count, default=100, metavar="N", help="at most so many, the newest (default 100)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the changes; returns the exit code. Raises ``NotBeforeError``."""
+    since = _start(options.since, datetime.now(UTC)) if options.since else None
     if options.state_dir is None:
-        changes = ask_changes(agent_client(options), options.since, options.limit)
+        changes = ask_changes(agent_client(options), since, options.limit)
     else:
-        changes = read_changes(Path(options.state_dir), options.since, options.limit)
+        changes = read_changes(Path(options.state_dir), since, options.limit)
     show_history(changes, sys.stdout, as_json=options.json)
     return 0
 
 
-def ask_changes(agent: AgentClient, since: str | None, limit: int) -> list[dict[str, Any]]:
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a number of changes, 1 or more, got {text}")
+    return int(text)
+
+
+def _start(text: str, now: datetime) -> datetime:
+    """Return the time that ``--since`` names; raises ``ConfigError``."""
+    with suppress(ValueError):
+        return now - timedelta(seconds=Duration(text).seconds)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--since: expected 30m, 1h or 2d (so long ago), or a time such as 2026-03-01T12:00:00Z, got {text!r}"
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes that a running agent knows, oldest first; raises ``NotBeforeError``."""
-    answer = agent.ask(f"/api/v1/history?limit={limit}" + (f"&since={quote(since)}" if since else ""))
+    answer = agent.ask(f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else ""))
     if answer.get("cut"):
         sys.stderr.write("There are older changes, too many for one answer. --state-dir reads all of them.\n")
     changes: list[dict[str, Any]] = answer["changes"]
     return changes
 
 
-def read_changes(state_dir: Path, since: str | None, limit: int) -> list[dict[str, Any]]:
-    """Return the last changes in a state directory, oldest first; raises ``ConfigError`` or ``StoreError``."""
+def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[dict[str, Any]]:
+    """Return the last changes in a state directory, oldest first; raises ``StoreError``."""
     path, in_use = state_dir / FILE_NAME, file_in_use(state_dir)
     try:
-        start = _time(since).timestamp() if since else None
+        start = since.timestamp() if since else None
         new = read_history(in_use, start, limit).records if in_use != path else []
         return [msgspec.json.decode(row) for row in read_history(path, start, limit, newer=new).records]
-    except ValueError:
-        raise ConfigError(f"--since: expected RFC 3339, got {since!r}") from None
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
-
-
-def _time(text: str) -> datetime:
-    time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

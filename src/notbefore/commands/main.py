@@ -35,6 +35,22 @@ COMMANDS: Final = {  # `check-config` is the module check_config, with the funct
     "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
     "version": "show the version",
 }
+DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
+EXAMPLES: Final = {
+    "run": "notbefore run /etc/notbefore/notbefore.yml",
+    "check-config": "notbefore check-config --connect /etc/notbefore/notbefore.yml",
+    "discover": "notbefore discover",
+    "events": "notbefore events --watch",
+    "history": "notbefore history --since 1h",
+    "health": "notbefore health --ready",
+    "drill": "notbefore drill /etc/notbefore/notbefore.yml --sink oncall",
+    "approve": "notbefore approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --reason 'drained'",
+    "outbox": "notbefore outbox list --state dead",
+    "fleet": "notbefore fleet /etc/notbefore/fleet.yml",
+    "simulate": "notbefore simulate --scenario user-reboot --speed 60",
+    "demo": "notbefore demo --keep",
+    "version": "notbefore version",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,21 +76,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.ArgumentParser:
     """Return a parser that knows all commands by name, and the arguments of the one that ``words`` name.
 
     The arguments of a command stand in its module, and importing it costs memory: a running agent has only its own.
+    ``every``: those of all commands, for the completion and the man page.
     """
     parser = argparse.ArgumentParser(
-        prog="notbefore", description=notbefore.__doc__, epilog=(__doc__ or "").split("\n\n", 1)[1]
+        prog="notbefore",
+        description=notbefore.__doc__,
+        epilog=(__doc__ or "").split("\n\n", 1)[1] + f"\n{DOCUMENTS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help=COMMANDS["version"])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         # no abbreviations: --allow is not --allow-approval
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name == asked:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n  {EXAMPLES[name]}\n\n{DOCUMENTS}",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == asked or every:
             _module(name).add_arguments(command)
     return parser
 

@@ -27,6 +27,7 @@ def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object a li
 def load_configuration(options: argparse.Namespace, trial: Trial | None = None) -> Config:
     """Return the configuration that the options name; raises ``ConfigError``. ``trial``: see ``config.load``."""
     overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
+    overrides["log.level"] = getattr(options, "log_level", None)
     return load(options.config, os.environ, overrides, trial=trial)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import msgspec
 
-from notbefore.commands.options import add_state, load_state_configuration
+from notbefore.commands.options import add_json, add_state, load_state_configuration
 from notbefore.commands.tables import print_json, table
 from notbefore.config.model import Config
 from notbefore.core.delivery import STATES, Delivery
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--sink", help="only deliveries to this sink")
         if name == "list":
             action.add_argument("--state", choices=STATES, help="only deliveries in this state")
-        if name in ("list", "show"):
-            action.add_argument("--json", action="store_true", help="JSON, one object a line")
+        add_json(action)
         add_state(action)
 
 
@@ -67,35 +66,42 @@ def run(options: argparse.Namespace) -> int:
             if nobody:
                 outbox.free(one.delivery_id for one in chosen)
         if options.action == "retry":
-            _retry(outbox, chosen, config)
+            _retry(outbox, chosen, config, as_json=options.json)
         else:
-            _drop(outbox, chosen)
+            _drop(outbox, chosen, as_json=options.json)
     return 0
 
 
-def _retry(outbox: Outbox, chosen: list[Delivery], config: Config) -> None:
+def _retry(outbox: Outbox, chosen: list[Delivery], config: Config, *, as_json: bool) -> None:
     terms, now = config.routing.sinks, time.time()
     done = 0
     for one in chosen:
         known = terms[one.sink].expire_after if one.sink in terms else None
         done += outbox.retry([one.delivery_id], now, known)
-    sys.stdout.write(f"{done} will be sent again now if the agent is running{_left(chosen, done)}.\n")
+    _say(done, "will be sent again now if the agent is running", chosen, as_json=as_json)
 
 
-def _drop(outbox: Outbox, chosen: list[Delivery]) -> None:
-    done = outbox.drop([one.delivery_id for one in chosen])
-    sys.stdout.write(f"{done} dropped{_left(chosen, done)}\n")
+def _drop(outbox: Outbox, chosen: list[Delivery], *, as_json: bool) -> None:
+    _say(outbox.drop([one.delivery_id for one in chosen]), "dropped", chosen, as_json=as_json)
 
 
-def _left(chosen: list[Delivery], done: int) -> str:
+def _say(done: int, what: str, chosen: list[Delivery], *, as_json: bool) -> None:
     left = len(chosen) - done
-    return f", {left} left as they are: they are being sent" if left else ""
+    if as_json:
+        print_json([{"done": done, "being_sent": left}], sys.stdout)
+    else:
+        rest = f", {left} left as they are: they are being sent" if left else ""
+        sys.stdout.write(f"{done} {what}{rest}.\n")
 
 
 def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
     if getattr(options, "all", False):
         dead = outbox.rows("dead", options.sink)
-        return dead if options.action == "drop" else _timely(dead, outbox.listed_events())
+        return (
+            dead
+            if options.action == "drop"
+            else _timely(dead, outbox.listed_events(), sys.stderr if options.json else sys.stdout)
+        )
     if not options.ids:
         every = "" if options.action == "show" else ", or --all"
         raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`){every}")
@@ -109,13 +115,11 @@ def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
     return found
 
 
-def _timely(dead: list[Delivery], listed: set[str]) -> list[Delivery]:
+def _timely(dead: list[Delivery], listed: set[str], out: TextIO) -> list[Delivery]:
     """Leave out announcements of events that are over: they could wake somebody, and no later message corrects them."""
     found = [one for one in dead if one.event_key in listed or not one.expires_with_event]
     if len(found) < len(dead):
-        sys.stdout.write(
-            f"{len(dead) - len(found)} left out: their events are over. To send one all the same, give its ID.\n"
-        )
+        out.write(f"{len(dead) - len(found)} left out: their events are over. To send one all the same, give its ID.\n")
     return found
 
 

@@ -8,6 +8,8 @@ import time
 from types import FrameType
 from typing import Final
 
+from notbefore.commands.options import add_json
+from notbefore.commands.tables import print_json
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError, SimulatorError
 from notbefore.simulator.scenarios import SCENARIOS
@@ -55,12 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let an answer fail; see --list",
     )
     parser.add_argument("--list", action="store_true", help="list scenarios and faults")
+    add_json(parser, "the list as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Raises ``ConfigError`` and ``ListenError``."""
     if options.list:
-        return _list()
+        return _list(as_json=options.json)
     try:
         host, port = host_and_port(options.listen)
     except ValueError as error:
@@ -128,7 +131,10 @@ def _order_fault(simulator: Simulator, spec: str) -> None:
         raise ConfigError(f"--fault {spec}: {error}") from None
 
 
-def _list() -> int:
+def _list(*, as_json: bool) -> int:
+    if as_json:
+        print_json([{"scenarios": {s.name: s.title for s in SCENARIOS.values()}, "faults": dict(FAULTS)}], sys.stdout)
+        return 0
     for title, rows in (
         ("SCENARIO", [(s.name, f"{s.event_type}, notice {s.notice:g} s: {s.title}") for s in SCENARIOS.values()]),
         ("FAULT", list(FAULTS.items())),

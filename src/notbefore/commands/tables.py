@@ -9,13 +9,16 @@ from notbefore.core.text import escaped
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
     """Print columns with a head; without rows, nothing."""
+    out.writelines(f"{line}\n" for line in columns(head, rows))
+
+
+def columns(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table, the head first; none without rows."""
     if not rows:
-        return
+        return []
     cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    out.writelines(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells
-    )
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def print_json(items: Iterable[object], out: TextIO) -> None:

@@ -4,13 +4,19 @@ import argparse
 import sys
 
 import notbefore
+from notbefore.commands.options import add_json
+from notbefore.commands.tables import print_json
 
 
-def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """The command has none."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The form of the answer."""
+    add_json(parser, "JSON")
 
 
-def run(_options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the version; returns the exit code."""
-    sys.stdout.write(f"notbefore {notbefore.__version__}\n")
+    if getattr(options, "json", False):  # `notbefore --version` has no such option
+        print_json([{"version": notbefore.__version__}], sys.stdout)
+    else:
+        sys.stdout.write(f"notbefore {notbefore.__version__}\n")
     return 0
