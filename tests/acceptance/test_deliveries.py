@@ -594,6 +594,23 @@ def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
     assert any("Sent here because: oncall refused it" in content.decode() for _, content in mail.mails)
 
 
+def test_an_incident_that_the_fallback_opened_is_closed_there(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+    with PagerDuty() as found:
+        routes = [{"sinks": ["hook"], "fallback": ["pager"], "fallback_after": "1s"}]
+        config = place.write({"hook": webhook(peer.url), "pager": pager(found)}, routes)
+        peer.default = Say(503)
+        with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.ready()
+            imds.set_document(body(announced(EventType="Reboot")))
+            eventually(lambda: found.told == ["opened"])
+            peer.default = Say()
+            eventually(lambda: kinds(peer)[-1:] == ["announced"] and rows(agent, "pending") == 0, patience=40)
+            imds.set_document(body(incarnation=3))
+            eventually(lambda: kinds(peer)[-1] == "canceled")
+            eventually(lambda: found.told == ["opened", "resolved"])
+        assert not found.wrong
+
+
 def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_live(
     peer: HttpPeer, tmp_path: Path
 ) -> None:

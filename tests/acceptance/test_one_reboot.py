@@ -140,5 +140,6 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
 
 def pending(agent: RunningAgent) -> float:
     lines = get(agent.port, "/metrics")[1].decode().splitlines()
-    rows = [line for line in lines if line.startswith("notbefore_outbox_rows{") and 'state="pending"' in line]
+    rows = [line for line in lines if line.startswith("notbefore_outbox_deliveries{") and 'state="pending"' in line]
+    assert rows
     return sum(float(line.rpartition(" ")[2]) for line in rows)

@@ -127,6 +127,15 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
     assert not peer.requests
 
 
+@pytest.mark.parametrize("place", ["/sec ret", "/secret\x07", "/secr\u00e9t", ":port/secret", "[/secret"])
+def test_an_address_that_is_none_is_not_shown(peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str) -> None:
+    pinged(config_of(url=f"{peer.url}{place}"))
+    (said,) = caplog.messages
+    assert said.startswith("heartbeat: ping_url does not get it: ")
+    assert "ret" not in said
+    assert not peer.requests
+
+
 def test_over_tls_only_who_is_known_is_pinged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

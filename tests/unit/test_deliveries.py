@@ -9,6 +9,7 @@ from notbefore.core.change import Approval, Change
 from notbefore.core.delivery import (
     PATIENCE,
     REMINDER_GRACE,
+    SETTLING,
     Delivery,
     Routing,
     Terms,
@@ -128,6 +129,16 @@ def test_a_follower_s_reminders_wait_for_the_leader_as_well() -> None:
     (_, reminder) = made(change(both), route)
     assert reminder.ahead == (PEER,)
     assert reminder.due == reminder.not_before - 300 + RANK_DELAY
+
+
+def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_closed_it() -> None:
+    both, mine = {"Resources": [ME, PEER]}, {"Resources": [ME]}
+    (update, chat) = made(change(both, mine), Route(sinks=("chat", "hub")), approvals=False)
+    assert (update.due - update.created, chat.due - chat.created) == (SETTLING, 0.0)
+    (last,) = made(change(both, {"Resources": [PEER]}), Route(sinks=("chat",)), approvals=False)
+    (more,) = made(change(mine, both), Route(sinks=("chat",)), approvals=False)
+    assert last.due == last.created
+    assert more.due == more.created
 
 
 def test_a_follower_of_the_leader_waits_its_turn() -> None:

@@ -123,6 +123,8 @@ class Pings:
             why = self._sent(made())
         except ConfigError as error:  # a secret that cannot be read
             why = str(error)
+        except ValueError:  # its text may show the address
+            why = "this is not an address"
         before = self._failing.pop(whom, "")
         if why:
             self._failing[whom] = why
@@ -149,9 +151,11 @@ class Pings:
             request = urllib.request.Request(post.url, post.body, {"User-Agent": "notbefore", **post.headers})  # noqa: S310 - http and https have handlers, nothing else
             with opener.open(request, timeout=post.timeout) as answer:
                 return "" if answer.status // 100 == 2 else f"{host} answers {answer.status}"  # noqa: PLR2004 - 2xx
-        except (OSError, HTTPException, PrivateAddressError, ValueError) as error:
+        except (OSError, PrivateAddressError) as error:
             reason = getattr(error, "reason", None)  # of a URLError
             return f"{host}: {reason if isinstance(reason, Exception) else error}"
+        except HTTPException as error:  # its text may show the path
+            return f"{host}: {type(error).__name__}"
 
     def _context(self, post: Post) -> ssl.SSLContext:
         key = (post.ca_file, post.cert)

@@ -13,6 +13,7 @@ from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, Route, Severity, Tar
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
+SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
 RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed", "dropped", "yielded")
@@ -116,7 +117,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             kind=change.kind,
             severity=severity,
             created=created,
-            due=created + target.delay,
+            due=created + target.delay + _settling(change, terms),
             expires=created + target.delay + terms.expire_after,
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             record=record,
@@ -131,6 +132,15 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
         found.append(message)
         found += _reminders(change, target, message)
     return tuple(found)
+
+
+def _settling(change: Change, terms: Terms) -> float:
+    """Seconds to wait where a VM has left an event, and closes its alert: whom it still affects opens it after that."""
+    before = change.previous
+    if terms.approvals or change.scope != "self" or before is None or change.kind != "updated":
+        return 0.0
+    left = {name.casefold() for name in before.resources} - {name.casefold() for name in change.event.resources}
+    return SETTLING if left else 0.0
 
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:

@@ -4,6 +4,7 @@ The functions raise ``sqlite3.Error``. Times are Unix seconds.
 """
 
 import sqlite3
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -54,6 +55,25 @@ def activate(db: sqlite3.Connection, now: float) -> None:
             )
             put(db, [copy])
         db.execute("UPDATE outbox SET fallback_at = NULL WHERE delivery_id = ?", (primary,))
+
+
+def follow(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
+    """Send the end of an event also to the sinks of the fallback that were given its beginning: what is open is closed.
+
+    A sink was given it where it has named a thread of the event, or is still to be sent a message of it.
+    """
+    for one in deliveries:
+        for name in one.fallback:
+            given = db.execute(
+                "SELECT 1 FROM threads WHERE sink = ?1 AND event_key = ?2 UNION SELECT 1 FROM outbox"  # noqa: S608 - ours
+                f" WHERE sink = ?1 AND event_key = ?2 AND state = 'pending' AND expires > {WITHDRAWN}",
+                (name, one.event_key),
+            ).fetchone()
+            if given is not None:
+                copied = delivery_id(_change_id(one.record, one.delivery_id), name)
+                note = f"an earlier message of this event came here instead of {one.sink}"
+                fields = {"ahead": (), "fallback": (), "fallback_at": None, "others": (), "due": one.created}
+                put(db, [msgspec.structs.replace(one, delivery_id=copied, sink=name, note=note, **fields)])
 
 
 def report(db: sqlite3.Connection, result: DeliveryResult) -> None:

@@ -17,7 +17,7 @@ from notbefore.core.delivery import Delivery
 from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
 from notbefore.core.record import Vm
 from notbefore.metrics.totals import Totals
-from notbefore.store import history, outbox_intake
+from notbefore.store import history, outbox_fallback, outbox_intake
 from notbefore.store.confirmed_time import ConfirmedTime
 from notbefore.store.private import prepare_database
 from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect_for_reading, inode_of, transaction
@@ -349,3 +349,5 @@ def _write_outbox(db: sqlite3.Connection, changes: Iterable[StoredChange]) -> No
         if change.no_longer_affected:
             outbox_intake.no_longer_affected(db, key)
         outbox_intake.put(db, one.deliveries)
+        if change.kind in OUTCOMES or change.no_longer_affected:
+            outbox_fallback.follow(db, one.deliveries)
