@@ -136,6 +136,18 @@ def test_an_address_that_is_none_is_not_shown(peer: HttpPeer, caplog: pytest.Log
     assert not peer.requests
 
 
+@pytest.mark.parametrize("how", ["drip_head", "hang"])
+def test_who_drips_or_hangs_is_left(
+    peer: HttpPeer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(pings, "PING_TIMEOUT", 1.0)
+    peer.default = Say(how=how)
+    pinged(config_of(url=peer.url))
+    assert len(peer.requests) == 1
+    (said,) = caplog.messages
+    assert "in time" in said or "timed out" in said
+
+
 def test_over_tls_only_who_is_known_is_pinged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

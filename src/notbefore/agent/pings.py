@@ -24,6 +24,7 @@ from notbefore.config.sinks import OtlpLogs, Webhook
 from notbefore.core.delivery import heartbeat_delivery
 from notbefore.core.record import RESOURCE_ATTRIBUTES, Heartbeat, Value, Vm, json_line
 from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
+from notbefore.delivery.head_deadline import HeadDeadlineMixin
 from notbefore.delivery.message import Message
 from notbefore.delivery.sinks.webhook import WebhookRequest
 from notbefore.errors import ConfigError
@@ -244,22 +245,36 @@ def _context(post: Post) -> ssl.SSLContext:
     return context
 
 
-class _Guarded(HTTPConnection):
+class _Connection(HeadDeadlineMixin, HTTPConnection):
+    guarded = False
+
     def connect(self) -> None:
         super().connect()
-        check_address(self.sock.getpeername()[0])  # before a byte is sent
+        if self.guarded:  # before a byte is sent
+            check_address(self.sock.getpeername()[0])
 
 
-class _GuardedTls(HTTPSConnection):
+class _GuardedConnection(_Connection):
+    guarded = True
+
+
+class _TlsConnection(HeadDeadlineMixin, HTTPSConnection):
+    guarded = False
+
     def connect(self) -> None:
         super().connect()
-        check_address(self.sock.getpeername()[0])
+        if self.guarded:
+            check_address(self.sock.getpeername()[0])
+
+
+class _GuardedTlsConnection(_TlsConnection):
+    guarded = True
 
 
 class _Http(urllib.request.HTTPHandler):
     def __init__(self, *, guarded: bool) -> None:
         super().__init__()
-        self._connection = _Guarded if guarded else HTTPConnection
+        self._connection = _GuardedConnection if guarded else _Connection
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
         return self.do_open(self._connection, req)
@@ -269,7 +284,7 @@ class _Https(urllib.request.HTTPSHandler):
     def __init__(self, context: ssl.SSLContext, *, guarded: bool) -> None:
         super().__init__(context=context)
         self._tls = context
-        self._connection = _GuardedTls if guarded else HTTPSConnection
+        self._connection = _GuardedTlsConnection if guarded else _TlsConnection
 
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
         return self.do_open(self._connection, req, context=self._tls)

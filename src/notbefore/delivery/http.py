@@ -5,11 +5,8 @@ requests does it; a ``.netrc`` is not.
 """
 
 import socket
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from http.client import HTTPException
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
@@ -22,13 +19,13 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
 from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
+from notbefore.delivery.head_deadline import HeadDeadlineMixin
 from notbefore.delivery.retry import outcome_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
 CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
 SHORTEST_CONNECT: Final = 0.25  # seconds that an address has at least, where the timeout is as long
-LONGEST_HEAD: Final = 300.0  # seconds for the head of an answer, where no timeout says less
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
 
 
@@ -162,14 +159,10 @@ def _reason(error: BaseException) -> str:
 # ---- connections
 
 
-class _ConnectionMixin:
-    """``guarded``: no byte is sent to an address that is not public. The head of an answer has an end as a whole.
-
-    (A timeout of a socket is for its next bytes alone: a head that drips would never end.)
-    """
+class _ConnectionMixin(HeadDeadlineMixin):
+    """``guarded``: no byte is sent to an address that is not public."""
 
     guarded: ClassVar[bool]
-    sock: socket.socket | None
 
     def _new_conn(self) -> socket.socket:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
@@ -180,29 +173,6 @@ class _ConnectionMixin:
             sock.close()
             raise
         return sock
-
-    def getresponse(self) -> Any:
-        sock, late = self.sock, threading.Event()
-
-        def cut() -> None:
-            late.set()
-            with suppress(OSError, AttributeError):  # it has ended after all
-                sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr] # as above
-
-        timer = threading.Timer((sock.gettimeout() if sock is not None else None) or LONGEST_HEAD, cut)
-        timer.daemon = True
-        timer.start()
-        response = None
-        try:
-            response = super().getresponse()  # type: ignore[misc] # of the class beside it
-        except (OSError, HTTPException):
-            if not late.is_set():
-                raise
-        finally:
-            timer.cancel()
-        if late.is_set():  # a head that was cut off looks like one that has ended, or like a receiver that hung up
-            raise TimeoutError("no answer in time")
-        return response
 
 
 def _pools(*, guarded: bool) -> dict[str, Any]:
