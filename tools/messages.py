@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.config.sinks import Alertmanager, Email, Links, Messages, SinkSettings
+from notbefore.config.sinks import KINDS, Alertmanager, Email, Links, Messages, SinkSettings
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
@@ -250,6 +250,10 @@ def mail(message: Message, now: datetime) -> str:
 
 def page(note: str) -> str:
     """docs/messages.md."""
+    known = {one.sink for one in shown(*_message(REBOOT, (2, REBOOT.item())))} | {"email"}
+    missing = {name for name, settings in KINDS.items() if settings.WORDS} - known
+    if missing:
+        raise SystemExit(f"tools/messages.py: add {', '.join(missing)} to `shown`")
     parts = [HEAD.format(note=note)]
     for example in (REBOOT, FREEZE, PREEMPT):
         parts.append(f"## {example.event_type}\n")
