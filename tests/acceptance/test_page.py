@@ -106,7 +106,9 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
     record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.5 s)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
-    expect(page.locator("#pending td").last).to_contain_text("by the rules: approve")
+    expect(page.locator("#pending td").last).to_contain_text("approve")
+    expect(page.locator("#pending .approval")).to_contain_text("Approval is off (")
+    expect(page.get_by_role("link", name="Documents")).to_have_count(1)
     first = seconds(page)
     assert 800 < first < 900
     page.wait_for_function("first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first)
@@ -126,6 +128,27 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     eventually(lambda: seconds(page) <= first - 2)
     times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
     assert page.evaluate("times => times.map(countdown)", times) == [countdown(time) for time in times]
+
+
+def test_a_dozen_events_stand_on_three_screens_of_a_phone(visit: Open, imds: Simulator) -> None:
+    described = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+    imds.set_document(pending(*(f"event-{number}" for number in range(12)), Description=described))
+    page = visit(viewport=PHONE)
+    expect(page.locator("#pending tbody tr")).to_have_count(12, timeout=PATIENCE)
+    bottom = page.evaluate("document.querySelector('#pending').getBoundingClientRect().bottom + scrollY")
+    assert bottom <= 3 * PHONE["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+def test_whoever_points_at_a_time_sees_it_in_the_zone_of_the_browser(visit: Open) -> None:
+    page = visit(timezone_id="Asia/Kolkata", locale="en-GB")
+    expect(page.locator("#pending .nothing")).to_contain_text("Watching since")
+    expect(page.locator("#pending .nothing")).to_contain_text("The last event: Freeze")
+    shown = page.locator("#pending .nothing time").first
+    utc = datetime.fromisoformat(str(shown.get_attribute("datetime")))
+    shown.hover()
+    local = (utc + timedelta(hours=5, minutes=30)).strftime("%H:%M:%S")
+    expect(shown).to_have_attribute("title", re.compile(local))
 
 
 HOSTILE = {

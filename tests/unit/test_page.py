@@ -138,9 +138,13 @@ def test_what_approval_would_do_stands_beside_the_event() -> None:
     agent.approval = {"action": "approve", "rule": "small", "reason": "a Freeze", "at": "2026-03-01T12:05:00Z"}
     assert "approve from 12:05:00 on small: a Freeze" in said(agent.model(2))
     agent.approval |= {"mode": "dry_run", "state": "checking"}
-    assert "dry run: approve from 12:05:00 on small: a Freeze checking" in said(agent.model(2))
+    assert "Approval is a dry run: nothing is sent to Azure." in said(agent.model(2))
+    assert "approve from 12:05:00 on small: a Freeze checking" in said(agent.model(2))
     agent.approval = {"action": "leave", "reason": "no rule matches", "mode": "off", "off": "not enabled"}
-    assert "off (not enabled); by the rules: leave alone no rule matches" in said(agent.model(2))
+    assert "Approval is off (not enabled); the table shows what the rules would do." in said(agent.model(2))
+    assert "leave alone no rule matches" in said(agent.model(2))
+    agent.approval = None
+    assert "Approval is off. Event" in said(agent.model(2))
 
 
 def test_an_event_that_is_over_is_on_the_timeline_with_what_was_measured() -> None:
@@ -173,12 +177,13 @@ def test_the_agents_own_state_is_said() -> None:
         rows={("oncall", "pending"): 3, ("oncall", "dead"): 1, ("old", "pending"): 1},
         oldest={("oncall", "critical"): at(0).timestamp()},
         counts={("oncall", "delivered"): 7},
+        errors={"oncall": "403: invalid_token"},
     )
     text = said(
         Agent().model(
             90,
             ready=CheckResult(ok=False, reasons=("the last good answer is old",)),
-            imds_error="server_error",
+            imds_error="server_error: 503",
             degraded="disk full",
             sinks={"oncall": "slack", "hook": "webhook"},
             outbox=outbox,
@@ -187,11 +192,11 @@ def test_the_agents_own_state_is_said() -> None:
     for part in (
         "IMDS: not ready",
         "the last good answer is old",
-        "server_error",
+        "it has an error of its own: 503",
         "no, kept in memory only: disk full",
         "Deliveries: 4 waiting, the oldest for 1m30s, 1 dead",
-        "oncall slack 3 1m30s 1 7 0",
-        "hook webhook 0 - 0 0 0",
+        "oncall slack 3 1m30s 1 7 0 403: invalid_token",
+        "hook webhook 0 - 0 0 0 none",
         "old no longer configured 1",
     ):
         assert part in text

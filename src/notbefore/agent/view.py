@@ -53,6 +53,7 @@ class AgentView:
     ) -> None:
         self._state = state
         self._clock = state.clock
+        self._since = state.clock.now()
         self._store = store
         self._outbox = outbox
         self._preview = preview
@@ -179,6 +180,8 @@ class AgentView:
             courier_running=figures.courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._outbox.view,
+            watching_since=self._since,
+            links=config.messages.links,
         )
 
 

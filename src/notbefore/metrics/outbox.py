@@ -12,6 +12,7 @@ class OutboxView(Struct, frozen=True):
     oldest: dict[tuple[str, str], float] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
     counts: dict[tuple[str, str], int] = {}  # (sink, result)
     latency: dict[str, Histogram] = {}  # sink -> seconds from when a change was seen to its acceptance
+    errors: dict[str, str] = {}  # sink -> the error of its newest delivery that has one
 
     def oldest_of(self, sink: str) -> float | None:
         """When the oldest change was seen that is pending for the sink, in Unix seconds; ``None`` without one."""

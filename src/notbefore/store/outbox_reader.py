@@ -129,9 +129,11 @@ def _view(db: sqlite3.Connection) -> OutboxView:
         buckets.setdefault(sink, [0] * (len(LATENCY_BOUNDS) + 1))[bucket] += count
         sums[sink] = sums.get(sink, 0.0) + total
     counts = db.execute("SELECT sink, result, count FROM delivery_counts").fetchall()
+    errors = db.execute("SELECT sink, error, max(created) FROM outbox WHERE error != '' GROUP BY sink").fetchall()
     return OutboxView(
         rows={(sink, state): count for sink, state, count in rows},
         oldest={(sink, severity): created for sink, severity, created in pending},
         counts={(sink, result): count for sink, result, count in counts},
+        errors={sink: error for sink, error, _ in errors},
         latency={sink: Histogram(LATENCY_BOUNDS, tuple(found), sums[sink]) for sink, found in buckets.items()},
     )

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from notbefore.config.sinks import Links
 from notbefore.core.listing import PendingView
 from notbefore.metrics.outbox import OutboxView
 
@@ -29,6 +30,8 @@ class AgentStatus(Struct, frozen=True):
     courier_running: bool = False
     sinks: dict[str, str] = {}  # the configured ones: name -> kind
     outbox: OutboxView = OutboxView()
+    watching_since: datetime | None = None
+    links: Links = Links()
 
 
 class ProcessView(Protocol):

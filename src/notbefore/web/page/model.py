@@ -6,6 +6,7 @@ The timeline joins the changes of an event: the record of its end says most, the
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,24 @@ from notbefore.web.view import AgentStatus, CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 50
+DOCUMENTS: Final = "https://github.com/notbefore/notbefore/tree/main/docs"
+IMDS_CAUSES: Final[dict[str, str]] = {  # ``errors.ImdsReason`` in words
+    "refused": "nothing listens at its address",
+    "unreachable": "its address cannot be reached",
+    "reset": "the connection was cut",
+    "timeout": "no whole answer came in time",
+    "incomplete": "the answer ended too early",
+    "too_large": "the answer is too large",
+    "protocol": "the answer is not HTTP",
+    "redirect": "it answers with a redirect, which is never followed",
+    "bad_request": "it does not accept the request",
+    "not_found": "it has no Scheduled Events",
+    "gone": "it is gone for now",
+    "throttled": "it is asked too often",
+    "server_error": "it has an error of its own",
+    "status": "it answers with another status than 200",
+    "rejected": "its answer is no document",
+}
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
 
@@ -75,6 +94,7 @@ class SinkRow(Struct, frozen=True):
     dead: int
     delivered: int
     expired: int
+    error: str  # of its newest delivery that waits or is dead, and has one
 
 
 class PageModel(Struct, frozen=True):
@@ -111,6 +131,34 @@ class PageModel(Struct, frozen=True):
         return self.pending[:MAX_PENDING]
 
     @property
+    def approval(self) -> str:
+        """Whether anything is approved by the rules, in a sentence: it is the same for all events."""
+        given = next((event.approval for event in self.pending if event.approval is not None), None)
+        if given is None:
+            return "Approval is off."
+        if given.mode == "off":
+            return f"Approval is off{f' ({given.off})' if given.off else ''}; the table shows what the rules would do."
+        return "Approval is a dry run: nothing is sent to Azure." if given.mode == "dry_run" else "Approval is on."
+
+    @property
+    def imds_trouble(self) -> str:
+        """Why the last answer of IMDS could not be used, in words; empty where it could."""
+        reason, _, detail = (self.agent.imds_error or "").partition(": ")
+        return ": ".join(filter(None, (IMDS_CAUSES.get(reason, reason), detail)))
+
+    @property
+    def links(self) -> list[tuple[str, str]]:
+        """Where a reader may go on: names and addresses, without those that need an event's type."""
+        name = quote(self.vm.name if self.vm is not None and self.vm.name else "", safe="")
+        given = (
+            ("Runbook", self.agent.links.runbook),
+            ("Dashboard", self.agent.links.dashboard),
+            ("Documents", DOCUMENTS),
+        )
+        found = [(text, address.replace("{vm}", name)) for text, address in given if address]
+        return [(text, address) for text, address in found if "{event_type}" not in address]
+
+    @property
     def sinks(self) -> list[SinkRow]:
         """The configured sinks, then those that only the outbox still knows."""
         outbox, kinds = self.agent.outbox, self.agent.sinks
@@ -124,6 +172,7 @@ class PageModel(Struct, frozen=True):
                 dead=outbox.rows.get((name, "dead"), 0),
                 delivered=outbox.counts.get((name, "delivered"), 0),
                 expired=outbox.counts.get((name, "expired"), 0),
+                error=outbox.errors.get(name, ""),
             )
             for name in (*kinds, *sorted(others))
         ]

@@ -42,7 +42,8 @@ function update(old, fresh) {
   }
   if ("keep" in old.dataset) return;
   for (const { name } of [...old.attributes]) {
-    if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name); // `open` is the reader's
+    // `open` is the reader's, and a title the local time that is shown to one who points
+    if (!fresh.hasAttribute(name) && name !== "open" && name !== "title") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
@@ -110,7 +111,13 @@ async function refresh() {
   }
 }
 
+function showLocalTime(event) {
+  const time = event.target.closest?.("time");
+  if (time) time.title = new Date(time.dateTime).toLocaleString([], { dateStyle: "medium", timeStyle: "long" });
+}
+
 function setUp() {
+  document.addEventListener("mouseover", showLocalTime);
   synchronize();
   const button = document.getElementById("pause");
   button.hidden = false;
