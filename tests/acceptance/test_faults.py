@@ -100,6 +100,15 @@ def events(peer: HttpPeer) -> list[str]:
     return [json.loads(request.body)["azure.scheduled_event.id"] for request in peer.requests]
 
 
+def once(peer: HttpPeer) -> list[str]:
+    """The same without repetitions, each of which has to have the id of the first."""
+    found = {
+        (event, one.headers["x-notbefore-delivery-id"]) for event, one in zip(events(peer), peer.requests, strict=False)
+    }
+    assert len(found) == len({event for event, _ in found})
+    return list(dict.fromkeys(events(peer)))
+
+
 def not_ready(agent: RunningAgent) -> bytes:
     status, said = get(agent.port, "/readyz")
     assert status == 503, said
@@ -162,7 +171,7 @@ def test_where_nothing_can_be_written_anywhere_deliveries_go_on_from_the_agent_i
         imds.set_document(listed(*before, "b", "c", "d"))
         eventually(lambda: delivered(agent) == len(before) + 3)
         assert len(agent.json("/api/v1/history")["changes"]) == len(before) + 3
-        assert not agent.metric('notbefore_outbox_rows{sink="hook",state="pending"}')
+        assert not agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}')
     assert events(peer) == [*before, "b", "c", "c", "d"]
     assert "deliveries go on from the memory of this process; what is not delivered is lost when it stops" in agent.log
 
@@ -288,7 +297,7 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         courier = agent.courier()
         disk.hang(what)
         imds.set_document(listed("a", "b"))
-        eventually(lambda: events(peer) == ["a", "b"])
+        eventually(lambda: once(peer) == ["a", "b"])
         assert b"the disk has not answered" in not_ready(agent)
         polls = agent.metric('notbefore_polls_total{result="unchanged"}') or 0
         eventually(lambda: (agent.metric('notbefore_polls_total{result="unchanged"}') or 0) > polls + 10)
@@ -296,8 +305,8 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         assert agent.answers("/api/v1/history")
         os.kill(courier, signal.SIGKILL)  # the next one begins on a disk that hangs
         imds.set_document(listed("a", "b", "c"))
-        eventually(lambda: events(peer) == ["a", "b", "c"])
-        eventually(lambda: agent.metric('notbefore_outbox_rows{sink="hook",state="pending"}') == 0)
+        eventually(lambda: once(peer) == ["a", "b", "c"])
+        eventually(lambda: agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}') == 0)
         disk.hang(0)
         agent.ready()
         imds.set_document(listed("a", "b", "c", "d"))
@@ -305,11 +314,29 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         assert len(agent.json("/api/v1/history")["changes"]) == 4
         disk.hang(what)
         imds.set_document(listed("a", "b", "c", "d", "e"))
-        eventually(lambda: events(peer) == ["a", "b", "c", "d", "e"])
+        eventually(lambda: once(peer) == ["a", "b", "c", "d", "e"])
         assert agent.stop() == 0
         disk.hang(0)
     with RunningAgent(imds.endpoint, state, config) as agent:
         agent.ready()
         assert agent.records == []
-    assert events(peer) == ["a", "b", "c", "d", "e"]
+    assert once(peer) == ["a", "b", "c", "d", "e"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 5
+
+
+def test_a_sink_that_fails_for_long_is_logged_once_and_then_counted(
+    imds: Simulator, tmp_path: Path, state: Path
+) -> None:
+    path = tmp_path / "notbefore.yaml"
+    hook = {"url": "http://127.0.0.1:9", "allow_private": True}
+    sinks = {"any": {"apprise": {"url": "json://127.0.0.1:9"}}, "hook": {"webhook": hook}}
+    path.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
+    with RunningAgent(imds.endpoint, state, str(path)) as agent:
+        agent.ready()
+        imds.set_document(listed(*"abcdefgh"))
+        for sink in sinks:
+            failed = f'notbefore_deliveries_total{{result="failed",sink="{sink}"}}'
+            eventually(lambda name=failed: (agent.metric(name) or 0) >= 16)
+    lines = [line for line in agent.log.splitlines() if "did not accept" in line or "onnection" in line]
+    assert [sum(f"sink {sink} did not accept" in line for line in lines) for sink in sinks] == [1, 1]
+    assert len(lines) <= 4, lines  # one for each sink, and the count of the others at the end

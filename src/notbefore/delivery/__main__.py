@@ -6,6 +6,7 @@ the agent is gone. Standard output: a byte each second as a sign of life, ``.``,
 used.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -75,6 +76,8 @@ def main() -> int:
     orders = unseal(line)
     redact = Redactor(known_secrets(orders.sinks))
     set_up(orders.log_format, orders.log_level, redact)
+    # it logs each failure; the sink takes these lines as the cause, which is logged once (``FailureLog``)
+    logging.getLogger("apprise").propagate = orders.log_level == "debug"
     path = Path(orders.state_file)
     if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
         os.set_blocking(1, False)
