@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,10 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
     assert len(read_history(state / FILE_NAME, None, 10).records) == 5
 
 
+def failed_often(agent: RunningAgent, metric: str) -> bool:
+    return (agent.metric(metric) or 0) >= 16
+
+
 def test_a_sink_that_fails_for_long_is_logged_once_and_then_counted(
     imds: Simulator, tmp_path: Path, state: Path
 ) -> None:
@@ -336,7 +341,7 @@ def test_a_sink_that_fails_for_long_is_logged_once_and_then_counted(
         imds.set_document(listed(*"abcdefgh"))
         for sink in sinks:
             failed = f'notbefore_deliveries_total{{result="failed",sink="{sink}"}}'
-            eventually(lambda name=failed: (agent.metric(name) or 0) >= 16)
+            eventually(partial(failed_often, agent, failed))
     lines = [line for line in agent.log.splitlines() if "did not accept" in line or "onnection" in line]
     assert [sum(f"sink {sink} did not accept" in line for line in lines) for sink in sinks] == [1, 1]
     assert len(lines) <= 4, lines  # one for each sink, and the count of the others at the end

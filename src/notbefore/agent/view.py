@@ -136,7 +136,7 @@ class AgentView:
         if age > limit:
             late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s"
             return CheckResult(ok=False, reasons=(late, *reasons))
-        return CheckResult(ok=self._store.degraded is None, reasons=tuple(reasons))
+        return CheckResult(self._store.degraded is None, tuple(reasons), self._state.watching)
 
     def _age(self, known: AgentSnapshot) -> float:
         """Seconds since the last good answer of IMDS; infinite before the first."""

@@ -193,7 +193,9 @@ class Courier:
                 secrets=lambda: known_secrets({name: config}),
                 usual=partial(usual_interruption, state_file) if config.settings.WORDS else lambda _message: None,
                 patient=self._orders.patient,
-                others_notify=lambda delivery: bool(delivery.ahead) and self._peers.any_alive(delivery.ahead),
+                others_notify=lambda delivery: (
+                    bool(delivery.ahead) and self._peers.any_alive(delivery.ahead, time.time() - delivery.created)
+                ),
             )
             self._workers[name] = Worker(name, lambda: self._make(name), self._report, config.settings.BATCH, checks)
         return self._workers[name]

@@ -22,13 +22,16 @@ class Peers:
         self._config = config
         self._tls = ssl.create_default_context(cafile=config.ca_file) if config is not None else None
 
-    def any_alive(self, names: Iterable[str]) -> bool:
-        """One of these VMs has an agent that works, and so notifies itself."""
+    def any_alive(self, names: Iterable[str], since: float = 0.0) -> bool:
+        """One of these VMs has an agent that works, and has for ``since`` seconds, and so notifies itself.
+
+        One that was started after a change may have missed it.
+        """
         deadline = time.monotonic() + TOTAL
         asked = list(names)[:MAX_ASKED]
-        return any(time.monotonic() < deadline and self._alive(name) for name in asked)
+        return any(time.monotonic() < deadline and self._alive(name, since) for name in asked)
 
-    def _alive(self, name: str) -> bool:
+    def _alive(self, name: str, since: float) -> bool:
         if self._config is None:
             return False
         url = urlsplit(self._config.url.replace("{vm}", quote(name, safe="")))
@@ -41,8 +44,9 @@ class Peers:
         try:
             with closing(connection):
                 connection.request("GET", url.path or "/")
-                status = connection.getresponse().status
+                response = connection.getresponse()
+                status, watching = response.status, float(response.headers.get("X-Notbefore-Watching", "inf"))
         except (OSError, http.client.HTTPException, ValueError):
             return False
         # where a password is asked for, nobody can say more than that it listens
-        return 200 <= status < 300 or status == http.HTTPStatus.UNAUTHORIZED  # noqa: PLR2004 - the class of a status
+        return (200 <= status < 300 and watching >= since) or status == http.HTTPStatus.UNAUTHORIZED  # noqa: PLR2004 - the class of a status

@@ -181,7 +181,9 @@ def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
     reasons = () if environ.get(ANONYMOUS) else result.reasons  # they may contain paths and addresses
     body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
     status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return Response(msgspec.json.encode(body), status=status)
+    # for other VMs' agents, which leave a notification to this one: it has to have seen the change (``delivery.peers``)
+    watching = () if result.watching is None else (("X-Notbefore-Watching", f"{result.watching:.1f}"),)
+    return Response(msgspec.json.encode(body), status=status, headers=watching)
 
 
 def _readiness(view: View, environ: Environ) -> CheckResult:
@@ -205,7 +207,8 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
         for event in pending.events
         if event.scope != "peer" and event.event_type in types
     )
-    return CheckResult(ok=ready.ok and not listed and not pending.unreadable, reasons=(*ready.reasons, *listed))
+    ok = ready.ok and not listed and not pending.unreadable
+    return CheckResult(ok, (*ready.reasons, *listed), ready.watching)
 
 
 def _query(environ: Environ, *known: str) -> dict[str, list[str]]:
