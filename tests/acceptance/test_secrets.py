@@ -178,7 +178,8 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
         otlp = {"endpoint": echo.url, "headers": headers, "agent_log": "info", "interval": "1s"}
         repeated = (headers["Api-Key"], zoo.environment[headers["X-Key"]["env"]], os.environ[OTEL_HEADERS])
         echo.default = Say(400, body=" ".join(repeated).encode())  # it says what it should not
-        values = {"sinks": zoo.sinks, "otlp": otlp, "log": {"level": "debug"}}
+        heartbeat = {"every": "10s", **zoo.found("ping_url", f"http://127.0.0.1:9/{zoo.secret()}")}
+        values = {"sinks": zoo.sinks, "otlp": otlp, "heartbeat": heartbeat, "log": {"level": "debug"}}
         config.write_text(yaml.safe_dump(values), encoding="utf-8")
         for name, value in zoo.environment.items():
             monkeypatch.setenv(name, value)
@@ -217,6 +218,7 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
     told["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
     for file in (tmp_path / "state").iterdir():
         told[file.name] = file.read_bytes()
+    assert "heartbeat: ping_url does not get it" in told["log"]
     assert "urllib3" in told["log"]  # the libraries were as talkative as they can be
     for where, text in told.items():
         found = text if isinstance(text, bytes) else str(text).encode()

@@ -214,7 +214,8 @@ class Exercise:
         self._store.commit(
             StoredState(), [StoredChange(change, line, deliveries(change, line, routing or self._routing, self._vm))]
         )
-        deadline = time.monotonic() + patience
+        ahead = max(0.0, change.time.timestamp() - time.time())  # the steps are a second apart
+        deadline = time.monotonic() + ahead + patience
         while (due := self._outbox.next_due()) is not None:
             wait = due - time.time()
             if time.monotonic() + wait > deadline:
