@@ -85,7 +85,7 @@ def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[di
         new = read_history(in_use, start, limit).records if in_use != path else []
         return [msgspec.json.decode(row) for row in read_history(path, start, limit, newer=new).records]
     except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be read: {error}") from None
+        raise StoreError(f"{path} cannot be read ({error}): run this as root or as the agent's user") from None
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

@@ -31,7 +31,11 @@ OTLP_PATHS: Final = ("/v1/metrics", "/v1/logs", "/v1/traces")
 def warnings(config: Config, path: Path | None, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
     places = read(path)[1] if path is not None else {}
-    found = [*_otlp_variables(config, environment), *_misspelt_variables(environment), *_plain_secrets(config, path)]
+    found = [
+        *_otlp_variables(config, environment),
+        *_misspelt_variables(environment),
+        *_plain_secrets(config, path, places),
+    ]
     found += [str(located(places, key, text)) if places else f"{key}: {text}" for key, text in _of_keys(config)]
     return found
 
@@ -177,10 +181,10 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}: this variable is ignored: two underscores stand after the section, {meant}"
 
 
-def _plain_secrets(config: Config, path: Path | None) -> Iterator[str]:
+def _plain_secrets(config: Config, path: Path | None, places: dict[str, str]) -> Iterator[str]:
     if path is None or not path.stat().st_mode & stat.S_IROTH:
         return
-    _, places = read(path)  # a secret may also come from the environment
+    # a secret may also come from the environment
     if plain := [key for key in plain_keys(config) if key in places]:
         yield (
             f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
