@@ -1,5 +1,5 @@
 // A dashboard's panels, drawn by Grafana's own components from answers of a Prometheus (window.dashboard, see render.py).
-// What is not in @grafana/ui (heatmap, state timeline) is drawn by plugins of Grafana itself: here its place says so.
+// What is not in @grafana/ui (heatmap, state timeline) is drawn by plugins of Grafana itself: render.py leaves it out.
 import {
   createTheme, DataFrame, EventBusSrv, Field, FieldType, getDisplayProcessor, standardTransformers, standardTransformersRegistry,
   ThemeContext, toDataFrame, transformDataFrame,
@@ -107,9 +107,6 @@ async function tabled(panel: any, series: Series[]): Promise<DataFrame[]> {
 
 function Inside({ panel, frames, width, height }: Drawn & { width: number; height: number }) {
   const values = frames.map(({ fields: [, field] }) => field.display!(field.values[field.values.length - 1]));
-  if (['heatmap', 'state-timeline'].includes(panel.type)) {
-    return <div style={{ padding: 16, opacity: 0.6 }}>Grafana draws this {panel.type} by a plugin of its own.</div>;
-  }
   if (!frames.length) {
     return <div style={{ padding: 16, opacity: 0.6 }}>{panel.fieldConfig.defaults.noValue ?? 'No data'}</div>;
   }

@@ -2,7 +2,8 @@
 
 Each panel is drawn by Grafana's own components (``@grafana/ui``) in headless Chromium, from what a real Prometheus
 answers to the panel's queries; it has scraped the tests' fleet (``tests/support/fleet.py``). There is no Grafana in it:
-the heading, the variables and the annotations are missing, and so are panels that Grafana draws by plugins of its own.
+the heading, the variables and the annotations are missing, and so are panels that Grafana draws by plugins of its own,
+which no package on npm has: their neighbours take their place.
 """
 
 import json
@@ -26,6 +27,8 @@ HOURS: Final = 12.0
 STEP: Final = 120.0  # seconds between the samples of the past
 EVERYTHING: Final = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
 PICTURES: Final = {"fleet": ("dark", EVERYTHING), "vm": ("light", {**EVERYTHING, "vm": "EastUS_0"})}
+COLUMNS: Final = 24  # of Grafana's grid
+PLUGINS: Final = ("heatmap", "state-timeline")
 LINE: Final = 38  # pixels of a line of the grid
 BUNDLING: Final = (
     "--format=iife",
@@ -65,16 +68,38 @@ def run(work: Path, *command: str) -> None:
 def page_of(prometheus: Prometheus, name: str, mode: str, variables: dict[str, str]) -> dict[str, Any]:
     """The dashboard, and what its queries found, for ``page.tsx``."""
     dashboard = json.loads((DASHBOARDS / f"{name}.json").read_bytes())
+    dashboard["panels"] = drawn(dashboard["panels"])
     now = time.time()
     shown = {panel["id"]: found(prometheus, panel, variables, now) for panel in dashboard["panels"]}
     begin = (now - HOURS * 3600) * 1000
     return {"dashboard": dashboard, "shown": shown, "width": WIDTH, "mode": mode, "from": begin, "to": now * 1000}
 
 
+def drawn(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The panels that can be drawn; those beside one that cannot take its place."""
+    lines: dict[int, list[dict[str, Any]]] = {}
+    for panel in panels:
+        if panel["type"] not in PLUGINS:
+            lines.setdefault(panel["gridPos"]["y"], []).append(panel)
+    for line in lines.values():
+        wide, x = sum(panel["gridPos"]["w"] for panel in line), 0.0
+        for panel in line:
+            panel["gridPos"] |= {"x": x, "w": panel["gridPos"]["w"] * COLUMNS / wide}
+            x += panel["gridPos"]["w"]
+    return [panel for line in lines.values() for panel in line]
+
+
 def found(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str], now: float) -> list[dict[str, Any]]:
     """The series of all queries of a panel."""
     step = HOURS * 3600 / panel.get("maxDataPoints", 360)
-    known = {**variables, "__range": f"{HOURS:g}h", "__rate_interval": f"{max(4 * STEP, step + STEP):.0f}s"}
+    rate = max(4 * STEP, step + STEP)
+    known = {
+        **variables,
+        "__range": f"{HOURS:g}h",
+        "__range_s": f"{HOURS * 3600:.0f}",
+        "__rate_interval": f"{rate:.0f}s",
+        "__rate_interval_ms": f"{rate * 1000:.0f}",
+    }
     series = []
     for target in panel["targets"]:
         expr = re.sub(r"\$([a-z_]\w*)", lambda match: known[match[1]], target["expr"])

@@ -147,6 +147,7 @@ def test_kubernetes_takes_it(path: Path) -> None:
 FOREIGN = {  # not Kubernetes' own: nobody has their schemas
     "Kustomization": "kustomize.config.k8s.io/v1beta1",
     "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
     "Certificate": "cert-manager.io/v1",
     "Issuer": "cert-manager.io/v1",
 }
@@ -308,7 +309,7 @@ def test_only_an_overlay_that_says_so_listens_beyond_the_node() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("directory", ["base", "monitoring", "open", "tls"])
+@pytest.mark.parametrize("directory", ["base", "monitoring", "open", "rules", "tls"])
 def test_a_kustomization_names_all_that_lies_beside_it(directory: str) -> None:
     place = CONFIG / "kubernetes" / directory
     values = yaml.safe_load((place / "kustomization.yaml").read_text(encoding="utf-8"))

@@ -47,7 +47,12 @@ def reference() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md"])
+RULES = "../config/kubernetes/rules/prometheusrule.yaml"
+
+
+@pytest.mark.parametrize(
+    "name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md", RULES]
+)
 def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     made = reference().PAGES[name]()

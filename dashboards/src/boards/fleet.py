@@ -201,15 +201,15 @@ def _interruptions() -> Panel:
     ]
     columns = [
         Column("event_type", "Type"),
-        Column("Value #expected", "Advertised", "s", decimals=1),
-        Column("Value #hits", "Measured on", "short", decimals=0),
+        Column("Value #expected", "Expected", "s", decimals=1),
+        Column("Value #hits", "Count", "short", decimals=0),
         Column("Value #mean", "Mean", "s", decimals=1),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Interruption: expected and measured",
-        "Expected: the mean DurationInSeconds of the events in the time range that have one. Measured: how often"
-        " a VM could measure how long it stood still, the mean, and the 95th percentile.",
+        "Expected: the mean DurationInSeconds of the events in the time range that have one. Count: how often"
+        " a VM could measure how long it stood still. Then the mean of that, and the 95th percentile.",
         asked,
         columns,
     )

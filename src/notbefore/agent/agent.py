@@ -104,7 +104,7 @@ class Agent:
     # ---- what the parts ask for, and how they reach each other
 
     def _in_use(self) -> InUse:
-        return InUse(self._config, self._polling, self._approval_settings(), self._figures())
+        return InUse(self._config, self._polling, self._figures)
 
     def _change_settings(self) -> ChangeSettings:
         return ChangeSettings(self._config.routing, self._config.vm.name)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from notbefore import __version__
 from notbefore.agent.approval_log import ListedEvents
 from notbefore.agent.polling import Polling
-from notbefore.agent.start_request import ApprovalSettings
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.lifecycle import TrackedEvent
@@ -36,8 +35,7 @@ class InUse(NamedTuple):
 
     config: Config
     polling: Polling
-    approval: ApprovalSettings
-    figures: Figures  # of the process: without those of the polling and the store
+    figures: Callable[[], Figures]  # of the process: without those of the polling and the store
 
 
 class AgentView:
@@ -84,7 +82,7 @@ class AgentView:
         return self._in_use().config.exposition.families.exclude
 
     def _snapshot(self) -> Snapshot:
-        config, polling, _, figures = self._in_use()
+        config, polling, read_figures = self._in_use()
         known = self._state.snapshot
         answered = known.poll.answered
         poll = replace(
@@ -94,7 +92,7 @@ class AgentView:
             answering=self._age(known) <= READY_BEATS * polling.poller.interval,
         )
         figures = replace(
-            figures,
+            read_figures(),
             polling=poll,
             store_degraded=self._store.degraded is not None,
             store_damaged=self._store.damaged_files,
@@ -121,7 +119,8 @@ class AgentView:
 
     def ready(self) -> CheckResult:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
-        _, polling, _, figures = self._in_use()
+        _, polling, read_figures = self._in_use()
+        figures = read_figures()
         known = self._state.snapshot
         reasons = [figures.package_replaced] if figures.package_replaced else []
         if self._store.degraded:
@@ -169,7 +168,7 @@ class AgentView:
 
     def agent_status(self) -> AgentStatus:
         """The state of the agent itself, for its page."""
-        config, polling, _, figures = self._in_use()
+        config, polling, read_figures = self._in_use()
         return AgentStatus(
             version=__version__,
             endpoint=polling.endpoint,
@@ -177,7 +176,7 @@ class AgentView:
             state_file=str(self._store.path),
             degraded=self._store.degraded,
             damaged_files=self._store.damaged_files,
-            courier_running=figures.courier.running,
+            courier_running=read_figures().courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._outbox.view,
             watching_since=self._since,

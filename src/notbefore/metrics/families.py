@@ -10,7 +10,7 @@ watched by alerts and have no ``_created`` start at 0.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Final, Literal, NamedTuple
 
@@ -356,6 +356,7 @@ def _complete(make: Callable[[Snapshot], Iterator[Family]], view: Snapshot, sinc
             yield Family(family.metric, found, since, {_shown(labels): time for labels, time in family.created.items()})
 
 
+@lru_cache(maxsize=256)  # those of the families that are computed at each scrape
 def _shown(labels: Labels) -> Labels:
     return tuple(map(escaped, labels))
 

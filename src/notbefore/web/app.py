@@ -27,6 +27,8 @@ MAX_FIELDS: Final = 10  # of a query
 MAX_NAMES: Final = 100  # of families in a query
 DEFAULT_LIMIT: Final = 100
 GZIP_FROM: Final = 1024  # bytes; compressing less saves nothing
+# bytes of /metrics, which is asked for each 15 s: below it, compressing costs more than all else of a scrape
+METRICS_GZIP_FROM: Final = 16 * 1024
 
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
@@ -132,7 +134,7 @@ def _metrics(view: ProcessView, environ: Environ) -> Response:
     query = environ.get("QUERY_STRING", "")
     names = _names(query) if query else ()
     body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""), names)
-    return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"))
+    return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"), least=METRICS_GZIP_FROM)
 
 
 def _names(query: str) -> list[str]:
@@ -143,9 +145,11 @@ def _names(query: str) -> list[str]:
         raise _BadRequestError(f"expected at most {MAX_NAMES} fields: name[]") from None
 
 
-def _packed(environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str]) -> Response:
-    """Compressed where the client accepts it and it is worth it."""
-    if _accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")) and len(body) >= GZIP_FROM:
+def _packed(
+    environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str], least: int = GZIP_FROM
+) -> Response:
+    """Compressed where the client accepts it and it is worth it: from ``least`` bytes on."""
+    if len(body) >= least and _accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
         return Response(_compressed(body), content_type, headers=(("Content-Encoding", "gzip"), *headers))
     return Response(body, content_type, headers=headers)
 
