@@ -565,7 +565,8 @@ def test_it_says_when_beats_are_to_be_kept() -> None:
 def test_an_event_of_this_vm_is_imminent_from_shortly_before_it_may_start(
     items: tuple[dict[str, Any], ...], seconds: float, *, imminent: bool
 ) -> None:
-    assert Story().sees(0, *items).tracked.imminent(at(seconds)) is imminent
+    begin = Story().sees(0, *items).tracked.imminent_from
+    assert (begin is not None and at(seconds) >= begin) is imminent
 
 
 def test_what_is_remembered_of_the_departed_is_bounded() -> None:

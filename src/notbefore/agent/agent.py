@@ -240,8 +240,11 @@ class Agent:
 
     def _patience(self) -> float:
         # idle, only signals need attention here; where an event may start soon, each beat is written down
-        beating = self._freeze_meter.running or self._state.snapshot.state.tracked.interrupting
-        idle = 1.0 if beating or self._store.degraded else 5.0
+        tracked = self._state.snapshot.state.tracked
+        if self._freeze_meter.running or tracked.interrupting or self._store.degraded:
+            idle = 1.0
+        else:
+            idle = 5.0 if tracked.events else 10.0
         return min(self._couriers.patience, self._systemd.patience, idle)
 
     def _wait_for_stop(self, patience: float) -> bool:

@@ -45,6 +45,8 @@ class Tracker:
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
+        self._expected: Tracked | None = None  # what `_imminent_from` was computed of, once and not each second
+        self._imminent_from: datetime | None = None
 
     # ---- what the polling thread calls
 
@@ -120,10 +122,12 @@ class Tracker:
 
     def _expect(self, tracked: Tracked, now: Reading, date: str) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
+        if tracked is not self._expected:
+            self._expected, self._imminent_from = tracked, tracked.imminent_from
         imminent = False
-        if tracked.events:
+        if self._imminent_from is not None:
             at = self._clock.instant(now, date)
-            imminent = tracked.imminent(at.date or at.wall)
+            imminent = (at.date or at.wall) >= self._imminent_from
         self._freeze_meter.switch(on=imminent)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:

@@ -1,8 +1,4 @@
-"""The command line: parser and exit codes. Each command is a module of this room, imported only when it is called.
-
-Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line or the configuration
-is wrong · 3 it cannot start (address in use, state held by another agent).
-"""
+"""The command line: parser and exit codes. Each command is a module of this room, imported only when it is called."""
 
 import argparse
 import importlib
@@ -11,9 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-import notbefore
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
+
+# no docstrings: the agent may run with `python -OO`, which has none
+DESCRIPTION: Final = "notbefore: Azure Scheduled Events of this VM as metrics, records and notifications."
+EXIT_CODES: Final = """\
+Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line or the configuration
+is wrong · 3 it cannot start (address in use, state held by another agent).
+"""
 
 OK: Final = 0
 FAILED: Final = 1
@@ -84,8 +86,8 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
     """
     parser = argparse.ArgumentParser(
         prog="notbefore",
-        description=notbefore.__doc__,
-        epilog=(__doc__ or "").split("\n\n", 1)[1] + f"\n{DOCUMENTS}",
+        description=DESCRIPTION,
+        epilog=f"{EXIT_CODES}\n{DOCUMENTS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help=COMMANDS["version"])

@@ -4,7 +4,7 @@ The life of an event is the table ``TRANSITIONS``. What was not observed is not 
 time in which nobody looked has ``ended``, unless Azure's rules leave only one explanation. Each claim has its reason.
 """
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 
@@ -23,6 +23,9 @@ Above one late answer (10 s) and below the shortest lives seen (a Preempt has 30
 
 IMMINENT: Final = 15.0
 """Seconds before NotBefore from which an event may start at any moment: clocks differ, and Date has whole seconds."""
+
+ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
+"""Before any other moment."""
 
 MISSED_BEATS: Final = 3
 """Polls without an answer in which no event starts and ends: one that is gone after them, before NotBefore or not, was
@@ -174,13 +177,17 @@ class Tracked(Struct, frozen=True):
         """An event that affects this VM, or may, is Started: the beats are to be kept."""
         return any(known.may_be_ours and Phase.of(known.event) is Phase.STARTED for known in self.events.values())
 
-    def imminent(self, now: datetime) -> bool:
-        """An event that affects this VM, or may, is Started, or may start within ``IMMINENT`` seconds of ``now``.
+    @property
+    def imminent_from(self) -> datetime | None:
+        """From when on an event that affects this VM, or may, can start: ``IMMINENT`` seconds before its NotBefore.
 
-        So may one without a NotBefore.
+        ``ALWAYS`` where one is Started, or has no NotBefore; ``None`` where none is listed.
         """
-        left = (known.seconds_to(now) for known in self.events.values() if known.may_be_ours)
-        return any(seconds is None or seconds <= IMMINENT for seconds in left)
+        ours = [known.event for known in self.events.values() if known.may_be_ours]
+        if any(event.not_before is None or Phase.of(event) is Phase.STARTED for event in ours):
+            return ALWAYS
+        first = min((event.not_before for event in ours if event.not_before is not None), default=None)
+        return first - timedelta(seconds=IMMINENT) if first is not None else None
 
 
 class DiffResult(Struct, frozen=True):

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
@@ -24,8 +24,11 @@ from notbefore.errors import ConfigError, ListenError
 from notbefore.web import memory
 from notbefore.web.access import Access
 from notbefore.web.auth import AccessControl
-from notbefore.web.channel import IDLE_PATIENCE, Channel, TlsChannel
+from notbefore.web.channel import IDLE_PATIENCE, Channel
 from notbefore.web.dispatcher import Dispatcher
+
+if TYPE_CHECKING:  # imported where it is configured
+    from notbefore.web.tls_channel import TlsChannel
 
 try:
     import resource
@@ -149,6 +152,8 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         """The channel of a new connection."""
         if self._access.context() is None:
             return Channel(*args, **kwargs)
+        from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only where it is configured
+
         return TlsChannel(*args, context=self._access.context, **kwargs)
 
     def go_on_with_handshakes(self) -> None:
