@@ -39,7 +39,8 @@ USER 10169:10169
 WORKDIR /var/lib/notbefore
 ENV PATH=/opt/notbefore/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    MALLOC_ARENA_MAX=1
 VOLUME /var/lib/notbefore
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=10s --start-period=10s --retries=3 CMD ["notbefore", "health"]
