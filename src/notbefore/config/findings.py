@@ -6,7 +6,7 @@
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -100,7 +100,7 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     for number, before in _hidden([(rule.matcher, True) for rule in config.approval.rules]):
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
     yield from _addresses(config)
-    if not Path(config.state.dir).is_absolute():
+    if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
         yield "state.dir", f"{config.state.dir} is another directory wherever the agent is started: give the whole path"
 
 
