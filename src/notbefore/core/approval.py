@@ -4,7 +4,6 @@ An approval lets Azure start an event at once, for all VMs in its ``Resources``.
 decides, no match means no, and what is not known (the name of this VM, the expected interruption) never matches.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change_id
+from notbefore.core.digest import sha256
 from notbefore.core.document import SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import TrackedEvent
@@ -189,7 +189,7 @@ def _matches(rule: Rule, life: TrackedEvent) -> bool:
 
 def _step(name: str, rule: Rule, life: TrackedEvent) -> str:
     written = msgspec.json.encode(rule, enc_hook=str)
-    return f"{content_of(life)} {name} {hashlib.sha256(written).hexdigest()[:16]}"
+    return f"{content_of(life)} {name} {sha256(written)[:16]}"
 
 
 def _approve(rule: Rule, life: TrackedEvent, vm: str | None, since: datetime) -> Decision:

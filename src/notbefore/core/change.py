@@ -1,11 +1,11 @@
 """``Change``: one step in the life of an event, a frozen fact that metrics, records and deliveries are made from."""
 
-import hashlib
 from datetime import datetime
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
+from notbefore.core.digest import sha256
 from notbefore.core.document import Event
 
 LifecycleKind = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
@@ -157,4 +157,4 @@ def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:
     A step differs from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often
     the same step happened before (``nth``: an EventId that comes back, a NotBefore that moves to and fro).
     """
-    return hashlib.sha256("\n".join((event_key, kind, digest, str(nth))).encode()).hexdigest()[:32]
+    return sha256("\n".join((event_key, kind, digest, str(nth))).encode())[:32]

@@ -1,6 +1,5 @@
 """``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
-import hashlib
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -8,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind
+from notbefore.core.digest import sha256
 from notbefore.core.record import Vm
 from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, Route, Severity, Target, route
 
@@ -97,7 +97,7 @@ class Routing(Struct, frozen=True):
 
 def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
     """32 hex digits, the same for the same step of an event and the same sink, whoever sees it."""
-    return hashlib.sha256("\n".join(filter(None, (change_id, sink, kind))).encode()).hexdigest()[:32]
+    return sha256("\n".join(filter(None, (change_id, sink, kind))).encode())[:32]
 
 
 def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:

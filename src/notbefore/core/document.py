@@ -6,7 +6,6 @@ an optional field of it is unreadable, the event is kept and the field is unknow
 reboot even when its description is broken.
 """
 
-import hashlib
 import json
 import re
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from notbefore.core.digest import sha256
 from notbefore.errors import DocumentError
 
 MAX_BYTES: Final = 1024 * 1024  # a document of 1,000 events is about 400 KB
@@ -85,7 +85,7 @@ class Event(Struct, frozen=True):
             self.event_source,
             self.duration,
         )
-        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
+        return sha256(msgspec.json.encode(content))[:32]
 
 
 class Flaw(Struct, frozen=True):

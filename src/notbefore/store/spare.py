@@ -8,10 +8,10 @@ One of the two files is in use at any time: the spare one, if it is there. The c
 transactions (``CourierOutbox``), so no delivery is sent from both.
 """
 
-import hashlib
 import os
 import sqlite3
 import stat
+import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -227,7 +227,8 @@ def _copy_outbox(state_file: Path, db: sqlite3.Connection) -> bool:
 
 
 def _path_in(directory: Path, state_dir: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:16]
+    path = os.fsencode(state_dir.resolve())
+    name = f"{zlib.crc32(path):08x}{zlib.adler32(path):08x}"  # tells directories apart; no digest: see core/digest
     return directory / f"notbefore-{name}" / FILE_NAME
 
 

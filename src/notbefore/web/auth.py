@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import hashlib
 import os
 from collections.abc import Iterable
 from enum import Enum
@@ -61,6 +60,8 @@ class Passwords:
         return Login.RIGHT
 
     def _digest(self, config: "WebConfig", user: str, password: bytes) -> bytes:
+        import hashlib  # noqa: PLC0415 - only where there are passwords: it loads OpenSSL
+
         # with the hash: a password that was changed is not remembered any more
         known = repr((user, password, config.basic_auth_users.get(user))).encode()
         return hashlib.blake2b(known, key=self._key).digest()
