@@ -1,6 +1,7 @@
 """``notbefore fleet``: the installed command reads the tests' Event Hub, and notifies a webhook."""
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 from notbefore.core.change import LIFECYCLE_KINDS
 from support.agent import eventually
+from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, configured, report, send, vm
 from support.hub import Hub
-from support.peers import HttpPeer
+from support.peers import HttpPeer, Say
 
 A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
+SETS = [vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "cache", "queue", "front")]
 RECORDS = 'notbefore_fleet_records_total{result="%s"}'
 
 
@@ -96,3 +99,89 @@ def test_what_cannot_be_read_is_set_aside_and_counted(hub: Hub, hook: HttpPeer, 
             assert fleet.metric(f'notbefore_fleet_poison_records_total{{reason="{reason}"}}') == 1
     aside = [json.loads(line) for line in (tmp_path / "state" / "poison.jsonl").read_text().splitlines()]
     assert [(one["sequence"], one["reason"]) for one in aside] == [(0, "not_json"), (1, "foreign"), (2, "newer")]
+
+
+# ---- several instances, with checkpoints in Blob Storage
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Iterator[Azurite]:
+    with Azurite(tmp_path) as found:
+        yield found
+
+
+def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: Any) -> Path:
+    """A configuration for several instances, which look for partitions each second."""
+    checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
+    quick = {"rebalance": "1s", "takeover": "5s"}
+    return configured(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
+
+
+def test_where_an_instance_is_killed_another_takes_over_its_partitions(
+    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
+) -> None:
+    config = shared(tmp_path, hub, hook, blobs)
+    with RunningFleet(config, tmp_path / "one") as one, RunningFleet(config, tmp_path / "two") as two:
+        partitions = "notbefore_fleet_partitions"
+        one.ready()
+        two.ready()
+        eventually(lambda: (one.metric(partitions), two.metric(partitions)) == (2, 2), patience=60)
+        send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
+        eventually(lambda: len(set(ids(hook))) == len(SETS), patience=60)
+        eventually(lambda: [one["unsettled"] for one in blobs.snapshots() if one["unsettled"]] == [])
+        one.stop(signal.SIGKILL)
+        send(hub, [report(who, "started", f"E-{who.scale_set}") for who in SETS])
+        eventually(lambda: kinds(hook).count("started") >= len(SETS), patience=60)
+        eventually(lambda: two.metric(partitions) == 4, patience=60)
+    assert kinds(hook) == ["announced"] * len(SETS) + ["started"] * len(SETS)  # nothing lost, nothing repeated
+
+
+def test_what_was_being_sent_at_the_kill_is_sent_by_another_under_the_same_id(
+    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
+) -> None:
+    config = shared(tmp_path, hub, hook, blobs)
+    hook.default = Say(503)
+    with RunningFleet(config, tmp_path / "one") as one:
+        one.ready()
+        send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
+        eventually(lambda: len(set(ids(hook))) == len(SETS), patience=60)
+        eventually(lambda: sum(len(one["unsettled"]) for one in blobs.snapshots()) == len(SETS))
+        one.stop(signal.SIGKILL)
+    shutil.rmtree(tmp_path / "one")  # its disk is gone with it
+    refused = set(ids(hook))
+    hook.requests.clear()
+    hook.default = Say()
+    with RunningFleet(config, tmp_path / "two"):
+        eventually(lambda: set(ids(hook)) == refused, patience=60)
+    assert len(ids(hook)) == len(SETS)
+
+
+def test_while_the_checkpoint_store_is_away_notifications_go_on(
+    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
+) -> None:
+    config = shared(tmp_path, hub, hook, blobs)
+    with RunningFleet(config, tmp_path / "state") as fleet:
+        fleet.ready()
+        send(hub, [report(A, "announced")])
+        notified(hook, "announced")
+        blobs.kill()
+        send(hub, [report(A, "started")])
+        notified(hook, "announced", "started")
+        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="store"}'), patience=60)
+        blobs.start()
+        send(hub, [report(A, "finished")])
+        notified(hook, "announced", "started", "finished")
+
+
+def test_the_hub_may_be_away_and_come_back(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        fleet.ready()
+        send(hub, [report(A, "announced")])
+        notified(hook, "announced")
+        hub.kill()
+        eventually(lambda: fleet.metric("notbefore_fleet_hub_connected") == 0, patience=60)
+        assert not fleet.answers("/readyz")
+        assert fleet.answers("/healthz")
+        hub.start()
+        send(hub, [report(A, "started")])
+        notified(hook, "announced", "started")

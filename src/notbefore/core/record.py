@@ -158,7 +158,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return cls(
             time=change.time,
             event_name=_attribute(change.kind),
-            body=sentence(change, _many(fleet, vm) if fleet is not None else None),
+            body=sentence(change) if fleet is None else _sentence_of_many(change, _many(fleet, vm)),
             **_vm_fields(vm),
             change_id=change.id,
             change=change.kind,
@@ -268,6 +268,10 @@ def _previous_not_before(change: Change) -> datetime | None:
     return before if before != change.event.not_before else None
 
 
+SILENT: Final = "Silent"
+"""The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
+
+
 def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
     if fleet is None:
         return {}
@@ -359,6 +363,12 @@ def sentence(change: Change, whom: str | None = None) -> str:
     if change.kind == "started":
         return f"{what} started" + (" without notice" if change.notice_seconds == 0 else "")
     return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"
+
+
+def _sentence_of_many(change: Change, whom: str) -> str:
+    if change.event.event_type == SILENT:
+        return f"{whom}: {'heard from again' if change.kind == 'finished' else 'silent'}"
+    return sentence(change, whom)
 
 
 def rfc3339(time: datetime) -> str:

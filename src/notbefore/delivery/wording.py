@@ -16,7 +16,7 @@ from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import ENDINGS
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
-from notbefore.core.record import Record
+from notbefore.core.record import SILENT, Record
 from notbefore.core.text import one_line
 from notbefore.delivery.message import Message
 
@@ -111,6 +111,8 @@ _REASONS: Final = {  # of what became of an approval; ``core.change.Reason``
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
 _MARK: Final = "[EXERCISE]"
 _EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
+_SILENT: Final = "No sign of life comes from there, and no event explains it."
+_SILENT_ADVICE: Final = "Check whether the VM runs, whether it reaches the hub, and `systemctl status notbefore` on it."
 _FAILED_ADVICE: Final = (
     "On the VM, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
     " `notbefore outbox retry --all`."
@@ -162,6 +164,8 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
     if message.kind == "sink_failed":
         title = one_line(f"notbefore on {record.vm_name or 'an unknown VM'}: {message.note}")
         return Text(title, "A receiver does not accept messages.", message.delivery_id, _FAILED_ADVICE, links=links)
+    if record.event_type == SILENT:
+        return _silence(message, links)
     time = record.not_before if _is_ahead(message) else None
     return Text(
         title=marked(one_line(_title(message, time, now)), record),
@@ -177,6 +181,21 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
 def marked(title: str, record: Record) -> str:
     """The title, with a mark in front where nothing of it is real."""
     return f"{_MARK} {title}" if record.exercise and _MARK not in title else title
+
+
+def _silence(message: Message, links: tuple[Fact, ...]) -> Text:
+    """That VMs of a fleet have fallen silent, or are heard from again."""
+    record = message.record
+    what = "heard from again" if message.over else "silent" + (" (changed)" if message.kind == "updated" else "")
+    summary = "Every VM sends its signs of life again, or is gone for a day." if message.over else _SILENT
+    return Text(
+        title=one_line(f"{subject(record)}: {what}"),
+        summary=summary,
+        delivery_id=message.delivery_id,
+        advice="" if message.over else _SILENT_ADVICE,
+        facts=(Fact("VMs", one_line(", ".join(_sorted(record.resources)[:MAX_NAMES]))),),
+        links=links,
+    )
 
 
 def _is_ahead(message: Message) -> bool:

@@ -7,6 +7,7 @@ reports to one story) -> ``waves`` (stories that belong together, and when peopl
 - ``reading``: bytes of the hub -> ``Report`` or ``Beat``; what cannot be read is ``Poison``. Pure.
 - ``merge``: ``Story``, and the tables that say what the reports of many VMs make of it. Pure.
 - ``waves``: ``Waves``, the groups of Alertmanager's words: ``group_by``, ``group_wait``, ``group_interval``. Pure.
+- ``silence``: which VMs were heard from, and which have fallen silent. Pure.
 - ``partition``: the fold over one partition's log, and its snapshot. Pure.
 - ``checkpoints``: where snapshots and checkpoints are kept: files, or Blob Storage.
 - ``consumer``: the hub itself; which partitions are this instance's.

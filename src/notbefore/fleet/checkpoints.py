@@ -37,6 +37,14 @@ class Snapshots(Protocol):
         """
         ...
 
+    async def read_vms(self, partition: str) -> bytes:
+        """The VMs that were heard from, as they were written last; empty without."""
+        ...
+
+    async def write_vms(self, partition: str, body: bytes) -> None:
+        """Replace them."""
+        ...
+
     async def positions(self) -> Mapping[str, str] | None:
         """The offset at which to go on, by partition; ``None`` where the SDK asks the checkpoint store itself."""
         ...
@@ -61,13 +69,26 @@ class FileSnapshots:
 
     async def write(self, partition: str, body: bytes, position: tuple[str, int]) -> None:
         """See ``Snapshots``; raises ``OSError``."""
+        await self._replace(partition, position[0].encode() + b"\n" + body)
+
+    async def read_vms(self, partition: str) -> bytes:
+        """See ``Snapshots``."""
+        with suppress(FileNotFoundError):
+            return (self._directory / f"{partition}.vms").read_bytes()
+        return b""
+
+    async def write_vms(self, partition: str, body: bytes) -> None:
+        """See ``Snapshots``; raises ``OSError``."""
+        await self._replace(f"{partition}.vms", body)
+
+    async def _replace(self, name: str, body: bytes) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = self._directory / f"{partition}.new"
+        new = self._directory / f"{name}.new"
         with new.open("wb") as file:
-            file.write(position[0].encode() + b"\n" + body)
+            file.write(body)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
-        new.replace(self._directory / partition)
+        new.replace(self._directory / name)
 
     async def positions(self) -> Mapping[str, str] | None:
         """See ``Snapshots``."""
@@ -113,6 +134,24 @@ class BlobSnapshots(BlobCheckpointStore):
         except (ResourceModifiedError, ResourceExistsError):
             raise LostPartitionError(partition) from None
         self._etags[partition] = written["etag"]
+
+    async def read_vms(self, partition: str) -> bytes:
+        """See ``Snapshots``; raises ``AzureError``."""
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                found = await self._get_blob_client(self._vms(partition)).download_blob()
+                body: bytes = await found.readall()
+        except ResourceNotFoundError:
+            return b""
+        return body
+
+    async def write_vms(self, partition: str, body: bytes) -> None:
+        """See ``Snapshots``; raises ``AzureError``."""
+        async with asyncio.timeout(STORE_SECONDS):
+            await self._get_blob_client(self._vms(partition)).upload_blob(body, overwrite=True)
+
+    def _vms(self, partition: str) -> str:
+        return self._prefix.removesuffix("checkpoint/") + f"vms/{partition}"
 
     async def positions(self) -> Mapping[str, str] | None:
         """See ``Snapshots``."""

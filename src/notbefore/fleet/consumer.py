@@ -29,14 +29,18 @@ from notbefore.core.delivery import Delivery
 from notbefore.delivery.sinks.event_hub import client_options, make_credential
 from notbefore.fleet.checkpoints import BlobSnapshots, LostPartitionError, Snapshots
 from notbefore.fleet.merge import Story
-from notbefore.fleet.partition import Item, Partition, PartitionFigures, read_snapshot
+from notbefore.fleet.partition import Item, Partition, PartitionFigures, read_snapshot, read_vms
 from notbefore.fleet.reading import Poison
+from notbefore.fleet.silence import Heard
 from notbefore.fleet.waves import Grouping, Notification
 from notbefore.metrics.fleet import Measured
 
 BATCH: Final = 300  # records taken in at once
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
+KEEP_EVERY: Final = 0.05  # seconds between two looks at what snapshots are to be written, and what was accepted
+STORE_PAUSE: Final = 2.0  # seconds until a snapshot that could not be written is tried again
 SNAPSHOT_EVERY: Final = 5.0  # seconds between two snapshots without notifications
+VMS_EVERY: Final = 120.0  # seconds between two writings of the VMs that were heard from
 LOOK_EVERY: Final = 10.0  # seconds between two looks at how far the hub is ahead
 MARGIN: Final = 2.0  # seconds by which the hub's clock may be behind ours
 CLOSE_SECONDS: Final = 5.0
@@ -57,8 +61,12 @@ class Outbox(Protocol):
         """Have deliveries of another instance, or of an earlier life, sent."""
         ...
 
-    def pending(self) -> set[str]:
-        """The ids of the deliveries that no receiver has accepted or refused yet."""
+    def pending(self) -> set[str] | None:
+        """The ids of the deliveries that no receiver has accepted or refused yet; ``None``: as at the last call."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what ``pending`` has opened."""
         ...
 
     def set_aside(self, partition: str, item: Item, poison: Poison) -> None:
@@ -81,7 +89,10 @@ class _Owned:
         self.unsettled: dict[str, Delivery] = {}
         self.written = fold.sequence  # the sequence number of the last snapshot
         self.written_at = 0.0  # monotonic seconds
+        self.vms_written_at = 0.0
+        self.not_before = 0.0  # monotonic seconds: the store failed, no snapshot before
         self.dirty = False  # notifications were made, or settled, since
+        self.writing = asyncio.Lock()
 
 
 class Consumer:
@@ -137,6 +148,7 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - the SDK raises many; any of them ends this client
                 self._note_error("hub", error)
             self.connected = False
+            self._outbox.close()
             if self._stopping:
                 break
             self._pause = FIRST_PAUSE if time.monotonic() - began > HEALTHY else min(self._pause * 2, LONGEST_PAUSE)
@@ -154,13 +166,14 @@ class Consumer:
             if isinstance(snapshots, BlobSnapshots):
                 snapshots.of_hub(client._address.hostname, client.eventhub_name, self._config.consumer_group)  # noqa: SLF001 - as the SDK's own processor does
             receiving = asyncio.create_task(self._receive(client, await self._positions(client, snapshots)))
+            settling = asyncio.create_task(self._keep_snapshots())
             waiting = [asyncio.create_task(one.wait()) for one in (self._failed, stop) if one is not None]
             await asyncio.wait([receiving, *waiting], return_when=asyncio.FIRST_COMPLETED)
             for owned in list(self._owned.values()):
                 with suppress(Exception):
                     await self._write(owned)
             self._owned.clear()
-            for task in (receiving, *waiting):
+            for task in (settling, receiving, *waiting):
                 task.cancel()
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS)
@@ -213,13 +226,23 @@ class Consumer:
             except (MsgspecError, ValueError) as error:
                 log.error("partition %s: its snapshot cannot be read, events that are open are new: %s", name, error)  # noqa: TRY400 - its text says all
             else:
-                fold.restore(found)
+                fold.restore(found, await self._heard(name))
                 owned = _Owned(fold)
                 owned.unsettled = {one.delivery_id: one for one in found.unsettled}
                 self._outbox.put(found.unsettled)
         self._owned[name] = owned
         log.info("partition %s: reading from sequence number %d on", name, fold.sequence + 1)
         return owned
+
+    async def _heard(self, name: str) -> list[Heard]:
+        """The VMs that were heard from; none where that cannot be read: they are, as they send their next heartbeat."""
+        assert self._snapshots is not None  # noqa: S101 - as above
+        body = await self._snapshots.read_vms(name)
+        try:
+            return read_vms(body) if body else []
+        except (MsgspecError, ValueError) as error:
+            log.error("partition %s: the VMs that were heard from cannot be read: %s", name, error)  # noqa: TRY400 - as above
+            return []
 
     def _adopt(self, key: str) -> Story | None:
         for owned in self._owned.values():
@@ -247,13 +270,6 @@ class Consumer:
         if made:
             owned.unsettled |= {one.delivery_id: one for one in self._outbox.commit(made)}
             owned.dirty = True
-        elif owned.unsettled and time.monotonic() - owned.written_at > WAIT:
-            pending = self._outbox.pending()
-            settled = [one for one in owned.unsettled if one not in pending]
-            for one in settled:
-                del owned.unsettled[one]
-            owned.dirty |= bool(settled)
-        await self._keep(owned)
         await self._look(name, owned.fold)
 
     def _count(self, fold: Partition) -> None:
@@ -262,6 +278,7 @@ class Consumer:
         self.records.update(new.records)
         self.poison.update(new.poison)
         self.counts.update(contradictions=new.contradictions, given_up=new.given_up, missing=new.missing)
+        self.counts["fell_silent"] += new.fell_silent
         for story in new.closed:
             labels = (story.event.event_type, story.place.region)
             for one in story.measured.values():
@@ -279,10 +296,28 @@ class Consumer:
 
     # ---- snapshots
 
+    async def _keep_snapshots(self) -> None:
+        """Write snapshots soon after what has changed; a store that hangs keeps no notification waiting."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY)
+            self._settle()
+            await asyncio.gather(*(self._keep(owned) for owned in list(self._owned.values())))
+
+    def _settle(self) -> None:
+        """Take out of the snapshots what receivers have accepted: who takes over would send it again."""
+        if waiting := [owned for owned in self._owned.values() if owned.unsettled]:
+            pending = self._outbox.pending()
+            for owned in waiting if pending is not None else ():
+                settled = owned.unsettled.keys() - (pending or set())
+                for one in settled:
+                    del owned.unsettled[one]
+                owned.dirty |= bool(settled)
+
     async def _keep(self, owned: _Owned) -> None:
         """Write the snapshot where it is time to; where that fails, later."""
-        age = time.monotonic() - owned.written_at
-        if not owned.dirty and (owned.fold.sequence == owned.written or age < SNAPSHOT_EVERY):
+        now = time.monotonic()
+        unchanged = owned.fold.sequence == owned.written or now - owned.written_at < SNAPSHOT_EVERY
+        if now < owned.not_before or (unchanged and not owned.dirty):
             return
         try:
             await self._write(owned)
@@ -291,18 +326,21 @@ class Consumer:
             if self._failed is not None:
                 self._failed.set()
         except (AzureError, OSError, TimeoutError) as error:
-            owned.written_at = time.monotonic()  # the next attempt after a pause
-            owned.dirty = False
+            owned.dirty, owned.not_before = True, time.monotonic() + STORE_PAUSE
             self._note_error("store", error)
 
     async def _write(self, owned: _Owned) -> None:
         fold = owned.fold
-        if self._snapshots is None or fold.sequence < 0 or (fold.sequence == owned.written and not owned.dirty):
-            return
-        await self._snapshots.write(
-            fold.name, fold.snapshot(list(owned.unsettled.values())), (fold.offset, fold.sequence)
-        )
-        owned.written, owned.written_at, owned.dirty = fold.sequence, time.monotonic(), False
+        async with owned.writing:
+            if self._snapshots is None or fold.sequence < 0 or (fold.sequence == owned.written and not owned.dirty):
+                return
+            sequence, body = fold.sequence, fold.snapshot(list(owned.unsettled.values()))
+            owned.dirty = False  # what is made while this is written is for the next one
+            await self._snapshots.write(fold.name, body, (fold.offset, sequence))
+            owned.written, owned.written_at = sequence, time.monotonic()
+            if time.monotonic() - owned.vms_written_at > VMS_EVERY:
+                owned.vms_written_at = time.monotonic()
+                await self._snapshots.write_vms(fold.name, fold.vms())
 
     async def _look(self, name: str, fold: Partition) -> None:
         """How far the hub is ahead: asked for once in a while."""

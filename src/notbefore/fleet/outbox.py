@@ -2,19 +2,20 @@
 
 import base64
 import logging
+import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Final
 
 from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.record import Record, Vm, json_line
+from notbefore.errors import StoreError
 from notbefore.fleet.partition import Item
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.waves import Notification
 from notbefore.metrics.totals import Totals
-from notbefore.store.schema import connect
+from notbefore.store.schema import Inode, connect, inode_of
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredChange, StoredState
 
@@ -35,6 +36,8 @@ class FleetOutbox:
         self._write_record = write_record
         self._notify = notify
         self._state = StoredState(totals=store.load().totals)
+        self._reading: tuple[sqlite3.Connection, Inode | None] | None = None
+        self._version: int | None = None
         self._logged: set[tuple[str, str]] = set()
         self._aside = store.path.with_name("poison.jsonl")
 
@@ -67,11 +70,35 @@ class FleetOutbox:
             self._store.put(sent)
             self._notify()
 
-    def pending(self) -> set[str]:
-        """The ids of the deliveries that wait; all others were accepted, refused or have expired."""
-        path = self._store.spare_path if self._store.spare_path.exists() else self._store.path
-        with closing(connect(path, "ro")) as db:
-            return {one for (one,) in db.execute("SELECT delivery_id FROM outbox WHERE state = 'pending'")}
+    def pending(self) -> set[str] | None:
+        """The ids of the deliveries that wait: all others were accepted, refused or have expired.
+
+        ``None`` where nothing has changed since the last call, or the outbox cannot be read now.
+        """
+        if self._store.degraded is not None:  # the outbox may be in another file, or in memory
+            self.close()
+            return None
+        path = self._store.path
+        try:
+            if self._reading is None or self._reading[1] != inode_of(path):
+                self.close()
+                self._reading = (connect(path, "ro"), inode_of(path))
+            db = self._reading[0]
+            version = db.execute("PRAGMA data_version").fetchone()[0]
+            if version == self._version:
+                return None
+            found = {one for (one,) in db.execute("SELECT delivery_id FROM outbox WHERE state = 'pending'")}
+        except (sqlite3.Error, StoreError):
+            self.close()
+            return None
+        self._version = version
+        return found
+
+    def close(self) -> None:
+        """Let go of the file that ``pending`` reads; the next call opens it again."""
+        if self._reading is not None:
+            self._reading[0].close()
+        self._reading = self._version = None
 
     def set_aside(self, partition: str, item: Item, poison: Poison) -> None:
         """Append a record that cannot be read to the file, with its place; log the first of each kind."""

@@ -5,20 +5,22 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery
-from notbefore.fleet.merge import CANCELED, NEW, STARTED, STRENGTH, Standing, Story
+from notbefore.fleet.merge import CANCELED, NEW, STARTED, STRENGTH, VANISHING, Standing, Story
 from notbefore.fleet.reading import Beat, Poison, Report, read
+from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
 FORM: Final = 1  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
+UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
 
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
@@ -52,6 +54,7 @@ class Snapshot(Struct):
     offset: str
     enqueued: float
     waves: list[Wave] = []
+    silent: list[Wave] = []
     closed: dict[str, Closed] = {}
     unsettled: list[Delivery] = []
 
@@ -63,6 +66,7 @@ class PartitionFigures(Struct):
     poison: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
     contradictions: int = 0
     given_up: int = 0
+    fell_silent: int = 0
     missing: int = 0  # records that were gone before they were read
     closed: list[Story] = []  # events that are over
 
@@ -85,12 +89,13 @@ class Partition:
         self.enqueued = 0.0
         self.waves = Waves(grouping)
         self.stories: dict[str, Story] = {}
-        self.beats: dict[str, tuple[Beat, float]] = {}  # VM -> its last sign of life, and when the hub had it
+        self.silence = Silence(grouping, self._is_gone, self._is_explained)
         self._closed: dict[str, Closed] = {}
         self._limit = limit
         self._on_poison = on_poison
         self._adopt = adopt
         self._looked = 0.0
+        self._vanished: dict[str, float] = {}  # VM -> when it was deleted, by an event
 
     # ---- snapshots
 
@@ -103,18 +108,25 @@ class Partition:
                 self.offset,
                 self.enqueued,
                 list(self.waves.open.values()),
+                list(self.silence.waves.open.values()),
                 self._closed,
                 unsettled,
             )
         )
 
-    def restore(self, found: Snapshot) -> None:
-        """Go on from a snapshot."""
+    def restore(self, found: Snapshot, heard: Iterable[Heard] = ()) -> None:
+        """Go on from a snapshot; ``heard``: the VMs as they were written down, which may be some minutes older."""
+        self.silence.restore(found.silent, heard)
         self.sequence, self.offset, self.enqueued = found.sequence, found.offset, found.enqueued
+        self._looked = found.enqueued
         self.waves.restore(found.waves)
         for wave in found.waves:
             self.stories.update(wave.stories)
         self._closed = found.closed
+
+    def vms(self) -> bytes:
+        """The VMs that were heard from, as JSON; see ``read_vms``."""
+        return msgspec.json.encode(list(self.silence.heard.values()))
 
     def release(self, key: str) -> Story | None:
         """Give up a story: its event's records come in another partition now (the hub was given more of them)."""
@@ -134,7 +146,8 @@ class Partition:
             return
         if 0 <= self.sequence < item.sequence - 1:
             self.figures.missing += item.sequence - 1 - self.sequence
-        if item.enqueued >= self.waves.next_due or item.enqueued - self._looked >= LOOK_EVERY:
+        next_due = min(self.waves.next_due, self.silence.waves.next_due, self._looked + LOOK_EVERY)
+        if item.enqueued >= next_due:
             yield from self.advance(item.enqueued)
         self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
         found = read(item.body, item.properties)
@@ -150,12 +163,14 @@ class Partition:
                     self._close(key, story, wave, now)
             if made is not None:
                 yield made
+        yield from self.silence.flush(now)
 
     def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
         if isinstance(found, Report):
+            self.silence.hear(found, item.enqueued)
             return self._report(found, item.enqueued)
         if isinstance(found, Beat):
-            self.beats[found.vm] = (found, item.enqueued)
+            self.silence.hear(found, item.enqueued)
             return "beat"
         if found is None:
             return "skipped"
@@ -191,6 +206,7 @@ class Partition:
 
     def _look(self, now: float) -> None:
         """End what is long overdue, and forget what is long over."""
+        unwatched = now - self._looked if self._looked and now - self._looked > UNWATCHED else 0.0
         self._looked = now
         for story in self.stories.values():
             if not story.given_up and now > story.deadline(self._limit):
@@ -199,13 +215,31 @@ class Partition:
                 if story.standing is not before:
                     self.figures.given_up += 1
                     self.waves.note(story, now)
+        self.silence.look(now, unwatched)
+        self.figures.fell_silent += self.silence.fell_silent
+        self.silence.fell_silent = 0
         forgotten = [key for key, one in self._closed.items() if now - one.at > CLOSED_SECONDS]
+        self._vanished = {vm: at for vm, at in self._vanished.items() if now - at < CLOSED_SECONDS}
         for key in forgotten + list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED)]:
             self._closed.pop(key, None)
+
+    def _is_gone(self, vm: str) -> bool:
+        """A Preempt or a Terminate of the VM is over."""
+        return vm in self._vanished
+
+    def _is_explained(self, vm: str) -> bool:
+        """An event that has started, or was due to, affects the VM."""
+        return any(
+            vm in map(str.casefold, story.affected)
+            for story in self.stories.values()
+            if story.standing is STARTED or (story.not_before and story.not_before.timestamp() < self._looked)
+        )
 
     def _close(self, key: str, story: Story, wave: Wave, now: float) -> None:
         self.stories.pop(key, None)
         self.figures.closed.append(story)
+        if story.event.event_type in VANISHING and story.standing is not CANCELED:
+            self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
         self._closed[key] = Closed(wave.told, now, wave.nth, story.ids)
 
 
@@ -224,3 +258,8 @@ def read_snapshot(body: bytes) -> Snapshot:
     if found.form != FORM:
         raise ValueError(f"a snapshot of form {found.form}, expected {FORM}")
     return found
+
+
+def read_vms(body: bytes) -> list[Heard]:
+    """Read the VMs that were heard from; raises ``msgspec.MsgspecError``."""
+    return msgspec.json.decode(body, type=list[Heard])

@@ -48,6 +48,8 @@ class FleetEvents(Struct, frozen=True):
 
     partitions: tuple[str, ...]
     waves: tuple[ShownWave, ...]
+    heard: int  # VMs that have sent a sign of life
+    silent: tuple[str, ...]  # those whose signs of life have stopped, without an event that explains it
 
 
 class Stored(NamedTuple):
@@ -110,20 +112,26 @@ class FleetView:
         folds = self._consumer.folds
         waves = [_shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
         waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
-        return FleetEvents(tuple(fold.name for fold in folds), tuple(waves))
+        silent = sorted(one.name for fold in folds for one in fold.silence.silent)
+        heard = sum(len(fold.silence.heard) for fold in folds)
+        return FleetEvents(tuple(fold.name for fold in folds), tuple(waves), heard, tuple(silent))
 
     def _families(self) -> Iterator[Family]:
         consumer = self._consumer
         folds = consumer.folds
         heard: dict[Labels, float] = {}
+        silent: dict[Labels, float] = {}
         for fold in folds:
-            for beat, _ in list(fold.beats.values()):
-                place = (beat.region, beat.scale_set)
+            for one in list(fold.silence.heard.values()):
+                place = (one.place.region, one.place.scale_set)
                 heard[place] = heard.get(place, 0.0) + 1.0
+                silent[place] = silent.get(place, 0.0) + float(one.silent)
         snapshot = FleetSnapshot(
             now=datetime.now(UTC),
             events=tuple(one for fold in folds for one in _events(fold)),
             heard=heard,
+            silent=silent,
+            fell_silent=consumer.counts["fell_silent"],
             records=consumer.records,
             poison=consumer.poison,
             errors=consumer.errors,

@@ -32,6 +32,9 @@ SILENT: Final = Metric(
     "VMs whose signs of life have stopped, without an event that explains it.",
     ("region", "scale_set"),
 )
+FELL_SILENT: Final = Metric(
+    "notbefore_fleet_vms_fell_silent", "counter", "VMs that fell silent without an event that explains it."
+)
 RECORDS: Final = Metric("notbefore_fleet_records", "counter", "Records of the hub by what they were.", ("result",))
 POISON: Final = Metric("notbefore_fleet_poison_records", "counter", "Records that could not be read.", ("reason",))
 CONTRADICTIONS: Final = Metric(
@@ -108,6 +111,7 @@ class FleetSnapshot(Struct, frozen=True):
     contradictions: int = 0
     given_up: int = 0
     missing: int = 0
+    fell_silent: int = 0
     lag: Mapping[str, tuple[float, float]] = {}  # partition -> records, seconds
     partitions: int = 0
     connected: bool = False
@@ -156,6 +160,7 @@ def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
         (CONTRADICTIONS, view.contradictions),
         (GIVEN_UP, view.given_up),
         (MISSING, view.missing),
+        (FELL_SILENT, view.fell_silent),
     ):
         yield Family(metric, {(): float(value)}, view.since)
     yield Family(PARTITIONS, {(): float(view.partitions)})

@@ -1,0 +1,118 @@
+"""``Silence``: which VMs were heard from, and which have fallen silent without an event that explains it. Pure.
+
+A VM is known from its first heartbeat on. It is silent after three of its intervals without any record of it. The
+silent VMs of one scale set or resource group are one wave, of the type ``Silent``: it starts with the first of them,
+and is over once all are heard from again. Times are Unix seconds of the hub's clock.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.core.document import STARTED as STATUS_STARTED
+from notbefore.core.document import Event
+from notbefore.core.record import SILENT
+from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
+from notbefore.fleet.reading import Beat, Place, Report
+from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
+
+INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
+FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is no longer expected: somebody has deleted it
+_TOGETHER: Final = ("subscription", "resource_group", "scale_set")
+
+
+class Heard(Struct, array_like=True):
+    """A VM that has sent a heartbeat."""
+
+    name: str
+    at: float  # the last sign of life
+    interval: float  # seconds between its heartbeats
+    place: Place
+    zone: str = ""
+    silent: bool = False
+
+
+class Silence:
+    """Of one partition. ``gone`` says whether a VM was deleted by an event, ``explained`` whether one is under way."""
+
+    def __init__(self, grouping: Grouping, gone: Callable[[str], bool], explained: Callable[[str], bool]) -> None:
+        self.heard: dict[str, Heard] = {}
+        self.fell_silent = 0  # VMs, since the last look at it
+        self.waves = Waves(replace(grouping, group_by=_TOGETHER))
+        self._stories: dict[Place, Story] = {}
+        self._places: dict[Place, Place] = {}
+        self._gone = gone
+        self._explained = explained
+
+    def restore(self, waves: Iterable[Wave], heard: Iterable[Heard]) -> None:
+        """Go on with what another instance has seen."""
+        self.waves.restore(waves)
+        for wave in self.waves.open.values():
+            for story in wave.stories.values():
+                self._stories[story.place] = story
+        self.heard = {one.name.casefold(): one for one in heard}
+
+    def hear(self, found: Beat | Report, now: float) -> None:
+        """A record of a VM: it is alive."""
+        known = self.heard.get(found.vm)
+        if known is not None:
+            known.at = max(known.at, now)
+            if isinstance(found, Beat):
+                known.interval = found.interval
+        elif isinstance(found, Beat):
+            place = self._places.setdefault(found.place, found.place)
+            self.heard[found.vm] = Heard(found.vm_name or found.vm, now, found.interval, place, found.zone)
+
+    def look(self, now: float, unwatched: float = 0.0) -> None:
+        """See who has fallen silent by now, and who is back.
+
+        ``unwatched``: seconds before ``now`` in which nothing could be heard; they are nobody's silence.
+        """
+        changed: set[Place] = set()
+        if unwatched:
+            for one in self.heard.values():
+                one.at = min(now, one.at + unwatched)
+        for key, one in list(self.heard.items()):
+            late = now - one.at > INTERVALS * one.interval
+            if late and (self._gone(key) or now - one.at > FORGET_SECONDS):
+                del self.heard[key]
+                if one.silent:
+                    changed.add(one.place)
+            elif one.silent != late and not (late and self._explained(key)):
+                one.silent = late
+                self.fell_silent += late
+                changed.add(one.place)
+        for place in changed:
+            self._tell(place, now)
+
+    def flush(self, now: float) -> Iterator[Notification]:
+        """What is to be notified by now."""
+        for wave, made in self.waves.flush(now):
+            if wave.key not in self.waves.open:
+                for story in wave.stories.values():
+                    self._stories.pop(story.place, None)
+            if made is not None:
+                yield made
+
+    @property
+    def silent(self) -> list[Heard]:
+        """The VMs that are silent now."""
+        return [one for one in list(self.heard.values()) if one.silent]
+
+    def _tell(self, place: Place, now: float) -> None:
+        names = tuple(sorted(one.name for one in self.heard.values() if one.silent and one.place == place))
+        story = self._stories.get(place)
+        if story is None:
+            began = from_unix(
+                min((one.at for one in self.heard.values() if one.silent and one.place == place), default=now)
+            )
+            event = Event(f"silent-{now:.0f}", SILENT, STATUS_STARTED, "VirtualMachine", names)
+            mark = (began, "", "")
+            story = Story(event, place, "", began, mark, mark, started=began)
+            self._stories[place] = story
+        story.event = replace(story.event, resources=names or story.event.resources)
+        story.claim = story.standing = STARTED if names else FINISHED
+        story.over = None if names else from_unix(now)
+        self.waves.note(story, now)

@@ -1,0 +1,86 @@
+"""Azurite, Microsoft's own server of Blob Storage, as a process: started, killed, started again with what it had."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+
+from support.agent import PATIENCE, eventually, free_port, get
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+CONTAINER = "notbefore"
+
+
+class Azurite:
+    """Serves a container ``notbefore`` for checkpoints."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        command = shutil.which("azurite-blob")
+        assert command, "npm install -g azurite@3.35.0 --ignore-scripts"
+        self._command = [
+            command, "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
+            "--blobPort", str(self.port), "--location", str(directory / "azurite"),
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def connection_string(self) -> str:
+        return (
+            f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+            f"BlobEndpoint=http://127.0.0.1:{self.port}/{ACCOUNT};"
+        )
+
+    def start(self) -> Self:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            try:
+                return get(self.port, f"/{ACCOUNT}")[0] > 0
+            except OSError:
+                return False
+
+        eventually(answers, patience=60)
+        return self
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE)
+        self._process = None
+
+    def make_container(self) -> None:
+        async def make() -> None:
+            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
+                await store._container_client.create_container()
+
+        asyncio.run(make())
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """The snapshots of all partitions, as the instances have written them."""
+
+        async def read() -> list[dict[str, Any]]:
+            found = []
+            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
+                async for blob in store._container_client.list_blobs():
+                    if "/checkpoint/" in blob.name:
+                        client = store._container_client.get_blob_client(blob.name)
+                        found.append(json.loads(await (await client.download_blob()).readall()))
+            return found
+
+        return asyncio.run(read())
+
+    def __enter__(self) -> Self:
+        self.start().make_container()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
