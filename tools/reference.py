@@ -33,7 +33,7 @@ from notbefore.core.document import parse
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Observation, Tracked, diff
 from notbefore.core.record import Record, Vm
-from notbefore.metrics import families
+from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
@@ -321,6 +321,12 @@ def metrics() -> str:
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
         rows = [_metric_row(metric) for metric in found if metric.name.startswith(start)]
         parts.append(f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}")
+    rows = [_metric_row(metric) for metric in vars(fleet).values() if isinstance(metric, Metric)]
+    parts.append(
+        "## An instance of `notbefore fleet`\n\nOver all instances, sums are right: each instance has the partitions"
+        " that it reads. Besides these it has the metrics of the outbox, the courier and the state file.\n\n"
+        f"| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}"
+    )
     parts.append("## Values of labels\n\nThese exist from the start.\n\n| metric | label | values |\n|---|---|---|")
     return "\n".join((*parts, "".join(_label_rows(found, known)) + _names()))
 
