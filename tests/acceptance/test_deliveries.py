@@ -200,7 +200,7 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         peer.default = Say()
         assert place.outbox("retry", delivery_id[:6]).startswith("1 will be sent again")
         eventually(lambda: count(agent, "delivered") == 1)
-        assert place.outbox("drop", "--all") == "1 dropped\n"
+        assert place.outbox("drop", "--all") == "1 dropped.\n"
         eventually(lambda: count(agent, "dropped") == 1)
         assert place.outbox("list") == "The outbox is empty.\n"
         assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2

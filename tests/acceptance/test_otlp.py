@@ -60,7 +60,7 @@ def test_what_the_agent_knows_reaches_the_receiver_through_a_collector_and_resta
             names = {(name, labels) for name, labels in series(receiver.metrics[-1]) if "otlp" not in name}
             shown = {(name, labels) for name, labels in scraped(get(agent.port, "/metrics")[1].decode())}
             assert names <= shown
-            assert len(names) > 150
+            assert len(names) > 60
             imds.set_document(body(item(EventStatus="Started", NotBefore=""), incarnation=3))
             agent.told("announced", "started")
             imds.set_document(body(incarnation=4))
