@@ -63,7 +63,7 @@ def _prepared_keys(secrets: tuple[str, ...], settings: dict[str, Any], base: Pat
             prepared[name] = _found_at(base, {source: value})
         elif str(key).endswith("_file") and isinstance(value, str):
             prepared[key] = str(base / value)
-        elif key == "headers" and isinstance(value, dict):
+        elif key in ("headers", "secrets") and isinstance(value, dict):
             prepared[key] = {header: _found_at(base, secret) for header, secret in value.items()}
         else:
             prepared[key] = value if key not in secrets else _found_at(base, value)

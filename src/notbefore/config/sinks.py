@@ -430,6 +430,16 @@ class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: expected letters, digits, spaces, dots, - and _")
 
 
+class Plugin(SinkSettings, frozen=True, kw_only=True):
+    """A sink of another package, by the name of its entry point in the group `notbefore.sinks`: docs/python-api.md."""
+
+    WORDS: ClassVar[bool] = False
+
+    use: str  # the name of the entry point
+    settings: dict[str, Any] = {}  # what its package documents
+    secrets: dict[str, Secret] = {}  # name: text, or {file: ...}, {env: ...}, {credential: ...}
+
+
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``sinks``: exactly one kind with its settings."""
 
@@ -443,6 +453,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     event_hub: EventHub | None = None
     otlp_logs: OtlpLogs | None = None
     windows_event_log: WindowsEventLog | None = None
+    plugin: Plugin | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]

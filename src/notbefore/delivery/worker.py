@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +13,9 @@ from msgspec import Struct
 from notbefore.core.delivery import Delivery, patient_until
 from notbefore.delivery.message import BatchSink, Message, Receipt, Sink, Usual
 from notbefore.errors import NotBeforeError, SendError
+
+# what only wrong code raises: the same message fails again tomorrow, so it is a dead letter at once
+BUGS: Final = (AttributeError, NameError, NotImplementedError, TypeError)
 
 log = logging.getLogger("notbefore.delivery")
 
@@ -117,7 +121,9 @@ class Worker:
                     attempts += self._attempts(mine)
             except Exception as error:  # a library of a sink may raise anything; the other sinks must go on
                 log.exception("sink %s: this should not have happened", self.name)
-                attempts = [SendAttempt(one, None, SendError(f"{type(error).__name__}: {error}")) for one in given]
+                bug = isinstance(error, BUGS)
+                text = f"{'a bug in the sink: ' if bug else ''}{type(error).__name__}: {error}"
+                attempts = [SendAttempt(one, None, SendError(text, permanent=bug)) for one in given]
             if self._checks.patient:
                 attempts = [_patient(attempt, time.time()) for attempt in attempts]
             self.quick = time.monotonic() - self._since < 0.25  # noqa: PLR2004 - a quarter of a second

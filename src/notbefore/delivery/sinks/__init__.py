@@ -24,6 +24,7 @@ REGISTRY: Final = {
         "event_hub",
         "windows_event_log",
         "otlp_logs",
+        "plugin",  # those of other packages
     )
 }
 
