@@ -393,9 +393,6 @@ class Life:
     def works(self, since: float, until: float) -> bool:
         return any(begun <= since and until <= ended for begun, ended in self.up)
 
-    def next_up(self, at: float) -> float:
-        return min((max(begun, at) for begun, ended in self.up if ended > at), default=float("inf"))
-
 
 def _answers(host: str) -> bool:
     connection = http.client.HTTPConnection(host, PORT, timeout=1)
@@ -438,6 +435,8 @@ def leader(mode: str, rounds: int) -> bool:
 def leader_account(mode: str, first: Life, world: World, receiver: Receiver, took: float) -> bool:
     """While the first VM's agent works, one message of each step, at once; else the second one's, a rank later.
 
+    The first one may be back before that, but it may have missed what was listed only while it was gone.
+
     What the event has left behind by then need not be sent. Where the first one came or went meanwhile, two may come.
     """
     times: dict[tuple[str, str], list[float]] = {}
@@ -445,7 +444,7 @@ def leader_account(mode: str, first: Life, world: World, receiver: Receiver, too
         times.setdefault((event, kind if kind in ("announced", "started") else "over"), []).append(at)
     lost, late, many, twice = [], [], [], 0
     for (event, step), shown in world.shown.items():
-        possible = min(first.next_up(shown), shown + RANK)
+        possible = shown if first.works(shown, shown + LATE) else shown + RANK
         following = [at for (other, _), at in world.shown.items() if other == event and at > shown]
         moved_on = min(following, default=float("inf")) < possible + LATE
         found = times.get((event, step), [])
