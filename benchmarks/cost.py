@@ -98,6 +98,7 @@ class Imds(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one segment, as a server sends them that is worth measuring
     server: Imds
 
     def do_GET(self) -> None:
