@@ -356,11 +356,12 @@ def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: 
     whole = tmp_path / "notbefore.yml"
     # `# ` is prose; what is commented out begins at once, or with the two spaces of its indentation
     whole.write_text(re.sub(r"^#(?=[^ ]|  )", "", text, flags=re.MULTILINE), encoding="utf-8")
-    for name in ("slack-url", "hook-key"):
+    for name in ("slack-url", "hook-key", "ping-url"):
         (tmp_path / name).write_text("https://hooks.example.org/x\n", encoding="utf-8")
+    (tmp_path / "pager-key").write_text("0123456789abcdef0123456789abcdef\n", encoding="utf-8")
     assert load(CONFIG / "notbefore.yml", {}, {}) == load(None, {}, {})
     config = load(whole, {"CREDENTIALS_DIRECTORY": str(tmp_path)}, {})
-    assert list(config.sinks) == ["oncall", "am", "hook"]
+    assert list(config.sinks) == ["oncall", "pager", "am", "hook"]
     assert len(config.routes) == 2
 
 
