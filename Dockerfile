@@ -9,6 +9,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY tools/pins.py tools/pins.py
 COPY src src
 COPY config config
+COPY dashboards/*.json dashboards/
 # a virtual environment of its own: only this is copied, without pip and the sources
 # what comes from an index is known by its hash
 RUN python3 -m venv --without-pip /opt/notbefore \
