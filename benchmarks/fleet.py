@@ -18,7 +18,8 @@ from notbefore.fleet.partition import Item, Partition
 from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping
 from support.agent import eventually
-from support.fleet_instance import RunningFleet, body, configured, report, send, vm
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import body, report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
 

@@ -105,7 +105,7 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
 def test_an_event_that_a_rule_names_is_approved_once_and_told(imds: Simulator, tmp_path: Path) -> None:
     with agent_of(imds, tmp_path, USERS) as agent:
         agent.ready()
-        assert agent.metric(APPROVALS % ("approved", "users")) == 0
+        assert agent.metric(APPROVALS % ("approved", "users")) is None
         event_id = imds.start("user-reboot")
         record = last(agent, "approved")
         assert (record["rule"], record["by"], record["reason"], record["requests"]) == ("users", "rule", "accepted", 1)

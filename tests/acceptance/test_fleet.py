@@ -12,7 +12,8 @@ import pytest
 from notbefore.core.change import LIFECYCLE_KINDS
 from support.agent import eventually
 from support.azurite import Azurite
-from support.fleet_instance import RunningFleet, configured, report, send, vm
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer, Say
 

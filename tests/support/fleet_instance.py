@@ -1,12 +1,11 @@
-"""``notbefore fleet`` as a process, and what VMs' agents would send to its hub."""
+"""``notbefore fleet`` as a process, and its hub as VMs' agents fill it."""
 
 import asyncio
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,69 +13,10 @@ import yaml
 from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubProducerClient
 
-from notbefore.core.change import Change, ChangeKind, Gap, Outcome, change_id
-from notbefore.core.document import Event
-from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line, partition_key
+from notbefore.core.record import Heartbeat, Record, partition_key
 from support.agent import RunningAgent, free_port
+from support.fleet_records import body
 from support.hub import Hub
-
-OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
-
-
-def vm(name: str, scale_set: str = "web", region: str = "westeurope") -> Vm:
-    return Vm(
-        name=name, vm_id=f"id-{name}", subscription_id="sub", resource_group="rg", location=region, scale_set=scale_set
-    )
-
-
-def report(  # noqa: PLR0913 - a change has many sides
-    who: Vm,
-    kind: ChangeKind,
-    event_id: str = "EVENT-1",
-    *,
-    at: datetime | None = None,
-    resources: Sequence[str] | None = None,
-    event_type: str = "Reboot",
-    notice: float = 900.0,
-    **changed: Any,
-) -> Record:
-    """What the agent of a VM makes of a step."""
-    at = at or datetime.now(UTC)
-    resources = (who.name,) if resources is None else tuple(resources)
-    not_before = changed.pop("not_before", None) or at + timedelta(seconds=notice)
-    event = Event(
-        event_id=event_id,
-        event_type=event_type,
-        event_status="Started" if kind in ("started", "finished") else "Scheduled",
-        resource_type="VirtualMachine",
-        resources=resources,
-        not_before=None if kind in ("started", "finished") else not_before,
-        event_source="Platform",
-        duration=9,
-    )
-    own = who.name in resources
-    change = Change(
-        id=changed.pop("id", change_id(event.key, kind, event.digest() if kind == "updated" else "", 0)),
-        kind=kind,
-        reason=changed.pop("reason", "first_seen_scheduled"),
-        time=at,
-        event=event,
-        scope="self" if own else "peer",
-        incarnation=1,
-        first_seen=changed.pop("first_seen", at),
-        outcome=OUTCOMES.get(kind),
-        not_before=not_before,
-        notice_seconds=notice if kind == "announced" else None,
-        started_seconds=changed.pop("started_seconds", None),
-        interruption=Gap(*(changed.pop("interruption"),) * 2) if "interruption" in changed else None,
-    )
-    assert not changed, changed
-    return Record.of(change, who)
-
-
-def body(record: Record | Heartbeat, number: int = 0) -> bytes:
-    """The record as the sink `event_hub` sends it."""
-    return json_line(cloud_event(record, f"delivery-{number}", record.flat()))
 
 
 def send(hub: Hub, records: Iterable[Record | Heartbeat | bytes], key: str | None = None) -> None:

@@ -28,7 +28,7 @@ from notbefore.fleet.merge import (
 from notbefore.fleet.partition import Item, Partition, read_snapshot
 from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping, Notification
-from support.fleet_instance import body, report, vm
+from support.fleet_records import body, report, vm
 
 T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
 VMS = [vm(f"web_{number}") for number in range(4)]

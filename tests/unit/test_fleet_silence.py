@@ -5,7 +5,7 @@ from typing import Any
 
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet.partition import Partition, read_snapshot, read_vms
-from support.fleet_instance import body, report, vm
+from support.fleet_records import body, report, vm
 from unit.test_fleet_merge import EACH, LIMIT, WAVES, Log
 
 A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
