@@ -36,6 +36,7 @@ import msgspec
 
 from notbefore.core.delivery import delivery_id
 from notbefore.simulator.server import Simulator
+from notbefore.store.disk import DiskThread
 from notbefore.store.history import read_history
 from notbefore.store.outbox import Outbox
 from notbefore.store.outbox_reader import OutboxReader
@@ -507,7 +508,7 @@ def report(path: Path, receiver: Receiver, killed: collections.Counter[str]) -> 
     history = [msgspec.json.decode(row) for row in read_history(path, None, 1_000_000).records]
     expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
     taken = collections.Counter(found for found, _, _ in receiver.taken)
-    reader = OutboxReader(path)
+    reader = OutboxReader(path, DiskThread())
     reader.refresh()
     counts = {name: count for (_, name), count in reader.view.counts.items()}
     reader.close()

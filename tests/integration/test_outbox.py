@@ -4,7 +4,7 @@ import itertools
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
-from notbefore.store import outbox_intake
+from notbefore.store import outbox_intake, outbox_reader
 from notbefore.store.copying import copy_readable
+from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import BATCH_ROWS, DEAD_SECONDS, REPEAT_SECONDS, CourierTurn, Outbox
-from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.schema import transaction
+from notbefore.store.outbox_reader import OutboxReader, read_outbox
+from notbefore.store.schema import connect, transaction
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredState
 from support.messages import message
@@ -56,7 +57,7 @@ class Box:
             store.confirm_time(1e12)  # any time that a test names has come for certain
             store.commit(StoredState(), [])
         self.outbox = Outbox(self.path)
-        self.reader = OutboxReader(self.path)
+        self.reader = OutboxReader(self.path, DiskThread())
 
     def put(self, *deliveries: Delivery) -> None:
         with transaction(self.outbox._db) as db:
@@ -386,7 +387,7 @@ def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none(box: Box) ->
 
 def test_a_thread_is_forgotten_a_month_after_its_last_message(box: Box) -> None:
     first, second, third = delivery(), delivery(kind="started"), delivery(kind="finished")
-    month = outbox_intake.THREAD_SECONDS
+    month = 30 * 86_400.0
     box.put(first, second, third)
     box.lease(1)
     (next_one,) = box.lease(2, delivered(first, thread="1234.5"))
@@ -464,6 +465,110 @@ def test_the_reader_follows_a_file_that_is_set_aside(box: Box, tmp_path: Path) -
     assert box.view.rows == {("chat", "pending"): 1}  # nothing to read: what was known
     Store(tmp_path).close()
     assert box.view.rows == {}
+
+
+class Opened(list[sqlite3.Connection]):
+    """The connections that readers have opened."""
+
+    def connect(self, *values: Any) -> sqlite3.Connection:
+        self.append(connect(*values))
+        return self[-1]
+
+    @property
+    def still_open(self) -> list[str]:
+        """Their files, of those that are open."""
+        found: list[str] = []
+        for one in self:
+            with suppress(sqlite3.ProgrammingError):
+                found.append(one.execute("PRAGMA database_list").fetchone()[2])
+        return found
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    made = Opened()
+    monkeypatch.setattr(outbox_reader, "connect", made.connect)
+    return made
+
+
+def test_an_outbox_that_has_not_changed_is_not_read_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    read: list[float] = []
+
+    def noted(db: sqlite3.Connection, at: float) -> outbox_reader.OutboxRead:
+        read.append(at)
+        return read_outbox(db, at)
+
+    monkeypatch.setattr(outbox_reader, "read_outbox", noted)
+    monkeypatch.setattr(outbox_reader.time, "time", lambda: now)
+    for _ in range(3):
+        assert box.view.rows == {}
+    now = 1001.0
+    assert box.view.rows == {}
+    assert read == [1000.0]
+    box.put(delivery())
+    assert box.view.rows == {("chat", "pending"): 1}
+    now = 1000.5  # the clock was set back: by now something else may be due
+    assert (box.next_due, read) == (0.0, [1000.0, 1001.0, 1000.5])
+
+
+def test_the_reader_follows_the_outbox_into_the_spare_file_and_back_and_keeps_neither_open(
+    tmp_path: Path, opened: Opened
+) -> None:
+    main, spare = Box(tmp_path), tmp_path / "spare"
+    spare.mkdir()
+    with closing(main), closing(OutboxReader(main.path, DiskThread(), spare / FILE_NAME)) as reader:
+        assert (reader.view, reader.next_due) == (OutboxView(), None)  # nothing was read yet
+        main.put(delivery())
+        reader.refresh()
+        assert (reader.view.rows, reader.next_due) == ({("chat", "pending"): 1}, 0.0)
+        with closing(Box(spare)) as other:
+            other.put(delivery(), delivery(due=7.0))
+            reader.refresh()
+            assert reader.view.rows == {("chat", "pending"): 2}
+        assert opened.still_open == [str(main.path), str(other.path)]
+        reader.close()
+        assert opened.still_open == []
+        reader.refresh()
+        assert reader.view.rows == {("chat", "pending"): 2}
+        for path in list(spare.iterdir()):
+            path.unlink()
+        reader.refresh()
+        assert reader.view.rows == {("chat", "pending"): 1}
+        assert opened.still_open == [str(main.path)]
+
+
+def test_what_cannot_be_read_stays_as_it_was_and_is_not_kept_open(
+    box: Box, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.put(delivery())
+    assert box.view.rows == {("chat", "pending"): 1}
+
+    def damaged(_: sqlite3.Connection, __: float) -> outbox_reader.OutboxRead:
+        raise sqlite3.DatabaseError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox_reader, "read_outbox", damaged)
+        box.put(delivery())
+        assert box.view.rows == {("chat", "pending"): 1}
+        assert opened.still_open == []
+    assert box.view.rows == {("chat", "pending"): 2}
+
+
+def test_a_file_that_was_replaced_is_let_go_of(box: Box, opened: Opened, tmp_path: Path) -> None:
+    assert box.view.rows == {}
+    box.path.rename(tmp_path / "aside")
+    Store(tmp_path).close()
+    assert box.view.rows == {}
+    assert len(opened) == 2
+    assert len(opened.still_open) == 1
+
+
+def test_what_is_withdrawn_expires_even_where_nobody_knows_what_time_it_is(box: Box) -> None:
+    box.put(delivery(), delivery("other"))
+    box.ended("e")
+    box.expire(0.0)
+    assert (box.count("expired"), [one.event_key for one in box.outbox.rows()]) == (1, ["other"])
 
 
 def test_what_can_be_read_of_a_damaged_file_is_copied(box: Box, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.store import spare as module
 from notbefore.store.courier_outbox import CourierOutbox
+from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.schema import transaction
@@ -125,7 +126,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def counts(agent: Agent) -> dict[str, int]:
-    with closing(OutboxReader(agent.path, agent.store.spare_path)) as reader:
+    with closing(OutboxReader(agent.path, DiskThread(), agent.store.spare_path)) as reader:
         reader.refresh()
         return {result: count for (_, result), count in reader.view.counts.items()}
 

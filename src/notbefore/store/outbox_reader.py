@@ -19,21 +19,21 @@ class OutboxReader:
     """What is in the outbox, kept as it was last read. ``refresh`` reads the file, and only if it has changed.
 
     ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
-    ``spare``: the file that holds the outbox while it is there. ``disk``: the thread that reads the other one.
+    ``disk``: the thread that reads the file ``path``. ``spare``: the file that holds the outbox while it is there.
     ``in_memory``: what is in the outbox while it is in no file.
     """
 
     def __init__(
         self,
         path: Path,
+        disk: DiskThread,
         spare: Path | None = None,
-        disk: DiskThread | None = None,
         in_memory: Callable[[], "OutboxRead | None"] = lambda: None,
     ) -> None:
         self._in_memory = in_memory
         self._main = _OutboxFile(path)
         self._spare = _OutboxFile(spare) if spare is not None else None
-        self._disk = disk or DiskThread()
+        self._disk = disk
         self._kept = OutboxRead(OutboxView(), None)
 
     @property
@@ -84,37 +84,41 @@ class _OutboxFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db: sqlite3.Connection | None = None
-        self._file: Inode | None = None
-        self._version: int | None = None
-        self._read_at = 0.0  # Unix seconds
-        self._kept = OutboxRead(OutboxView(), None)
+        self._inode: Inode | None = None
+        self._last: _Reading | None = None
 
     def read(self) -> OutboxRead:
         """What is in it; raises ``sqlite3.Error``, ``StoreError`` or ``OSError``."""
         try:
             db = self._open()
-            version = db.execute("PRAGMA data_version").fetchone()[0]
-            now = time.time()
-            if version != self._version or now < self._read_at:  # the clock was set back: other rows may be due
-                self._kept, self._version = read_outbox(db, now), version
-            self._read_at = now
+            version, now = db.execute("PRAGMA data_version").fetchone()[0], time.time()
+            last = self._last
+            # where the clock was set back, other rows may be due
+            found = last.found if last and last.version == version and last.time <= now else read_outbox(db, now)
+            self._last = _Reading(version, now, found)
         except (sqlite3.Error, StoreError, OSError):
             self.close()
             raise
-        return self._kept
+        return found
 
     def _open(self) -> sqlite3.Connection:
-        found = inode_of(self.path)
-        if self._db is None or self._file != found:
+        inode = inode_of(self.path)
+        if self._db is None or self._inode != inode:
             self.close()
-            self._db, self._file = connect(self.path, "ro", BUSY_SECONDS), found
+            self._db, self._inode = connect(self.path, "ro", BUSY_SECONDS), inode
         return self._db
 
     def close(self) -> None:
         """Let go of the file."""
         if self._db is not None:
             self._db.close()
-        self._db = self._version = None
+        self._db = self._last = None
+
+
+class _Reading(NamedTuple):
+    version: int  # SQLite's of the data, as this connection sees it
+    time: float  # Unix seconds
+    found: OutboxRead
 
 
 def _view(db: sqlite3.Connection) -> OutboxView:

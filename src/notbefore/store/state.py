@@ -175,7 +175,7 @@ class Store:
 
     def reader(self) -> OutboxReader:
         """What shows the outbox, wherever it is."""
-        return OutboxReader(self.path, self.spare_path, self.disk, self._read_in_memory)
+        return OutboxReader(self.path, self.disk, self.spare_path, self._read_in_memory)
 
     def _read_in_memory(self) -> OutboxRead | None:
         if not self.in_memory:
