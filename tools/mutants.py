@@ -37,6 +37,8 @@ TESTS: Final = {
     "store/outbox": [f"tests/integration/test_{name}.py" for name in ("outbox", "spare", "outbox_command")],
     "store/outbox_intake": ["tests/integration/test_outbox.py"],
     "store/outbox_reader": ["tests/integration/test_outbox.py", "tests/integration/test_outbox_command.py"],
+    "store/outbox_fallback": ["tests/integration/test_outbox.py"],
+    "store/agent_outbox": ["tests/integration/test_agent_outbox.py"],
     "agent/tracker": ["tests/integration/test_tracker.py"],
     "agent/state": ["tests/integration/test_tracker.py"],
     "agent/approval_log": ["tests/integration/test_tracker.py", "tests/integration/test_start_request.py"],

@@ -1,6 +1,5 @@
 """The outbox on disk: order, leases, expiry, bounds, and the sum that must always be right."""
 
-import itertools
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -24,93 +23,15 @@ from notbefore.store.outbox import BATCH_ROWS, DEAD_SECONDS, REPEAT_SECONDS, Cou
 from notbefore.store.outbox_reader import OutboxReader, read_outbox
 from notbefore.store.schema import connect, transaction
 from notbefore.store.state import Store
-from notbefore.store.state_file import FILE_NAME, StoredState
+from notbefore.store.state_file import FILE_NAME
+from support.box import Box, delivered, delivery, ids
 from support.messages import message
-
-NUMBERS = itertools.count()
-
-
-def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Delivery:
-    return Delivery(
-        **{
-            "delivery_id": f"{next(NUMBERS):032x}",
-            "event_key": event_key,
-            "sink": sink,
-            "kind": "announced",
-            "severity": "info",
-            "created": 0.0,
-            "due": 0.0,
-            "expires": 1e9,
-            "expires_with_event": True,
-            "record": b"{}",
-            **fields,
-        }
-    )
-
-
-class Box:
-    """An outbox with a hand on the agent's side of it as well."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE_NAME
-        with closing(Store(directory)) as store:
-            store.confirm_time(1e12)  # any time that a test names has come for certain
-            store.commit(StoredState(), [])
-        self.outbox = Outbox(self.path)
-        self.reader = OutboxReader(self.path, DiskThread())
-
-    def put(self, *deliveries: Delivery) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.put(db, deliveries)
-            for one in deliveries:  # the event is listed, as the agent would have it
-                db.execute("INSERT OR REPLACE INTO tracked VALUES (?, 1, '{}')", (one.event_key,))
-
-    def ended(self, event_key: str) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.event_ended(db, event_key)
-            db.execute("DELETE FROM tracked WHERE event_key = ?", (event_key,))
-
-    def started(self, event_key: str) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.event_started(db, event_key)
-
-    def lease(self, now: float = 1.0, *results: DeliveryResult, **room: int) -> list[Delivery]:
-        return self.outbox.exchange(CourierTurn(results, room or {"chat": 100, "hub": 100}, now))
-
-    def expire(self, now: float, max_rows: int = 10_000) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.expire(db, now, max_rows)
-
-    @property
-    def view(self) -> OutboxView:
-        self.reader.refresh()
-        return self.reader.view
-
-    @property
-    def next_due(self) -> float | None:
-        self.reader.refresh()
-        return self.reader.next_due
-
-    def count(self, result: str) -> int:
-        return sum(count for (_, name), count in self.view.counts.items() if name == result)
-
-    def close(self) -> None:
-        self.reader.close()
-        self.outbox.close()
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
     with closing(Box(tmp_path)) as made:
         yield made
-
-
-def ids(deliveries: list[Delivery]) -> list[str]:
-    return [one.delivery_id for one in deliveries]
-
-
-def delivered(one: Delivery, time: float = 1.0, **fields: Any) -> DeliveryResult:
-    return DeliveryResult(one.delivery_id, "delivered", time, **fields)
 
 
 def test_what_is_leased_is_not_leased_again_whatever_the_clock_says(box: Box) -> None:
@@ -500,7 +421,7 @@ def test_an_outbox_that_has_not_changed_is_not_read_again(box: Box, monkeypatch:
         return read_outbox(db, at)
 
     monkeypatch.setattr(outbox_reader, "read_outbox", noted)
-    monkeypatch.setattr(outbox_reader.time, "time", lambda: now)
+    monkeypatch.setattr("notbefore.store.outbox_reader.time.time", lambda: now)
     for _ in range(3):
         assert box.view.rows == {}
     now = 1001.0
