@@ -4,6 +4,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -130,11 +131,12 @@ def test_a_reply_that_comes_too_late_is_not_taken_for_the_next_one(
             send(agents, late)
             send(agents, answer(OutboxInMemory(db), asked))
 
+        agents.settimeout(10)
         couriers.settimeout(10)
-        answering = threading.Thread(target=answer_both)
-        answering.start()
-        assert courier.sinks_with_work() == {"chat"}
-        answering.join()
+        with ThreadPoolExecutor(1) as pool:  # which has ended before the database is closed
+            answering = pool.submit(answer_both)
+            assert courier.sinks_with_work() == {"chat"}
+        answering.result()
 
 
 def test_a_message_may_come_in_pieces_and_end_too_early() -> None:

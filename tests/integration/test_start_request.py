@@ -58,7 +58,7 @@ class World:
         self.agent = Tracking(directory, self.clock)
         self.agent.tracker.identify(Vm(name=ME))
         self.approvals = WatchedLog(self.agent.state)
-        self.policy, self.allowed, self.api_version = ON, True, "2020-07-01"
+        self.policy, self.allowed, self.api_version, self.conflict = ON, True, "2020-07-01", ""
         self.stop = threading.Event()
         self.sees(listed())
 
@@ -67,7 +67,7 @@ class World:
         self.agent.tracker.handle(Poll(0.0, 0.0, document))
 
     def settings(self) -> ApprovalSettings:
-        return ApprovalSettings(self.policy, self.imds.endpoint, self.api_version, self.allowed)
+        return ApprovalSettings(self.policy, self.imds.endpoint, self.api_version, self.allowed, self.conflict)
 
     def request(self, rule: str = "rules[0]", patience: float | None = None, **values: Any) -> StartRequest:
         """To approve the one event."""
@@ -143,11 +143,8 @@ def test_the_agent_is_stopped(world: World) -> None:
     assert world.send() == ""
     assert world.imds.start_requests == []
     (attempt,) = world.approvals.listed().attempts.values()
-    assert (attempt.state, attempt.approved, attempt.requests) == (
-        "checking",
-        "",
-        0,
-    )  # the next agent goes on from there
+    # the next agent goes on from there
+    assert (attempt.state, attempt.approved, attempt.requests) == ("checking", "", 0)
 
 
 def test_approval_is_switched_off(world: World) -> None:
@@ -179,11 +176,14 @@ def test_the_event_becomes_another(world: World, document: bytes, reason: str) -
         listed(EventStatus="Started", NotBefore=""),
         listed(Description=5),
         listed(ResourceType=7),  # the same in all that counts, and flawed
+        listed(EventId="other"),  # the same content, and another event
         body(),
         b"<html>",
     ],
 )
-def test_imds_is_asked_once_more_right_before_the_request(world: World, document: bytes) -> None:
+def test_imds_is_asked_once_more_right_before_the_request(
+    world: World, document: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """The tracker has not seen yet what IMDS says now: its poll hangs, say."""
     world.imds.set_document(document)
     asked = world.imds.requests
@@ -197,6 +197,7 @@ def test_imds_is_asked_once_more_right_before_the_request(world: World, document
     assert world.send() == ""
     ending.join()
     assert world.imds.start_requests == []
+    assert (f"approval of {ID}: not sent, IMDS cannot be asked once more: " in caplog.text) == (document == b"<html>")
 
 
 def test_what_imds_confirms_is_sent_once_it_answers(world: World) -> None:
@@ -209,7 +210,8 @@ def test_what_imds_confirms_is_sent_once_it_answers(world: World) -> None:
 
 
 def test_a_flaw_of_another_event_keeps_nothing_from_being_sent(world: World) -> None:
-    world.imds.set_document(body(item(NotBefore=FUTURE), item("other", NotBefore="soon")))
+    nameless = item(NotBefore=FUTURE) | {"EventId": ""}
+    world.imds.set_document(body(item(NotBefore=FUTURE), item("other", NotBefore="soon"), nameless))
     assert world.send() == "accepted"
 
 
@@ -307,6 +309,22 @@ def test_it_is_sent_again_until_imds_takes_it(world: World) -> None:
     assert world.ends[-1]["azure.scheduled_event.approval.requests"] == 4
 
 
+def test_while_it_is_sent_people_are_shown_that(world: World) -> None:
+    shown: list[str] = []
+
+    def look() -> None:
+        listed = world.approvals.listed()
+        (life,) = listed.events.values()
+        preview = world.approver().preview(life, listed)
+        shown.append(preview.state if preview is not None else "")
+
+    world.stop = Waits(look)
+    world.imds.fault("start-status", 500, times=1)
+    assert world.send() == "accepted"
+    look()
+    assert shown == ["sending", "approved (accepted)"]
+
+
 def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:
     world.stop = stop = Waits()
     world.imds.fault("start-status", 400, times=1)
@@ -391,6 +409,7 @@ def test_a_request_under_way_is_cut_off(world: World, monkeypatch: pytest.Monkey
         ({"policy": msgspec.structs.replace(ON, dry_run=True)}, "switched_off", "approval.dry_run is true"),
         ({"policy": msgspec.structs.replace(ON, enabled=False)}, "switched_off", "approval.enabled is not true"),
         ({"allowed": False}, "switched_off", "`notbefore run` was started without --allow-approval"),
+        ({"conflict": "two names"}, "switched_off", "two names"),
         (
             {"policy": msgspec.structs.replace(ON, rules=(Rule(FREEZES, action="leave"),))},
             "changed",
@@ -466,6 +485,19 @@ def test_it_is_not_another_vms_turn(world: World) -> None:
     )
 
 
+def test_the_leader_of_another_vm_decides_once_this_one_has_another_name(world: World) -> None:
+    rule = Rule(RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader")
+    world.policy = Policy(enabled=True, dry_run=False, rules=(rule,))
+    world.sees(listed(Resources=[ME, PEER]))
+    request = world.request()
+    world.agent.tracker.identify(Vm(name="WestNO_9"))
+    request.send()
+    assert (world.reason, world.ends[-1]["azure.scheduled_event.approval.detail"]) == (
+        "changed",
+        "the rules say leave now: another VM decides for all of them",
+    )
+
+
 def test_where_writing_took_too_long_it_is_looked_at_again_and_not_counted(world: World) -> None:
     def slow() -> None:
         world.clock.ahead += 16
@@ -518,8 +550,9 @@ def test_imds_is_waited_for_as_long_as_it_helps_somebody(
     assert timeouts == [pytest.approx(timeout, abs=0.5)]
 
 
-def test_without_a_not_before_nothing_is_sent(world: World) -> None:
-    world.sees(listed(NotBefore=""))
+@pytest.mark.parametrize("event_id", [ID, "never had one"])
+def test_without_a_not_before_nothing_is_sent(world: World, event_id: str) -> None:
+    world.sees(listed(EventId=event_id, NotBefore=""))
     world.request(OPERATOR, step="").send()
     assert world.reason == "changed"
     assert world.ends[-1]["azure.scheduled_event.approval.detail"] == "it has no NotBefore"

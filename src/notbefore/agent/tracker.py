@@ -133,9 +133,9 @@ class Tracker:
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
         poll, vm = self._state.poll, self._state.vm_of(state)
         rebooted = state.seen is not None and state.seen.boot != at.boot
-        last = state.seen if poll.answered is None else self._clock.instant(poll.answered, poll.date)
-        measured = None
-        if poll.answered is not None and last is not None:
+        last, measured = state.seen, None
+        if poll.answered is not None:
+            last = self._clock.instant(poll.answered, poll.date)
             measured = believable(gap, last, at)
         elif rebooted:  # the first good answer of this process, which measured no gap before it
             measured = self._gap_over_boot(state, at)
