@@ -1,4 +1,4 @@
-"""The kept corpus of ``tools/fuzz_listener.py``: what once was interesting stays harmless."""
+"""The kept corpus of ``tools/fuzz.py``: what once was interesting stays harmless."""
 
 from pathlib import Path
 
