@@ -32,12 +32,13 @@ class AgentOfGroup(RunningAgent):
             return connection.getresponse().status == 200
         return False
 
-    def yielded(self) -> float:
+    def deliveries(self, result: str) -> float:
+        """How many deliveries had this result."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
         with closing(connection):
             connection.request("GET", "/metrics")
             lines = connection.getresponse().read().decode().splitlines()
-        name = 'notbefore_deliveries_total{result="yielded",sink="hook"} '
+        name = f'notbefore_deliveries_total{{result="{result}",sink="hook"}} '
         return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
 
 
@@ -89,7 +90,7 @@ def messages(hook: HttpPeer) -> dict[str, int]:
 
 def asked(agents: list[AgentOfGroup]) -> float:
     """How many messages these agents left to others."""
-    return sum(one.yielded() for one in agents)
+    return sum(one.deliveries("yielded") for one in agents)
 
 
 def test_one_vm_notifies_and_the_next_one_while_its_agent_is_gone(
@@ -111,6 +112,26 @@ def test_one_vm_notifies_and_the_next_one_while_its_agent_is_gone(
         eventually(lambda: messages(hook) == {"announced": 1, "started": 2, "finished": 1})
         eventually(lambda: asked(others[:1]) == 2, RANKS)
     assert messages(hook) == {"announced": 1, "started": 2, "finished": 1}
+
+
+def test_the_next_one_takes_over_an_update_and_a_cancellation_as_well(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(imds, hook, tmp_path, peers=True)
+    with ExitStack() as stack:  # the leader is gone from the beginning
+        second, third = [stack.enter_context(group.start(name, monkeypatch)) for name in GROUP[1:3]]
+        imds.set_document(listed("Scheduled"))
+        eventually(lambda: messages(hook) == {"announced": 1}, RANKS)
+        later = item("a", Resources=GROUP, NotBefore="Sun, 01 Mar 2026 13:15:00 GMT")
+        imds.set_document(body(later, incarnation=3))
+        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1}, RANKS)
+        imds.set_document(listed(None))
+        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}, RANKS)
+        # the third one left them to the second one, or withdrew what the end had overtaken
+        eventually(lambda: third.deliveries("yielded") + third.deliveries("expired") == 3, RANKS)
+        assert third.deliveries("delivered") == 0
+        assert second.deliveries("delivered") == 3
+    assert messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}
 
 
 def test_where_they_cannot_ask_each_other_two_messages_come_and_what_waits_is_withdrawn_in_the_end(
