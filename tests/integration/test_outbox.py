@@ -928,3 +928,52 @@ def test_a_report_does_not_go_to_a_sink_that_refuses_as_well(box: Box) -> None:
         box.lease(number, DeliveryResult(one.delivery_id, "dead", 10, error="401"))
     reports = [one for one in box.outbox.rows() if one.kind == "sink_failed"]
     assert [one.sink for one in reports] == ["chat", "hub"]
+
+
+# ---- where acceptances are written elsewhere before more is sent (`notbefore fleet`)
+
+
+def exchange(box: Box, now: float, *results: DeliveryResult) -> list[str]:
+    return ids(box.outbox.exchange(CourierTurn(results, {"chat": 1, "hub": 1}, now, confirm=True)))
+
+
+def test_a_sink_is_given_nothing_until_its_last_acceptance_is_confirmed_or_five_seconds_have_passed(box: Box) -> None:
+    first, second, third = (delivery(name) for name in "efg")
+    other = delivery("e", sink="hub")
+    box.put(first, second, third, other)
+    assert exchange(box, 1) == [first.delivery_id, other.delivery_id]
+    assert exchange(box, 2, delivered(first, 2)) == []
+    assert exchange(box, 3, DeliveryResult(other.delivery_id, "dead", 3)) == []
+    with transaction(box.outbox._db) as db:
+        outbox_intake.confirm(db, [first.delivery_id])
+    assert exchange(box, 4) == [second.delivery_id]
+    assert exchange(box, 5, delivered(second, 5)) == []
+    assert exchange(box, 11) == [third.delivery_id]
+
+
+def test_what_was_accepted_and_is_not_confirmed_is_not_put_in_again(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    exchange(box, 1)
+    exchange(box, 2, delivered(one, 2))
+    box.put(one)
+    assert box.outbox.rows() == []
+
+
+def test_what_another_instance_has_is_left_to_it(box: Box) -> None:
+    leased, due, dead = (delivery(name) for name in "efg")
+    box.put(leased, dead)
+    assert len(box.lease(1)) == 2
+    box.lease(1, DeliveryResult(dead.delivery_id, "dead", 1), chat=0)
+    box.put(due, delivery("i", kind="sink_failed"))
+    with transaction(box.outbox._db) as db:
+        outbox_intake.leave(db, [due.delivery_id])
+        outbox_intake.leave(db, None)
+    assert [(one.kind, one.state) for one in box.outbox.rows()] == [
+        (leased.kind, "pending"),
+        (dead.kind, "dead"),
+        ("sink_failed", "pending"),
+    ]
+    assert box.count("yielded") == 1
+    box.lease(2, DeliveryResult(leased.delivery_id, "retry", 2, due=3.0), chat=0)
+    assert leased.delivery_id not in ids(box.lease(4))  # it failed: the other one tries it again

@@ -62,16 +62,19 @@ class Azurite:
 
         asyncio.run(make())
 
-    def snapshots(self) -> list[dict[str, Any]]:
-        """The snapshots of all partitions, as the instances have written them."""
+    def unsettled(self) -> list[str]:
+        """The ids of the deliveries that the instances have written down as not accepted."""
 
-        async def read() -> list[dict[str, Any]]:
-            found = []
+        async def read() -> list[str]:
+            found: list[str] = []
             async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
                 async for blob in store._container_client.list_blobs():
                     if "/checkpoint/" in blob.name:
                         client = store._container_client.get_blob_client(blob.name)
-                        found.append(json.loads(await (await client.download_blob()).readall()))
+                        snapshot: dict[str, Any] = json.loads(await (await client.download_blob()).readall())
+                        marks = (await client.get_blob_properties()).metadata["accepted"].split()
+                        ids = [one["delivery_id"] for one in snapshot["unsettled"]]
+                        found += [one for one in ids if one[:16] not in marks]
             return found
 
         return asyncio.run(read())

@@ -33,6 +33,7 @@ IMPURE = {
 LATE = (
     "fleet.checkpoints",
     "fleet.consumer",
+    "fleet.keeper",
     "fleet.instance",
     "fleet.view",
     "otlp.answer",

@@ -155,7 +155,9 @@ class Courier:
             self._unrecorded.append(self._result_of(self._attempts.popleft()))
         room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._orphaned, BATCH)
         try:
-            leased = self._outbox.exchange(CourierTurn(self._unrecorded, room, time.time(), self._batched))
+            leased = self._outbox.exchange(
+                CourierTurn(self._unrecorded, room, time.time(), self._batched, self._orders.confirm)
+            )
         except sqlite3.Error as error:
             self._outbox_failed(error)
             return False
@@ -173,6 +175,8 @@ class Courier:
         busy = worker.busy if worker is not None else 0
         if name in self._run_once:  # what is leased is under way: where this process dies, it is known what had begun
             return 0 if self._leave_asked else 1 - busy
+        if self._orders.confirm:
+            return 1 - busy
         return (BATCH if worker is not None and worker.quick and batch == 1 else batch) - busy
 
     def _hand_over(self, leased: Sequence[Delivery]) -> None:

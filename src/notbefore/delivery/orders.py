@@ -41,6 +41,7 @@ class Orders(Struct, frozen=True):
     channel: int | None = None  # the file descriptor over which the agent is asked for the outbox
     in_agent: bool = False  # it is there now: neither file can be written
     patient: bool = True  # what is critical is tried again where a refusal may pass: not in a drill
+    confirm: bool = False  # one delivery at a time, and none until the last one is confirmed (`store.confirm`)
     linger: float = 60.0  # seconds with nothing to do after which it leaves
     deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt is given up as hanging
 

@@ -1,15 +1,17 @@
 """Where the snapshot of each partition is kept, with the position that it belongs to: files, or Blob Storage.
 
 In Blob Storage the snapshot is the content of the blob whose metadata is the checkpoint, as the SDK and other tools
-know it. So both are replaced in one write, and always belong together.
+know it. So both are replaced in one write, and always belong together. That a delivery was accepted is added to the
+metadata alone, which is a small request.
 """
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import uuid4
 
 from azure.core.exceptions import ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
@@ -17,24 +19,45 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from notbefore.config.fleet import Checkpoints
 
 STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
+MARK_SECONDS: Final = 3.0  # for a small one, for which a sink waits
+NO_MARK: Final = "-"  # no value of metadata may be empty
 
 
 class LostPartitionError(Exception):
     """Another instance has written the snapshot: the partition is its by now."""
 
 
+class Position(NamedTuple):
+    """Up to where the log was read: offset and sequence number of the last record."""
+
+    offset: str
+    sequence: int
+
+
+class Written(NamedTuple):
+    """What was written of a partition: the snapshot, and the marks of the deliveries accepted since."""
+
+    body: bytes
+    accepted: tuple[str, ...] = ()
+
+
 class Snapshots(Protocol):
     """Where snapshots are kept."""
 
-    async def read(self, partition: str) -> bytes:
-        """The last snapshot of a partition; empty without one."""
+    async def take(self, partition: str) -> Written:
+        """The last snapshot of a partition. From now on no other instance that had it can write; empty without one."""
         ...
 
-    async def write(self, partition: str, body: bytes, position: tuple[str, int]) -> None:
-        """Replace the snapshot and the checkpoint; ``position``: offset and sequence number of the last record.
+    async def holds(self, partition: str) -> bool:
+        """Whether nobody else has taken or written it since."""
+        ...
 
-        Raises ``LostPartitionError`` where another instance has replaced it meanwhile.
-        """
+    async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
+        """Replace the snapshot, the checkpoint and the marks; raises ``LostPartitionError`` where another has it."""
+        ...
+
+    async def mark(self, partition: str, accepted: Sequence[str]) -> None:
+        """Replace the marks alone, of a snapshot that there is; raises ``LostPartitionError`` where another has it."""
         ...
 
     async def read_vms(self, partition: str) -> bytes:
@@ -49,6 +72,10 @@ class Snapshots(Protocol):
         """The offset at which to go on, by partition; ``None`` where the SDK asks the checkpoint store itself."""
         ...
 
+    def begin_anew(self, partition: str) -> None:
+        """The hub does not know the offset: the next reading starts at the window, whatever is written."""
+        ...
+
     async def close(self) -> None:
         """Close the connections."""
         ...
@@ -59,27 +86,39 @@ class FileSnapshots:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._anew: set[str] = set()
 
-    async def read(self, partition: str) -> bytes:
-        """See ``Snapshots``."""
-        with suppress(FileNotFoundError):
-            _, _, body = (self._directory / partition).read_bytes().partition(b"\n")
-            return body
-        return b""
-
-    async def write(self, partition: str, body: bytes, position: tuple[str, int]) -> None:
+    async def take(self, partition: str) -> Written:
         """See ``Snapshots``; raises ``OSError``."""
-        await self._replace(partition, position[0].encode() + b"\n" + body)
+        _, _, body = self._read(partition).partition(b"\n")
+        return Written(body, tuple(self._read(f"{partition}.accepted").decode().split()))
+
+    async def holds(self, partition: str) -> bool:
+        """Always: nobody else can write them."""
+        return (self._directory / partition).exists()
+
+    async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
+        """See ``Snapshots``; raises ``OSError``."""
+        await self._replace(partition, position.offset.encode() + b"\n" + body)
+        self._anew.discard(partition)
+        await self.mark(partition, accepted)  # between the two there are some more: they do no harm
+
+    async def mark(self, partition: str, accepted: Sequence[str]) -> None:
+        """See ``Snapshots``; raises ``OSError``."""
+        await self._replace(f"{partition}.accepted", " ".join(accepted).encode())
 
     async def read_vms(self, partition: str) -> bytes:
-        """See ``Snapshots``."""
-        with suppress(FileNotFoundError):
-            return (self._directory / f"{partition}.vms").read_bytes()
-        return b""
+        """See ``Snapshots``; raises ``OSError``."""
+        return self._read(f"{partition}.vms")
 
     async def write_vms(self, partition: str, body: bytes) -> None:
         """See ``Snapshots``; raises ``OSError``."""
         await self._replace(f"{partition}.vms", body)
+
+    def _read(self, name: str) -> bytes:
+        with suppress(FileNotFoundError):
+            return (self._directory / name).read_bytes()
+        return b""
 
     async def _replace(self, name: str, body: bytes) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,47 +132,117 @@ class FileSnapshots:
     async def positions(self) -> Mapping[str, str] | None:
         """See ``Snapshots``."""
         found = self._directory.glob("*") if self._directory.is_dir() else ()
-        return {path.name: path.read_bytes().partition(b"\n")[0].decode() for path in found if path.name.isdigit()}
+        names = [path.name for path in found if path.name.isdigit() and path.name not in self._anew]
+        return {name: self._read(name).partition(b"\n")[0].decode() for name in names}
+
+    def begin_anew(self, partition: str) -> None:
+        """See ``Snapshots``."""
+        self._anew.add(partition)
 
     async def close(self) -> None:
         """Nothing is open."""
 
 
 class BlobSnapshots(BlobCheckpointStore):
-    """A container of Blob Storage; it is also the checkpoint store that the SDK balances the partitions with."""
+    """A container of Blob Storage; it is also the checkpoint store that the SDK balances the partitions with.
+
+    Who takes a partition over writes the metadata at once, so that whoever had it before cannot write any more: all
+    writing asks for the ETag of one's own last writing (``If-Match``).
+    """
 
     _prefix = ""
+    _blobs: dict[str, "_Blob"]
+    _anew: set[str]
 
     def of_hub(self, namespace: str, hub: str, group: str) -> None:
         """Whose snapshots these are."""
-        self._prefix = f"{namespace}/{hub}/{group}/checkpoint/".lower()
-        self._etags: dict[str, str | None] = {}
+        prefix = f"{namespace}/{hub}/{group}/checkpoint/".lower()
+        if prefix != self._prefix:
+            self._prefix, self._blobs = prefix, {}
+            self._anew, self._writer = set(), uuid4().hex
 
-    async def read(self, partition: str) -> bytes:
+    async def take(self, partition: str) -> Written:
         """See ``Snapshots``; raises ``AzureError``."""
         client = self._get_blob_client(self._prefix + partition)
-        try:
-            async with asyncio.timeout(STORE_SECONDS):
-                found = await client.download_blob()
-                body: bytes = await found.readall()
-        except ResourceNotFoundError:
-            self._etags[partition] = None
-            return b""
-        self._etags[partition] = found.properties.etag
-        return body
+        while True:
+            self._blobs.pop(partition, None)
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    found = await client.download_blob()
+                    body: bytes = await found.readall()
+            except ResourceNotFoundError:
+                return Written(b"")
+            metadata = dict(found.properties.metadata)
+            accepted = _marks_in(metadata)
+            self._blobs[partition] = _Blob(found.properties.etag, metadata)
+            try:
+                await self.mark(partition, accepted)
+            except LostPartitionError:  # between reading and writing; the next one sees it
+                continue
+            return Written(body, tuple(accepted))
 
-    async def write(self, partition: str, body: bytes, position: tuple[str, int]) -> None:
+    async def holds(self, partition: str) -> bool:
         """See ``Snapshots``; raises ``AzureError``."""
-        client = self._get_blob_client(self._prefix + partition)
-        etag = self._etags.get(partition)
-        unchanged: Any = {"if_match": etag} if etag else {"if_none_match": "*"}
-        metadata = {"offset": position[0], "sequencenumber": str(position[1])}
+        blob = self._blobs.get(partition)
+        if blob is None:
+            return False
         try:
+            await self.mark(partition, _marks_in(blob.metadata))
+        except LostPartitionError:
+            return False
+        return True
+
+    async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
+        """See ``Snapshots``; raises ``AzureError``."""
+        metadata = {"offset": position.offset, "sequencenumber": str(position.sequence)} | self._marks(accepted)
+        client = self._get_blob_client(self._prefix + partition)
+
+        async def upload(unchanged: dict[str, Any]) -> Mapping[str, Any]:
             async with asyncio.timeout(STORE_SECONDS):
-                written = await client.upload_blob(body, overwrite=True, metadata=metadata, **unchanged)
-        except (ResourceModifiedError, ResourceExistsError):
+                return await client.upload_blob(body, overwrite=True, metadata=metadata, **unchanged)
+
+        await self._replace(partition, metadata, upload)
+        self._anew.discard(partition)
+
+    async def mark(self, partition: str, accepted: Sequence[str]) -> None:
+        """See ``Snapshots``; raises ``AzureError``."""
+        metadata = self._blobs[partition].metadata | self._marks(accepted)
+        client = self._get_blob_client(self._prefix + partition)
+
+        async def upload(unchanged: dict[str, Any]) -> Mapping[str, Any]:
+            async with asyncio.timeout(MARK_SECONDS):
+                return await client.set_blob_metadata(metadata, **unchanged)
+
+        await self._replace(partition, metadata, upload)
+
+    def _marks(self, accepted: Sequence[str]) -> dict[str, str]:
+        return {"accepted": " ".join(accepted) or NO_MARK, "writer": self._writer}
+
+    async def _replace(
+        self,
+        partition: str,
+        metadata: dict[str, str],
+        upload: Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]],
+    ) -> None:
+        blob = self._blobs.get(partition)
+        try:
+            try:
+                written = await upload({"if_match": blob.etag} if blob else {"if_none_match": "*"})
+            except (ResourceModifiedError, ResourceExistsError):
+                # an earlier writing of ours may have come to its end without an answer
+                async with asyncio.timeout(MARK_SECONDS):
+                    found = await self._get_blob_client(self._prefix + partition).get_blob_properties()
+                if found.metadata.get("writer") != self._writer:
+                    raise
+                written = await upload({"if_match": found.etag})
+        except (ResourceModifiedError, ResourceExistsError, ResourceNotFoundError):
             raise LostPartitionError(partition) from None
-        self._etags[partition] = written["etag"]
+        self._blobs[partition] = _Blob(written["etag"], metadata)
+
+    async def list_checkpoints(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
+        """For the SDK: where to go on; raises ``AzureError``."""
+        found = await super().list_checkpoints(*names, **options)
+        return [one for one in found if one["partition_id"] not in self._anew]
 
     async def read_vms(self, partition: str) -> bytes:
         """See ``Snapshots``; raises ``AzureError``."""
@@ -157,9 +266,24 @@ class BlobSnapshots(BlobCheckpointStore):
         """See ``Snapshots``."""
         return None
 
+    def begin_anew(self, partition: str) -> None:
+        """See ``Snapshots``."""
+        self._anew.add(partition)
+
     async def close(self) -> None:
         """Close the connections."""
         await self._container_client.close()
+
+
+def _marks_in(metadata: Mapping[str, str]) -> list[str]:
+    return [mark for mark in metadata.get("accepted", NO_MARK).split() if mark != NO_MARK]
+
+
+class _Blob(NamedTuple):
+    """What was written last."""
+
+    etag: str
+    metadata: dict[str, str]
 
 
 def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots:

@@ -56,6 +56,8 @@ class FleetInstance:
         )
         self._stdout = StdoutWriter()
         self._fleet_outbox = FleetOutbox(self._store, config.routing, self._stdout, self._couriers.wake)
+        if config.fleet.checkpoints is not None:  # by now another instance may have what waits here: the snapshots know
+            self._fleet_outbox.leave(None)
         checkpoints, fleet = config.fleet.checkpoints, config.fleet
         directory = self._store.path.with_name("partitions")
         self._consumer = Consumer(
@@ -127,6 +129,7 @@ class FleetInstance:
             hidden=config.hidden,
             log_format=config.log.format,
             log_level=config.log.level,
+            confirm=True,
         )
 
     def _wait_for_stop(self, patience: float) -> bool:
@@ -142,11 +145,10 @@ class FleetInstance:
 
     def _stop(self) -> None:
         self._systemd.stopping()
+        self._couriers.stop(self._wait_for_stop)  # before the consumer, which marks what is accepted meanwhile
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)
-        self._couriers.tick()
-        self._couriers.stop(self._wait_for_stop)
         self._outbox.close()
         self._stdout.stop(1.0)
         self._server.stop()

@@ -3,7 +3,7 @@
 import base64
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.record import Record, Vm, json_line
 from notbefore.errors import StoreError
-from notbefore.fleet.partition import Item
+from notbefore.fleet.partition import Item, mark_of
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.waves import Notification
 from notbefore.metrics.totals import Totals
@@ -46,20 +46,25 @@ class FleetOutbox:
         """What was notified, since this state directory was new."""
         return self._state.totals
 
-    def commit(self, made: Sequence[Notification]) -> list[Delivery]:
-        """Write notifications with their deliveries in one transaction; returns the deliveries."""
+    def commit(self, made: Sequence[Notification], accepted: Collection[str] = ()) -> list[Delivery]:
+        """Write notifications with their deliveries in one transaction; returns the deliveries.
+
+        ``accepted``: marks of those that a receiver has accepted before: they are returned, and not sent.
+        """
         stored: list[StoredChange] = []
+        sent: list[Delivery] = []
         totals = self._state.totals
         for one in made:
             line = Record.of(one.change, one.vm, exercise=one.exercise, fleet=one.facts).line()
             found = deliveries(one.change, line, self._routing, _routed(one.vm))
-            stored.append(StoredChange(one.change, line, found))
+            sent += found
+            new = tuple(delivery for delivery in found if mark_of(delivery.delivery_id) not in accepted)
+            stored.append(StoredChange(one.change, line, new))
             totals = totals.plus(one.change)
         self._state = StoredState(totals=totals)
         self._store.commit(self._state, stored)
         for one_stored in stored:
             self._write_record(one_stored.record + b"\n")
-        sent = [delivery for one_stored in stored for delivery in one_stored.deliveries]
         if sent:
             self._notify()
         return sent
@@ -93,6 +98,15 @@ class FleetOutbox:
             return None
         self._version = version
         return found
+
+    def confirm(self, ids: Collection[str]) -> None:
+        """It is written down that these were accepted: their sinks go on."""
+        self._store.confirm(ids)
+        self._notify()
+
+    def leave(self, ids: Collection[str] | None) -> None:
+        """Do not send these: another instance does, or this one once it has the partition; ``None``: all."""
+        self._store.leave_deliveries(ids)
 
     def close(self) -> None:
         """Let go of the file that ``pending`` reads; the next call opens it again."""

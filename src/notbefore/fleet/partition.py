@@ -124,6 +124,10 @@ class Partition:
             self.stories.update(wave.stories)
         self._closed = found.closed
 
+    def begin_anew(self) -> None:
+        """The log is another one: its sequence numbers start again. What is open stays open."""
+        self.sequence, self.offset = -1, ""
+
     def vms(self) -> bytes:
         """The VMs that were heard from, as JSON; see ``read_vms``."""
         return msgspec.json.encode(list(self.silence.heard.values()))
@@ -250,6 +254,11 @@ def _reopens(closed: Closed, report: Report) -> bool:
     if closed.told is CANCELED and STRENGTH[report.change] >= STARTED:
         return True
     return report.reason == "came_back"
+
+
+def mark_of(delivery_id: str) -> str:
+    """What a delivery is known by among those that were accepted: 64 of its 128 bits."""
+    return delivery_id[:16]
 
 
 def read_snapshot(body: bytes) -> Snapshot:

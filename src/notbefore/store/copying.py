@@ -6,7 +6,7 @@ from typing import Final
 
 TABLES: Final = (
     "meta", "tracked", "departed", "approvals", "unreadable_rows", "history",
-    "delivery_counts", "delivery_latency", "threads", "outbox",
+    "delivery_counts", "delivery_latency", "threads", "unconfirmed", "outbox",
 )  # fmt: skip
 _SEQ: Final = "seq"  # a number of the file's own
 

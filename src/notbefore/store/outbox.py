@@ -42,6 +42,9 @@ _FIRST_OF_ITS_EVENT: Final = """NOT EXISTS (
 # that time again. A reminder does, for its time comes from NotBefore. A pause counts; none is longer than an hour.
 _FUTURE: Final = """((created > :now + 1 AND attempts = 0 OR due > :now + 3600 AND attempts > 0)
     AND state = 'pending' AND kind <> 'reminder')"""
+# A sink waits until it is written elsewhere that its last delivery was accepted, where that is wanted; 5 s at most.
+CONFIRMED: Final = """NOT EXISTS (SELECT 1 FROM unconfirmed WHERE unconfirmed.sink = outbox.sink
+    AND time BETWEEN :now - 5 AND :now + 1)"""
 
 
 class CourierTurn(Struct, frozen=True):
@@ -51,6 +54,7 @@ class CourierTurn(Struct, frozen=True):
     room: Mapping[str, int]  # sink -> how many deliveries it can take
     now: float  # Unix seconds
     batched: Collection[str] = ()  # sinks that take all due deliveries of an event at once
+    confirm: bool = False  # a sink is given nothing until its last acceptance is written elsewhere (`unconfirmed`)
 
 
 class OutboxMoved(sqlite3.OperationalError):
@@ -118,7 +122,7 @@ class Outbox:
             return []
         with self.transaction() as db:
             for result in turn.results:
-                _record_result(db, result)
+                _record_result(db, result, confirm=turn.confirm)
             expire(db, _surely(db, turn.now))
             outbox_fallback.activate(db, turn.now)
             leased: list[Delivery] = []
@@ -215,7 +219,7 @@ def _due(db: sqlite3.Connection, sink: str, count: int, now: float, *, batched: 
     """What may be sent now, the most severe first: the numbers of the rows."""
     rows = db.execute(
         f"SELECT seq, event_key FROM outbox WHERE sink = :sink AND state <> 'dead' AND (due <= :now OR {_FUTURE})"  # noqa: S608 - ours
-        f" AND NOT leased AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, not_before, seq LIMIT :count",
+        f" AND NOT leased AND {CONFIRMED} AND {_FIRST_OF_ITS_EVENT} ORDER BY urgency, not_before, seq LIMIT :count",
         {"sink": sink, "now": now, "count": count},
     ).fetchall()
     # two of one event may both be free (a reminder and a change): one after the other
@@ -265,7 +269,7 @@ def _delivery(row: tuple[Any, ...]) -> Delivery:
     return Delivery(**values | {"expires_with_event": bool(values["expires_with_event"])})
 
 
-def _record_result(db: sqlite3.Connection, result: DeliveryResult) -> None:
+def _record_result(db: sqlite3.Connection, result: DeliveryResult, *, confirm: bool = False) -> None:
     row = db.execute(
         "SELECT sink, event_key, state, created FROM outbox WHERE delivery_id = ?", (result.delivery_id,)
     ).fetchone()
@@ -279,6 +283,9 @@ def _record_result(db: sqlite3.Connection, result: DeliveryResult) -> None:
             "UPDATE outbox SET due = max(due, ?) WHERE sink = ? AND state <> 'dead' AND kind <> 'reminder'",
             (result.due, sink),
         )
+    if confirm and result.result == "delivered" and state != "repeating":
+        db.execute("DELETE FROM unconfirmed WHERE time < ?", (result.time - DEAD_SECONDS,))
+        db.execute("INSERT OR REPLACE INTO unconfirmed VALUES (?, ?, ?)", (result.delivery_id, sink, result.time))
     if result.result == "delivered":
         _record_delivered(db, result, (sink, event_key, state, created))
     elif result.result == "dead" and state != "repeating":

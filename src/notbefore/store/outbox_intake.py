@@ -38,8 +38,9 @@ def put(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
         added = db.execute(
             "INSERT OR IGNORE INTO outbox (delivery_id, event_key, sink, kind, severity, urgency, created, due,"
             " expires, expires_with_event, not_before, record, ahead, fallback, others, fallback_at, note)"
-            " VALUES (:delivery_id, :event_key, :sink, :kind, :severity, :urgency, :created, :due, :expires,"
-            " :expires_with_event, :not_before, :record, :ahead, :fallback, :others, :fallback_at, :note)",
+            " SELECT :delivery_id, :event_key, :sink, :kind, :severity, :urgency, :created, :due, :expires,"
+            " :expires_with_event, :not_before, :record, :ahead, :fallback, :others, :fallback_at, :note"
+            " WHERE NOT EXISTS (SELECT 1 FROM unconfirmed WHERE delivery_id = :delivery_id)",
             row,
         )
         if added.rowcount:
@@ -73,6 +74,25 @@ def event_ended(db: sqlite3.Connection, event_key: str) -> None:
     """Withdraw what is of no use after an event's end, and end its repetitions."""
     _withdraw(db, f"event_key = ? AND (expires_with_event OR {_WAITS_FOR_OTHERS})", (event_key,))
     _end_repetitions(db, event_key)
+
+
+def confirm(db: sqlite3.Connection, ids: Iterable[str]) -> None:
+    """That these deliveries were accepted is written elsewhere as well: their sinks may be given more."""
+    db.executemany("DELETE FROM unconfirmed WHERE delivery_id = ?", [(one,) for one in ids])
+
+
+def leave(db: sqlite3.Connection, ids: Iterable[str] | None) -> None:
+    """Delete what is to be sent, and count it as another's; ``None``: all changes.
+
+    What is on its way is not tried again.
+    """
+    if ids is None:
+        ids = [one for (one,) in db.execute("SELECT delivery_id FROM outbox WHERE kind <> 'sink_failed'")]
+    query = "DELETE FROM outbox WHERE delivery_id = ? AND state = 'pending' AND NOT leased RETURNING sink"
+    for one in ids:
+        db.execute(f"UPDATE outbox SET expires = {WITHDRAWN} WHERE delivery_id = ? AND leased", (one,))  # noqa: S608 - ours
+        for (sink,) in db.execute(query, (one,)).fetchall():
+            count(db, sink, "yielded")
 
 
 def _end_repetitions(db: sqlite3.Connection, event_key: str) -> None:

@@ -84,6 +84,12 @@ CREATE INDEX outbox_order ON outbox (sink, event_key, seq);
 CREATE INDEX outbox_event ON outbox (event_key);
 CREATE INDEX outbox_expires ON outbox (expires);
 
+CREATE TABLE unconfirmed (
+    delivery_id TEXT PRIMARY KEY,       -- its receiver has accepted it, which is not written elsewhere yet
+    sink TEXT NOT NULL,                 -- that is given nothing until it is (store.outbox.CONFIRMED)
+    time REAL NOT NULL                  -- Unix seconds
+) WITHOUT ROWID;
+
 CREATE TABLE delivery_counts (
     sink   TEXT NOT NULL,
     result TEXT NOT NULL,               -- core.delivery.RESULTS

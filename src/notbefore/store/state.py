@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -122,6 +122,16 @@ class Store:
         if event_keys:
             with self._turn:
                 self._attempt(lambda file: file.no_longer_affected(event_keys))
+
+    def confirm(self, ids: Collection[str]) -> None:
+        """That these deliveries were accepted is written elsewhere as well: their sinks may be given more."""
+        with self._turn:
+            self._attempt(lambda file: file.confirm(ids))
+
+    def leave_deliveries(self, ids: Collection[str] | None) -> None:
+        """Delete what is to be sent: it is another's; ``None``: all changes. What is on its way is not retried."""
+        with self._turn:
+            self._attempt(lambda file: file.leave(ids))
 
     def retry(self) -> None:
         """While degraded: try to write to the state file all that it lacks."""

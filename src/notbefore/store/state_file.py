@@ -233,6 +233,16 @@ class StateFile:
             for key in event_keys:
                 outbox_intake.no_longer_affected(db, key)
 
+    def confirm(self, ids: Iterable[str]) -> None:
+        """See ``outbox_intake``."""
+        with transaction(self.db) as db:
+            outbox_intake.confirm(db, ids)
+
+    def leave(self, ids: Iterable[str] | None) -> None:
+        """See ``outbox_intake``."""
+        with transaction(self.db) as db:
+            outbox_intake.leave(db, ids)
+
     def merged_spare(self) -> str:
         """The name of the spare file that was merged last."""
         name: str = _Reader(self.db).meta().get("merged_spare", "")

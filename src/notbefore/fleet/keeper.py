@@ -1,0 +1,276 @@
+"""``Keeper``: the partitions that this instance has, and what it writes down of each of them.
+
+Two things are written, so that whoever takes a partition over goes on without a gap and repeats next to nothing:
+
+- the snapshot of the fold, with the deliveries that no receiver has accepted yet, each few seconds;
+- the marks of deliveries that were accepted since that snapshot. A sink is given its next delivery once the mark of the
+  last one is written, so one delivery of each sink at most is accepted and not marked (``store.outbox.CONFIRMED``).
+
+While the store is away, sinks do not wait for it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from azure.core.exceptions import AzureError
+from msgspec import MsgspecError
+
+from notbefore.config.fleet import FleetConfig
+from notbefore.core.delivery import Delivery
+from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
+from notbefore.fleet.merge import Story
+from notbefore.fleet.partition import Item, Partition, mark_of, read_snapshot, read_vms
+from notbefore.fleet.reading import Poison
+from notbefore.fleet.silence import Heard
+from notbefore.fleet.waves import Grouping, Notification
+
+LOOK_EVERY: Final = 0.05  # seconds between two looks at what is to be written
+SETTLE_EVERY: Final = 0.01  # the same while something is to be sent: the next delivery waits for it
+STORE_PAUSE: Final = 2.0  # seconds until what could not be written is tried again
+SNAPSHOT_EVERY: Final = 5.0  # seconds between two snapshots
+SNAPSHOT_SHARE: Final = 20  # a snapshot that takes long to write is written less often: so many times as long
+VMS_EVERY: Final = 120.0  # seconds between two writings of the VMs that were heard from
+MAX_MARKS: Final = 200  # of each kind: metadata of a blob is 8 KB at most
+STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
+
+log = logging.getLogger("notbefore.fleet.keeper")
+
+
+class Outbox(Protocol):
+    """Where notifications are put down."""
+
+    def commit(self, made: Sequence[Notification], accepted: Collection[str]) -> list[Delivery]:
+        """Write notifications with their deliveries, but for those with a mark in ``accepted``; returns all."""
+        ...
+
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Have deliveries of another instance, or of an earlier life, sent."""
+        ...
+
+    def pending(self) -> set[str] | None:
+        """The ids of the deliveries that are to be sent yet; ``None``: as at the last call, or it cannot be read."""
+        ...
+
+    def confirm(self, ids: Collection[str]) -> None:
+        """It is written down that these were accepted: their sinks go on."""
+        ...
+
+    def leave(self, ids: Collection[str]) -> None:
+        """Do not send these: another instance does."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what ``pending`` has opened."""
+        ...
+
+    def set_aside(self, partition: str, item: Item, poison: Poison) -> None:
+        """Keep a record that cannot be read, with its place."""
+        ...
+
+
+class Held:
+    """One partition of this instance. Marks are held in the order in which they came."""
+
+    def __init__(self, fold: Partition) -> None:
+        self.fold = fold
+        self.unsettled: dict[str, Delivery] = {}  # in the outbox
+        self.inherited: dict[str, None] = {}  # marks of what the fold, read again, will make again
+        self.accepted: dict[str, None] = {}  # marks of what was accepted since the snapshot
+        self.unsaved: list[str] = []  # ids of those whose mark is not written yet
+        self.stored = False  # there is a snapshot
+        self.changed = False  # something was made or accepted since the snapshot
+        self.written = fold.sequence  # the sequence number of the snapshot
+        self.not_before = 0.0  # monotonic seconds: no snapshot before; this and the next two
+        self.failed_until = 0.0  # the store failed: nothing is written before
+        self.vms_written_at = 0.0
+        self.writing = asyncio.Lock()
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for a snapshot; ``now``: monotonic seconds."""
+        if self.fold.sequence < 0 or not (self.changed or self.fold.sequence != self.written):
+            return False
+        return now >= self.not_before or len(self.accepted) > MAX_MARKS or not self.stored
+
+
+class Keeper:
+    """Of the consumer's event loop alone. ``failed`` is called with what the store raises."""
+
+    def __init__(
+        self, config: FleetConfig, snapshots: Snapshots, outbox: Outbox, failed: Callable[[Exception], None]
+    ) -> None:
+        self._config = config
+        self._snapshots = snapshots
+        self._outbox = outbox
+        self._failed = failed
+        self.partitions: dict[str, Held] = {}
+        self._lost: set[str] = set()
+
+    # ---- taking over and letting go
+
+    async def take(self, name: str) -> Held:
+        """Go on with a partition: from memory where nobody else has had it since, else from the snapshot."""
+        held = self.partitions.get(name)
+        if held is None or not await self._snapshots.holds(name):
+            self._forget(name)
+            held = await self._restored(name)
+        self._lost.discard(name)
+        self.partitions[name] = held
+        log.info("partition %s: reading from sequence number %d on", name, held.fold.sequence + 1)
+        return held
+
+    async def of(self, name: str) -> Held | None:
+        """A partition of which records came; ``None``: another instance has it by now."""
+        return None if name in self._lost else self.partitions.get(name) or await self.take(name)
+
+    async def let_go(self, name: str) -> None:
+        """Another instance is to have it: write all down, and send nothing of it any more."""
+        held = self.partitions.get(name)
+        if held is not None:
+            with suppress(*STORE_ERRORS, LostPartitionError):  # what is missing, the log has
+                await self._write(held, whole=True)
+        self._forget(name)
+
+    async def begin_anew(self, name: str) -> None:
+        """The hub does not know the offset: it was made anew, say. The next reading starts at the window."""
+        held = self.partitions.get(name) or await self.take(name)
+        self._snapshots.begin_anew(name)
+        held.fold.begin_anew()
+        log.error(
+            "partition %s: the hub does not know the offset: reading what it has of the last %s",
+            name,
+            self._config.window,
+        )
+
+    async def write_all(self) -> None:
+        """Write a snapshot of all, as far as that is possible."""
+        for held in list(self.partitions.values()):
+            with suppress(*STORE_ERRORS, LostPartitionError):
+                await self._write(held, whole=True)
+
+    def _forget(self, name: str) -> None:
+        held = self.partitions.pop(name, None)
+        if held is not None and held.unsettled:
+            self._outbox.leave(held.unsettled)
+
+    async def _restored(self, name: str) -> Held:
+        config = self._config
+        grouping = Grouping(config.group_by, config.group_wait.seconds, config.group_interval.seconds)
+        fold = Partition(name, grouping, config.over_after.seconds, self._outbox.set_aside, self._adopt)
+        body, accepted = await self._snapshots.take(name)
+        waiting: list[Delivery] = []
+        if body:
+            try:
+                found = read_snapshot(body)
+            except (MsgspecError, ValueError) as error:
+                log.error("partition %s: its snapshot cannot be read, events that are open are new: %s", name, error)  # noqa: TRY400 - its text says all
+            else:
+                fold.restore(found, await self._heard(name))
+                waiting = [one for one in found.unsettled if mark_of(one.delivery_id) not in accepted]
+        held = Held(fold)
+        held.stored = bool(body)
+        held.inherited = dict.fromkeys(accepted)
+        held.unsettled = {one.delivery_id: one for one in waiting}
+        self._outbox.put(waiting)
+        return held
+
+    async def _heard(self, name: str) -> list[Heard]:
+        """The VMs that were heard from; none where that cannot be read: they are, as they send their next heartbeat."""
+        body = await self._snapshots.read_vms(name)
+        try:
+            return read_vms(body) if body else []
+        except (MsgspecError, ValueError) as error:
+            log.error("partition %s: the VMs that were heard from cannot be read: %s", name, error)  # noqa: TRY400 - as above
+            return []
+
+    def _adopt(self, key: str) -> Story | None:
+        for held in self.partitions.values():
+            if (story := held.fold.release(key)) is not None:
+                return story
+        return None
+
+    # ---- what is made and accepted
+
+    def commit(self, held: Held, made: Sequence[Notification]) -> None:
+        """Have notifications sent, but for what was accepted before the partition was taken over."""
+        for one in self._outbox.commit(made, held.inherited):
+            mark = mark_of(one.delivery_id)
+            if mark in held.inherited:
+                del held.inherited[mark]
+                held.accepted[mark] = None
+            else:
+                held.unsettled[one.delivery_id] = one
+        held.changed = True
+
+    async def run(self) -> None:
+        """Write down what is to be, until this is canceled."""
+        while True:
+            busy = any(held.unsettled for held in self.partitions.values())
+            await asyncio.sleep(SETTLE_EVERY if busy else LOOK_EVERY)
+            self._settle()
+            now = time.monotonic()
+            due = [held for held in self.partitions.values() if held.unsaved or held.is_due(now)]
+            await asyncio.gather(*(self._keep(held, now) for held in due))
+
+    def _settle(self) -> None:
+        """Note what was accepted, refused for good, or has expired: whoever takes over is not to send it again."""
+        waiting = [held for held in self.partitions.values() if held.unsettled]
+        pending = self._outbox.pending() if waiting else None
+        for held in waiting if pending is not None else ():
+            settled = [one for one in held.unsettled if one not in (pending or ())]
+            for one in settled:
+                del held.unsettled[one]
+            held.accepted |= dict.fromkeys(mark_of(one) for one in settled)
+            held.unsaved += settled
+            held.changed |= bool(settled)
+
+    async def _keep(self, held: Held, now: float) -> None:
+        if now < held.failed_until:
+            self._confirm(held)
+            return
+        try:
+            await self._write(held, whole=held.is_due(now))
+        except LostPartitionError:
+            log.warning("partition %s: another instance has it by now", held.fold.name)
+            self._lost.add(held.fold.name)
+            self._forget(held.fold.name)
+        except STORE_ERRORS as error:
+            held.failed_until = time.monotonic() + STORE_PAUSE
+            self._failed(error)
+        self._confirm(held)
+
+    def _confirm(self, held: Held) -> None:
+        """Written or not: a store that is away keeps no notification waiting."""
+        if held.unsaved:
+            confirmed, held.unsaved = held.unsaved, []
+            self._outbox.confirm(confirmed)
+
+    async def _write(self, held: Held, *, whole: bool) -> None:
+        """Write a snapshot with its marks, or the marks alone."""
+        fold = held.fold
+        async with held.writing:
+            if not whole and held.stored:
+                await self._snapshots.mark(fold.name, [*held.inherited, *held.accepted])
+                return
+            if fold.sequence < 0 or not (held.changed or fold.sequence != held.written):
+                return
+            began = time.monotonic()
+            covered, inherited = list(held.accepted), list(held.inherited)[-MAX_MARKS:]
+            position, body = Position(fold.offset, fold.sequence), fold.snapshot(list(held.unsettled.values()))
+            held.changed = False  # what comes while this is written is for the next one
+            try:
+                await self._snapshots.write(fold.name, body, position, inherited)
+            except BaseException:
+                held.changed = True
+                raise
+            for mark in covered:
+                held.accepted.pop(mark, None)
+            held.stored, held.written = True, position.sequence
+            took = time.monotonic() - began
+            held.not_before = time.monotonic() + max(SNAPSHOT_EVERY, SNAPSHOT_SHARE * took)
+            if time.monotonic() - held.vms_written_at > VMS_EVERY:
+                held.vms_written_at = time.monotonic()
+                await self._snapshots.write_vms(fold.name, fold.vms())
