@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,10 +16,11 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from notbefore.metrics.fleet import FleetSnapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures
 from support.azure import at, item
-from support.fast_motion import FleetVm, Items, scraped
+from support.fast_motion import FleetInstance, FleetVm, Items, Target, scraped
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "config/prometheus/notbefore.rules.yml"
@@ -55,7 +56,7 @@ class Case(NamedTuple):
     """A fleet's story, and what is alerted of it."""
 
     story: str
-    fleet: Callable[[], list[FleetVm]]
+    fleet: Callable[[], Sequence[Target]]
     looks: list[Look]
     minutes: int = 15
     interval: int = 15
@@ -738,6 +739,169 @@ CASES += [
         "no password is needed",
         agent(lambda _second, _vm: None),
         [seen(300, "NotbeforeLoginsFailing")],
+    ),
+]
+
+# ---- `notbefore fleet`
+
+READING: Final = FleetSnapshot(now=at(0), connected=True, partitions=1, lag={"0": (0.0, 0.0)})
+FLEET: Final = {"job": "notbefore-fleet"}
+
+
+def instances(**chapters: tuple[tuple[int, FleetSnapshot | None], ...]) -> Callable[[], list[FleetInstance]]:
+    """Instances, and what each has to show from each second on; ``None``: it is down."""
+
+    def looking(own: tuple[tuple[int, FleetSnapshot | None], ...]) -> Callable[[int], FleetSnapshot | None]:
+        return lambda second: [view for since, view in own if since <= second][-1]
+
+    return lambda: [FleetInstance(name, looking(own)) for name, own in chapters.items()]
+
+
+def reading(**values: Any) -> FleetSnapshot:
+    return replace(READING, **values)
+
+
+OTHER: Final = reading(lag={"1": (0.0, 0.0)})
+AWAY: Final = reading(connected=False, partitions=0, lag={})
+UNREAD: Final = "NotbeforeFleetPartitionUnread"
+LAGGING: Final = "NotbeforeFleetLagging"
+CASES += [
+    Case(
+        "an instance is killed, and another has its partition at once",
+        instances(one=((0, READING), (300, None)), two=((0, OTHER), (315, reading(lag={"0": (0, 0), "1": (0, 0)})))),
+        [
+            seen(585, "NotbeforeFleetInstanceDown"),
+            seen(
+                600,
+                "NotbeforeFleetInstanceDown",
+                Firing(
+                    {**FLEET, "instance": "one", "severity": "warning"},
+                    "one: no answer from notbefore fleet for five minutes",
+                ),
+            ),
+            seen(900, UNREAD),
+            seen(900, "NotbeforeFleetHubDown"),
+        ],
+    ),
+    Case(
+        "an instance is killed, and its partition is read by nobody until it is back",
+        instances(one=((0, READING), (300, None), (840, READING)), two=((0, OTHER),)),
+        [
+            seen(585, UNREAD),
+            seen(
+                600,
+                UNREAD,
+                Firing({**FLEET, "severity": "critical"}, "1 partitions of notbefore-fleet are read by no instance"),
+            ),
+            seen(840, UNREAD),
+        ],
+    ),
+    Case(
+        "the hub is away: that is one alert, and not one more for its partitions",
+        instances(one=((0, READING), (300, AWAY), (900, READING)), two=((0, OTHER), (300, AWAY), (900, OTHER))),
+        [
+            seen(585, "NotbeforeFleetHubDown"),
+            seen(
+                600,
+                "NotbeforeFleetHubDown",
+                Firing({**FLEET, "severity": "critical"}, "no instance of notbefore-fleet reads the hub"),
+            ),
+            seen(885, UNREAD),
+            seen(900, "NotbeforeFleetHubDown"),
+        ],
+    ),
+    Case(
+        "a partition is read late for two minutes",
+        instances(one=((0, READING), (60, reading(lag={"0": (5_000.0, 45.0)})), (600, READING)), two=((0, OTHER),)),
+        [
+            seen(165, LAGGING),
+            seen(
+                180,
+                LAGGING,
+                Firing(
+                    {**FLEET, "partition": "0", "severity": "warning"}, "notbefore-fleet reads partition 0 45s late"
+                ),
+            ),
+            seen(600, LAGGING),
+        ],
+    ),
+    Case(
+        "the hub deleted records before they were read",
+        instances(one=((0, READING), (60, reading(missing=120)))),
+        [
+            seen(45, "NotbeforeFleetRecordsMissing"),
+            seen(
+                90,
+                "NotbeforeFleetRecordsMissing",
+                Firing(
+                    {**FLEET, "severity": "critical"},
+                    "notbefore-fleet: the hub deleted 120 records before they were read",
+                ),
+            ),
+        ],
+    ),
+    Case(
+        "records cannot be read, also the first ones",
+        instances(one=((0, READING), (60, reading(poison={"not_json": 1})))),
+        [
+            seen(45, "NotbeforeFleetRecordsSetAside"),
+            seen(
+                60,
+                "NotbeforeFleetRecordsSetAside",
+                Firing(
+                    {**FLEET, "reason": "not_json", "severity": "warning"},
+                    "notbefore-fleet: records of the hub cannot be read (not_json)",
+                ),
+            ),
+            seen(1080, "NotbeforeFleetRecordsSetAside"),
+        ],
+        minutes=18,
+    ),
+    Case(
+        "the checkpoint store fails again and again",
+        lambda: [FleetInstance("one", lambda second: reading(errors={"store": max(0, second - 300) // 15}))],
+        [
+            seen(300, "NotbeforeFleetCheckpointStoreFailing"),
+            seen(
+                600,
+                "NotbeforeFleetCheckpointStoreFailing",
+                Firing({**FLEET, "severity": "warning"}, "notbefore-fleet: snapshots cannot be written or read"),
+            ),
+        ],
+    ),
+    Case(
+        "VMs are silent in the partitions of two instances",
+        instances(
+            one=((0, READING), (60, reading(silent={("westeurope", "web"): 2.0})), (600, READING)),
+            two=((0, OTHER), (60, replace(OTHER, silent={("westeurope", "web"): 1.0})), (600, OTHER)),
+        ),
+        [
+            seen(345, "NotbeforeFleetVmsSilent"),
+            seen(
+                360,
+                "NotbeforeFleetVmsSilent",
+                Firing(
+                    {**FLEET, "region": "westeurope", "scale_set": "web", "severity": "warning"},
+                    "3 VMs of web are silent",
+                ),
+            ),
+            seen(600, "NotbeforeFleetVmsSilent"),
+        ],
+    ),
+    Case(
+        "what an instance cannot deliver is alerted as an agent's is",
+        lambda: [FleetInstance("one", lambda _: READING, lambda _: OutboxView(rows={("chat", "dead"): 3}))],
+        [
+            seen(
+                60,
+                "NotbeforeNotificationsDead",
+                Firing(
+                    {**FLEET, "instance": "one", "sink": "chat", "state": "dead", "severity": "warning"},
+                    "one: the sink chat permanently refused 3 notifications",
+                ),
+            ),
+        ],
+        minutes=2,
     ),
 ]
 

@@ -4,26 +4,45 @@ promtool's time begins at 0, which is ``T0`` here: timestamps among the samples 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.metrics.families import Snapshot, blocks
+from notbefore.metrics.families import Block, Snapshot, blocks
+from notbefore.metrics.fleet import FleetSnapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from notbefore.web.prometheus import MetricsText
 from support.azure import T0, at, document, instant
 
+JOB = "notbefore"  # that the rules know
 BEAT = 5  # seconds between the looks of an agent
 Items = list[dict[str, Any]]
 
 
+class Target(Protocol):
+    """What Prometheus scrapes."""
+
+    name: str
+    job: str
+
+    def beat(self, second: int) -> bool:
+        """Go on to a second; does it answer?"""
+        ...
+
+    def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
+        """Series -> value."""
+        ...
+
+
 class FleetVm:
     """A VM of the scale set ``web`` and its agent; ``look`` says what Azure lists at a second, ``None``: it is down."""
+
+    job = JOB
 
     def __init__(  # noqa: PLR0913 - each is a word of the test, by name
         self,
@@ -69,22 +88,50 @@ class FleetVm:
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
         view = Snapshot(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks)
-        body, _ = MetricsText(lambda: blocks(view)).render("", wanted)
-        found: dict[str, float] = {}
-        parse: Any = text_string_to_metric_families  # has no types
-        for sample in (sample for family in parse(body.decode()) for sample in family.samples):
-            if sample.name in wanted:
-                moved = T0.timestamp() if sample.name.endswith(("_timestamp_seconds", "_created")) else 0.0
-                found[series(sample.name, {**sample.labels, "instance": self.name})] = sample.value - moved
-        return found
+        return exposed(self.name, MetricsText(lambda: blocks(view)), wanted)
 
 
-def series(name: str, labels: dict[str, str]) -> str:
-    quoted = ",".join(f'{key}="{value}"' for key, value in {**labels, "job": "notbefore"}.items())
+class FleetInstance:
+    """An instance of ``notbefore fleet``; ``look`` says what it has to show at a second, ``None``: it is down."""
+
+    job = "notbefore-fleet"
+
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[int], FleetSnapshot | None],
+        outbox: Callable[[int], OutboxView] = lambda _: OutboxView(),
+    ) -> None:
+        self.name, self.look, self.outbox = name, look, outbox
+
+    def beat(self, second: int) -> bool:
+        return self.look(second) is not None
+
+    def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
+        view = self.look(second)
+        assert view is not None
+        process = Snapshot(Tracked(), Totals(), Figures(), at(second), self.outbox(second), ("chat",))
+        return exposed(self.name, MetricsText(lambda: [Block(None, lambda: samples(view, process))]), wanted, self.job)
+
+
+def exposed(name: str, text: MetricsText, wanted: frozenset[str], job: str = JOB) -> dict[str, float]:
+    """Series -> value, of the metrics that are wanted."""
+    body, _ = text.render("", wanted)
+    found: dict[str, float] = {}
+    parse: Any = text_string_to_metric_families  # has no types
+    for sample in (sample for family in parse(body.decode()) for sample in family.samples):
+        if sample.name in wanted:
+            moved = T0.timestamp() if sample.name.endswith(("_timestamp_seconds", "_created")) else 0.0
+            found[series(sample.name, {**sample.labels, "instance": name}, job)] = sample.value - moved
+    return found
+
+
+def series(name: str, labels: dict[str, str], job: str = JOB) -> str:
+    quoted = ",".join(f'{key}="{value}"' for key, value in {**labels, "job": job}.items())
     return f"{name}{{{quoted}}}"
 
 
-def scraped(vms: Iterable[FleetVm], minutes: int, interval: int, wanted: frozenset[str]) -> list[dict[str, str]]:
+def scraped(vms: Iterable[Target], minutes: int, interval: int, wanted: frozenset[str]) -> list[dict[str, str]]:
     """What promtool takes as ``input_series``: a scrape each ``interval`` seconds, of the metrics that are wanted."""
     steps = minutes * 60 // interval + 1
     values: dict[str, list[str]] = {}
@@ -93,7 +140,7 @@ def scraped(vms: Iterable[FleetVm], minutes: int, interval: int, wanted: frozens
             up = vm.beat(second)
             if second % interval:
                 continue
-            now = {series("up", {"instance": vm.name}): float(up), **(vm.scrape(second, wanted) if up else {})}
+            now = {series("up", {"instance": vm.name}, vm.job): float(up), **(vm.scrape(second, wanted) if up else {})}
             for key, value in now.items():
                 values.setdefault(key, ["_"] * steps)[second // interval] = f"{value:.6f}"
     return [{"series": key, "values": " ".join(_ended(row))} for key, row in values.items()]
