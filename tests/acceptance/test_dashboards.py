@@ -1,7 +1,6 @@
 """Every query of the dashboards, asked of a real Prometheus that has scraped real agents."""
 
 import json
-import math
 import re
 import time
 from collections.abc import Iterator
@@ -11,19 +10,13 @@ from typing import Any
 import pytest
 
 from support.fleet import EXPORTERS, LIVE, LOST, SILENT, STOPPED, watched_fleet
+from support.panels import HOURS, faults, organized, resolved, series, without
 from support.scraping import Prometheus, needs_prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
-HOURS = 2.0
 EVERYTHING = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
 ONE = {"region": "westeurope", "group": "fleet", "scale_set": "WestNO", "vm": LIVE[0]}
 CHOSEN = {"fleet": EVERYTHING, "notbefore": EVERYTHING, "vm": ONE}
-GRAFANAS = {
-    "__range": f"{HOURS:g}h",
-    "__range_s": f"{HOURS * 3600:.0f}",
-    "__rate_interval": "4m",
-    "__rate_interval_ms": "240000",
-}
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads((DASHBOARDS / f"{name}.json").read_bytes()) for name in CHOSEN}
 
 pytestmark = needs_prometheus
@@ -43,25 +36,6 @@ def panel_of(name: str, title: str, kind: str) -> dict[str, Any]:
     return found[0]
 
 
-def resolved(text: str, variables: dict[str, str]) -> str:
-    return re.sub(r"\$([a-z_]\w*)", lambda match: {**GRAFANAS, **variables}[match[1]], text)
-
-
-def series(prometheus: Prometheus, target: dict[str, Any], variables: dict[str, str]) -> list[dict[str, Any]]:
-    """The series that a target finds, as Grafana would ask for them: their labels and values."""
-    expr, now = resolved(target["expr"], variables), time.time()
-    if target.get("instant"):
-        found = prometheus.ask("query", query=expr, time=now)["result"]
-        return [{"labels": one["metric"], "values": [float(one["value"][1])]} for one in found]
-    found = prometheus.ask("query_range", query=expr, start=now - HOURS * 3600, end=now, step=60)["result"]
-    return [{"labels": one["metric"], "values": [float(value) for _, value in one["values"]]} for one in found]
-
-
-def without(labels: list[str], found: list[dict[str, Any]]) -> list[str]:
-    """Those of the labels that a series does not have."""
-    return [label for label in labels if not all(one["labels"].get(label) for one in found)]
-
-
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with watched_fleet(tmp_path_factory.mktemp("fleet"), hours=HOURS) as found:
@@ -72,29 +46,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 def test_every_query_finds_something_and_every_label_of_a_legend(prometheus: Prometheus) -> None:
-    wrong = []
-    for name, panel in panels():
-        for target in panel["targets"]:
-            found = series(prometheus, target, CHOSEN[name])
-            where = f"{name}, {panel['title']}, {target['refId']}"
-            if not any(not math.isnan(value) for one in found for value in one["values"]):
-                wrong.append(f"{where}: nothing")
-            legend = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))
-            wrong += [f"{where}: no label {label}" for label in without(legend, found)]
-    assert wrong == []
+    assert [fault for name, panel in panels() for fault in faults(prometheus, panel, CHOSEN[name])] == []
 
 
 def test_every_column_of_a_table_is_a_label_or_the_value_of_a_query(prometheus: Prometheus) -> None:
     tables = [(name, panel) for name, panel in panels() if panel["type"] == "table"]
     assert tables
     for name, panel in tables:
-        answers = {target["refId"]: series(prometheus, target, CHOSEN[name]) for target in panel["targets"]}
-        labels = {label for found in answers.values() for one in found for label in one["labels"]}
-        values = {"Value"} if len(answers) == 1 else {f"Value #{ref}" for ref in answers}
-        organized = panel["transformations"][-1]["options"]
-        assert set(organized["renameByName"]) <= labels | values, panel["title"]
-        titles = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
-        assert titles <= set(organized["renameByName"].values()), panel["title"]
+        columns, there_is = organized(prometheus, panel, CHOSEN[name])
+        assert columns <= there_is, panel["title"]
 
 
 def test_the_annotations_find_events_with_what_they_say_of_them(prometheus: Prometheus) -> None:

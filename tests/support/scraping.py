@@ -34,6 +34,7 @@ class Prometheus:
         targets: Sequence[dict[str, Any]],
         history: bytes = b"",
         exporters: Mapping[str, bool] | None = None,
+        job: str = "notbefore",
     ) -> None:
         self.port = free_port()
         data = directory / "prometheus"
@@ -44,7 +45,7 @@ class Prometheus:
             command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(text), str(data)]
             subprocess.run(command, check=True, timeout=600, capture_output=True)
         config = directory / "prometheus.yml"
-        scraped = {"job_name": "notbefore", "static_configs": [*targets]}
+        scraped = {"job_name": job, "static_configs": [*targets]}
         others = [
             {"targets": [f"127.0.0.1:{self.port if up else free_port()}"], "labels": {"instance": instance}}
             for instance, up in (exporters or {}).items()

@@ -2,9 +2,14 @@
 
 from pathlib import Path
 
-from boards import agents, fleet, vm
+from boards import agents, event_hub, fleet, vm
 
-DASHBOARDS = {"fleet.json": fleet.build, "vm.json": vm.build, "notbefore.json": agents.build}
+DASHBOARDS = {
+    "fleet.json": fleet.build,
+    "vm.json": vm.build,
+    "notbefore.json": agents.build,
+    "event-hub.json": event_hub.build,
+}
 
 
 def main(directory: Path) -> None:

@@ -227,17 +227,48 @@ def grid(*lines_: tuple[int, Sequence[tuple[int, board.Panel]]]) -> list[board.P
     return placed
 
 
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a dashboard: its name, its label, and the query that gives its values."""
+
+    name: str
+    label: str
+    query: str
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The time in which the series of a query exist, as regions; title and text are filled in with their labels."""
+
+    name: str
+    color: str
+    expr: str
+    text: str
+    tags: str
+
+
 def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
-    uid: str, title: str, description: str, panels: list[board.Panel], *, time: str, one_vm: bool = False
+    uid: str,
+    title: str,
+    description: str,
+    panels: list[board.Panel],
+    *,
+    time: str,
+    variables: Sequence[Variable] = (),
+    annotations: Sequence[Annotation] = (),
+    one_vm: bool = False,
 ) -> str:
-    """The dashboard as JSON."""
+    """The dashboard as JSON; without ``variables`` and ``annotations`` it has those of the agents' metrics."""
     builder = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).editable()
     builder.time(f"now-{time}", "now").refresh("30s").timezone("browser").tooltip(board.DashboardCursorSync.CROSSHAIR)
     builder.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    for name in VARIABLES:
-        builder.with_variable(_variable(name, one=one_vm and name == "vm"))
-    builder.annotation(_annotation("Announced", "Scheduled", "yellow", hits_only=one_vm))
-    builder.annotation(_annotation("Started", "Started", "red", hits_only=one_vm))
+    for one in variables or [_of_vms(name) for name in VARIABLES]:
+        builder.with_variable(_variable(one, one=one_vm and one.name == "vm"))
+    for annotation in annotations or (
+        _of_events("Announced", "Scheduled", "yellow", hits_only=one_vm),
+        _of_events("Started", "Started", "red", hits_only=one_vm),
+    ):
+        builder.annotation(_annotation(annotation))
     links = dashboard.DashboardLink("notbefore").type(board.DashboardLinkType.DASHBOARDS).tags([TAG])
     builder.link(links.include_vars(True).keep_time(True))  # noqa: FBT003 - the SDK has it so
     built = builder.build()
@@ -258,17 +289,17 @@ def _tidy(values: dict[str, Any]) -> None:
             variable.pop(key, None)
 
 
-def _variable(name: str, *, one: bool) -> dashboard.QueryVariable:
+def _of_vms(name: str) -> Variable:
     title, label = VARIABLES[name]
     before = list(VARIABLES)[: list(VARIABLES).index(name)]
     chosen = ", ".join(f'{VARIABLES[other][1]}=~"${other}"' for other in before)
-    query = (
-        f"label_values(notbefore_vm_info{{{chosen}}}, {label})"
-        if chosen
-        else f"label_values(notbefore_vm_info, {label})"
-    )
-    variable = dashboard.QueryVariable(name).label(title).datasource(SOURCE)
-    variable.query({"qryType": 1, "query": query, "refId": "Variable"})
+    info = f"notbefore_vm_info{{{chosen}}}" if chosen else "notbefore_vm_info"
+    return Variable(name, title, f"label_values({info}, {label})")
+
+
+def _variable(wanted: Variable, *, one: bool) -> dashboard.QueryVariable:
+    variable = dashboard.QueryVariable(wanted.name).label(wanted.label).datasource(SOURCE)
+    variable.query({"qryType": 1, "query": wanted.query, "refId": "Variable"})
     variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(board.VariableSort.NATURAL_ASC)
     if one:
         return variable.multi(False).include_all(False)  # noqa: FBT003 - the SDK has it so
@@ -277,15 +308,19 @@ def _variable(name: str, *, one: bool) -> dashboard.QueryVariable:
     return variable.multi(True).include_all(True).all_value(".*").current(everything)  # noqa: FBT003 - the SDK's
 
 
-def _annotation(name: str, status: str, color: str, *, hits_only: bool) -> dashboard.AnnotationQuery:
-    """The time in which events were listed with a status, as regions; an event is one, whoever reports it."""
+def _of_events(name: str, status: str, color: str, *, hits_only: bool) -> Annotation:
+    """The time in which events were listed with a status; an event is one, whoever reports it."""
     labels = "event_id, event_type, event_source, description"
     hits = ', scope!="peer"' if hits_only else ""  # or else those of a VM's neighbours are shown as its own
     expr = queries.events(f'{{event_status="{status}"{hits}}}', by=labels)
-    annotation = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003 - the SDK's
-    annotation.icon_color(color).target(over_time(expr, "", "Anno"))
-    annotation.title_format(f"{{{{event_type}}}} {name.lower()}").text_format("{{description}} ({{event_id}})")
-    return annotation.tag_keys("event_type,event_source")
+    return Annotation(name, color, expr, "{{description}} ({{event_id}})", "event_type,event_source")
+
+
+def _annotation(wanted: Annotation) -> dashboard.AnnotationQuery:
+    annotation = dashboard.AnnotationQuery().name(wanted.name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003 - the SDK's
+    annotation.icon_color(wanted.color).target(over_time(wanted.expr, "", "Anno"))
+    annotation.title_format(f"{{{{event_type}}}} {wanted.name.lower()}").text_format(wanted.text)
+    return annotation.tag_keys(wanted.tags)
 
 
 def _described(panel: Builder[board.Panel], title: str, description: str) -> board.Panel:

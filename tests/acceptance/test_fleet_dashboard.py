@@ -1,0 +1,120 @@
+"""Every query of the fleet's dashboard, asked of a Prometheus that scrapes two instances which share a hub."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from notbefore.core.record import Heartbeat
+from support.agent import eventually
+from support.azurite import Azurite
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import report, vm
+from support.hub import Hub
+from support.panels import faults, organized, resolved, series, without
+from support.peers import HttpPeer
+from support.scraping import Prometheus, needs_prometheus
+
+BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "dashboards" / "event-hub.json").read_bytes())
+JOB = "notbefore-fleet"
+EVERYTHING = {"job": ".*", "region": ".*", "scale_set": ".*"}
+WEB = {**EVERYTHING, "scale_set": "web"}
+SETS = ("web", "data", "batch", "cache", "queue", "front")
+NUMBERS = {  # what the stories below come to, whichever instance has which partition
+    "Events": 7,
+    "VMs affected": 13,
+    "Started": 1,
+    "VMs heard from": 14,
+    "Silent VMs": 2,
+}
+
+pytestmark = needs_prometheus
+
+
+class Watched(NamedTuple):
+    prometheus: Prometheus
+    instances: tuple[RunningFleet, ...]
+
+
+def tell(hub: Hub) -> None:
+    """Each scale set has an event of two VMs, that of `web` has started, another one is over; two VMs fall silent."""
+    now = datetime.now(UTC)
+    vms = {name: [replace(vm(f"{name}_{n}", scale_set=name), zone="1") for n in range(2)] for name in SETS}
+    names = {name: [one.name for one in members] for name, members in vms.items()}
+    records: list[Any] = []
+    for name, members in vms.items():
+        records += [report(one, "announced", f"E-{name}", resources=names[name]) for one in members]
+        records += [Heartbeat.of(one, (), "1", now, 3600.0) for one in members]
+    records += [report(one, "started", "E-web", resources=names["web"]) for one in vms["web"]]
+    records += [report(vms["web"][0], step, "E-over") for step in ("announced", "started")]
+    records.append(report(vms["web"][0], "finished", "E-over", interruption=7.0))
+    records.append(report(vms["data"][0], "announced", "E-freeze", event_type="Freeze"))
+    quiet = [replace(vm(name, scale_set=name), zone="1") for name in ("gone", "lost")]
+    records += [Heartbeat.of(one, (), "1", now, 1.0) for one in quiet]
+    send(hub, [*records, b"{"])
+
+
+def shown(prometheus: Prometheus, title: str, variables: dict[str, str] = EVERYTHING) -> float | None:
+    (panel,) = (one for one in BOARD["panels"] if (one["title"], one["type"]) == (title, "stat"))
+    found = series(prometheus, panel["targets"][0], variables)
+    return found[0]["values"][0] if found else None
+
+
+def numbers(prometheus: Prometheus) -> dict[str, float | None]:
+    return {title: shown(prometheus, title) for title in NUMBERS}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    directory = tmp_path_factory.mktemp("fleet")
+    with ExitStack() as stack:
+        hub, hook = stack.enter_context(Hub(directory)), stack.enter_context(HttpPeer())
+        blobs = stack.enter_context(Azurite(directory))
+        store = {"connection_string": blobs.connection_string, "container": "notbefore"}
+        config = configured(directory, hub, hook.url, checkpoints=store, rebalance="1s", takeover="5s")
+        one, two = (stack.enter_context(RunningFleet(config, directory / name)) for name in ("one", "two"))
+        targets = [{"targets": [f"127.0.0.1:{instance.port}"]} for instance in (one, two)]
+        prometheus = stack.enter_context(Prometheus(directory, targets, job=JOB))
+        for instance in (one, two):
+            instance.ready()
+        partitions = "notbefore_fleet_partitions"
+        eventually(lambda: (one.metric(partitions), two.metric(partitions)) == (2, 2), patience=90)
+        tell(hub)
+        blobs.kill()
+        errors = 'notbefore_fleet_errors_total{part="store"}'
+        eventually(lambda: prometheus.value(errors), patience=60)
+        blobs.start()
+        eventually(lambda: numbers(prometheus) == NUMBERS, patience=90)
+        yield Watched(prometheus, (one, two))
+
+
+# one test: the processes take a minute to get there, and several workers would each have their own
+def test_each_query_finds_what_is_in_the_hub_whichever_instance_reads_it(watched: Watched) -> None:
+    prometheus, (one, two) = watched
+    assert [fault for panel in BOARD["panels"] for fault in faults(prometheus, panel, EVERYTHING)] == []
+    for panel in BOARD["panels"]:
+        if panel["type"] == "table":
+            columns, there_is = organized(prometheus, panel, EVERYTHING)
+            assert columns <= there_is, panel["title"]
+    for annotation in BOARD["annotations"]["list"]:
+        found = series(prometheus, annotation["target"], EVERYTHING)
+        assert found
+        assert without(annotation["tagKeys"].split(","), found) == []
+    for variable in BOARD["templating"]["list"][1:]:
+        query, label = variable["query"]["query"].removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+        assert prometheus.ask(f"label/{label}/values", **{"match[]": resolved(query, EVERYTHING)})
+
+    of_web = {"Events": 1, "VMs affected": 2, "Started": 1, "VMs heard from": 2, "Silent VMs": 0}
+    assert {title: shown(prometheus, title, WEB) for title in NUMBERS} == of_web
+
+    one.stop(signal.SIGKILL)
+    eventually(lambda: two.metric("notbefore_fleet_partitions") == 4, patience=90)
+    # which VMs were heard from is written down each two minutes: what is younger, the next heartbeats say
+    kept = ("Events", "VMs affected", "Started")
+    eventually(lambda: all(shown(prometheus, title) == NUMBERS[title] for title in kept), patience=60)
