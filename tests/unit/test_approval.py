@@ -188,7 +188,8 @@ def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
         and (
             match.resource is None
             or (any if rule.action == "leave" else all)(
-                name.startswith("West") if match.resource == "West.*" else name == "other" for name in one["Resources"]
+                name.casefold().startswith("west") if match.resource == "West.*" else name.casefold() == "other"
+                for name in one["Resources"]
             )
         )
     )

@@ -184,7 +184,7 @@ def _matches(rule: Rule, life: TrackedEvent) -> bool:
         return False
     # an approval is for all resources, so all must match; to leave the event alone, one is enough
     pattern = match.resource if rule.action == "approve" else None
-    return pattern is None or all(re.fullmatch(pattern, name) for name in life.event.resources)
+    return pattern is None or all(re.fullmatch(pattern, name, re.IGNORECASE) for name in life.event.resources)
 
 
 def _step(name: str, rule: Rule, life: TrackedEvent) -> str:
