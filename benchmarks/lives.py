@@ -246,11 +246,11 @@ def wrong_durations(get: Any, life: Life, subject: Subject, first: float) -> lis
             found.append(f"notice {notice}, not {expected}")
         if first - life.announced > WATCHED:
             found.append(f"notice of an event that was seen {first - life.announced:.1f} s late")
-    felt = get("interruption_seconds")
-    if felt is not None:
+    interruption = get("interruption_seconds")
+    if interruption is not None:
         longest = max((end - begin for begin, end in subject.pauses), default=0.0)
-        if not 0 <= felt <= longest + NOISE:
-            found.append(f"interruption {felt}, at most {longest:.1f}")
+        if not 0 <= interruption <= longest + NOISE:
+            found.append(f"interruption {interruption}, at most {longest:.1f}")
     return found
 
 

@@ -90,8 +90,8 @@ def remember(state: Path, count: int) -> None:
         elif chance.random() < 0.2:
             steps[1:] = [(begin + timedelta(seconds=scenario.notice * 0.6), ())]  # canceled
         for moment, listed in steps:
-            felt = Gap(chance.choice((0.3, 4.2, 7.1, 9.0, 35.0)), 0.0)
-            step = diff(tracked, Document(number, listed), Observation(Instant(moment, date=moment), ME, gap=felt))
+            gap = Gap(chance.choice((0.3, 4.2, 7.1, 9.0, 35.0)), 0.0)
+            step = diff(tracked, Document(number, listed), Observation(Instant(moment, date=moment), ME, gap=gap))
             tracked = step.tracked
             store.commit(
                 StoredState(tracked=tracked), [StoredChange(one, Record.of(one, vm).line()) for one in step.changes]

@@ -49,7 +49,7 @@ def agent(place: Path) -> Iterator[RunningAgent]:
         imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
         listen = f"server: {{web_config_file: web.yml, listen: '127.0.0.1:{running.port}'}}\n"
         (place / "agent.yml").write_text(listen, encoding="utf-8")  # so that the commands find it
-        running.told("announced")
+        running.reported("announced")
         yield running
 
 
@@ -84,9 +84,9 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
         (("--url", url, "--ca-file", str(place / "none")), 2, "--ca-file"),
         (("--url", "localhost"), 2, "expected http://HOST:PORT"),
     ):
-        told = notbefore("events", *given)
-        assert (told.returncode, told.stdout) == (code, ""), told.stderr
-        assert expected in told.stderr
+        done = notbefore("events", *given)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert expected in done.stderr
     other = place / "other.yml"
     other.write_text((place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8")
     pinned = (place / "web.yml").read_text().replace("server.pem", "client.pem").replace("server.key", "client.key")
@@ -94,8 +94,8 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
     assert "another certificate than" in notbefore("health", str(other), *login).stderr
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
     (place / "binary").write_bytes(b"\x30\x82\xff")
-    told = notbefore("health", str(other), *login)
-    assert (told.returncode, "binary: cannot read a certificate" in told.stderr) == (2, True)
+    done = notbefore("health", str(other), *login)
+    assert (done.returncode, "binary: cannot read a certificate" in done.stderr) == (2, True)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no Prometheus: apt-get install prometheus")
@@ -143,15 +143,15 @@ CERTIFICATES = (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key"))
 def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path) -> None:
     with Simulator() as imds:
         run = ("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", f"0.0.0.0:{free_port()}")
-        told = notbefore(*run)
-        assert told.returncode == 2
-        assert "server.insecure: true" in told.stderr
+        done = notbefore(*run)
+        assert done.returncode == 2
+        assert "server.insecure: true" in done.stderr
         config = tmp_path / "open.yml"
         config.write_text("server: {listen: ':10169'}\n", encoding="utf-8")
         assert notbefore("check-config", str(config)).returncode == 2
-        told = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
-        assert told.returncode == 0
-        assert "note: everybody who reaches this machine can read the agent" in told.stderr
+        done = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
+        assert done.returncode == 0
+        assert "note: everybody who reaches this machine can read the agent" in done.stderr
         named = notbefore("check-config", str(config), NOTBEFORE_SERVER__LISTEN="vm.example.org:10169")
         assert "note: server.listen: vm.example.org is a name" in named.stderr
         config.write_text("server: {insecure: true, allowed_hosts: [vm.example.org]}\n", encoding="utf-8")

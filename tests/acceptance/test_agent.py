@@ -41,21 +41,21 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
-def test_an_event_is_told_from_its_announcement_to_its_end(imds: Simulator, tmp_path: Path) -> None:
+def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.ready()
         imds.set_document(scheduled())
-        agent.told("announced")
+        agent.reported("announced")
         assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
         countdown = agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}')
         assert countdown is not None
         assert countdown > 0
         assert agent.json("/api/v1/events")["events"][0]["event_id"] == ID
         imds.set_document(started())
-        agent.told("announced", "started")
+        agent.reported("announced", "started")
         assert agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}') is None
         imds.set_document(body(incarnation=4))
-        *_, last = agent.told("announced", "started", "finished")
+        *_, last = agent.reported("announced", "started", "finished")
         assert last["azure.scheduled_event.outcome"] == "finished"
         assert last["host.name"] == ME
         assert agent.metric(PENDING % ("Started", "Freeze", "self")) is None
@@ -69,7 +69,7 @@ def test_a_neighbours_event_is_of_scope_peer(imds: Simulator, tmp_path: Path) ->
     with RunningAgent(imds.endpoint_of(PEER), tmp_path) as agent:
         agent.ready()
         imds.set_document(scheduled())
-        (record,) = agent.told("announced")
+        (record,) = agent.reported("announced")
         assert (record["azure.scheduled_event.scope"], record["host.name"]) == ("peer", PEER)
 
 
@@ -78,7 +78,7 @@ def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fa
     imds.set_document(scheduled())
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.ready()
-        agent.told("announced")
+        agent.reported("announced")
         imds.fault(fault, 0.2, times=3)
         reasons = {"error": "server_error", "half": "incomplete", "garbage": "rejected"}
         result = f'notbefore_polls_total{{result="{reasons.get(fault, fault)}"}}'
@@ -117,7 +117,7 @@ def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) ->
     with RunningAgent(imds.endpoint, tmp_path) as first:
         first.ready()
         imds.set_document(scheduled())
-        first.told("announced")
+        first.reported("announced")
         first.stop(signal.SIGKILL)
     with RunningAgent(imds.endpoint, tmp_path) as second:
         second.ready()
@@ -125,7 +125,7 @@ def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) ->
         assert second.metric('azure_scheduled_event_initial_notice_seconds_count{event_type="Freeze"}') == 1
         assert len(second.json("/api/v1/history")["changes"]) == 1
         imds.set_document(started())
-        second.told("started")  # and the announcement is not told again
+        second.reported("started")  # and the announcement is not reported again
 
 
 def test_what_ended_while_it_was_away_is_unknown(imds: Simulator, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_ended_while_it_was_away_is_unknown(imds: Simulator, tmp_path: Path
     change_times(tmp_path, wall="2026-01-01T00:00:00Z", date="2026-01-01T00:00:00Z", uptime=0.0)
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
-        (record,) = second.ready().told("ended")
+        (record,) = second.ready().reported("ended")
         assert record["azure.scheduled_event.outcome"] == "unknown"
         assert record["azure.scheduled_event.reason"] == "not_watched"
 
@@ -146,21 +146,21 @@ def test_a_short_restart_in_order_loses_no_certainty(imds: Simulator, tmp_path: 
         first.ready().stop()
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
-        second.ready().told("canceled")
+        second.ready().reported("canceled")
 
 
 def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as first:
         first.ready()
         imds.set_document(started("Reboot"))
-        first.told("started")
+        first.reported("started")
         eventually(lambda: read_meta(tmp_path, "seen"))
         first.stop(signal.SIGKILL)
     beat = read_meta(tmp_path, "seen")["wall"]
     change_times(tmp_path, boot="the boot before")
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
-        (record,) = second.ready().told("finished")
+        (record,) = second.ready().reported("finished")
     assert record["azure.scheduled_event.outcome"] == "finished"
     assert record["azure.scheduled_event.reason"] == "machine_rebooted"
     assert 0 < record["azure.scheduled_event.interruption_seconds"] < 60
@@ -175,19 +175,19 @@ def test_while_an_event_of_its_own_is_started_the_beat_is_written_down(imds: Sim
         eventually(lambda: read_meta(tmp_path, "seen")["wall"] > first)
 
 
-def test_a_freeze_is_felt(imds: Simulator, tmp_path: Path) -> None:
+def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -> None:
     imds.set_document(scheduled())
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.ready()
         imds.set_document(started())
-        agent.told("announced", "started")
+        agent.reported("announced", "started")
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(3)  # this is the freeze itself
         agent.process.send_signal(signal.SIGCONT)
         polls = imds.requests
         eventually(lambda: imds.requests > polls + 2)
         imds.set_document(body(incarnation=9))
-        *_, last = agent.told("announced", "started", "finished")
+        *_, last = agent.reported("announced", "started", "finished")
     assert 2.5 < last["azure.scheduled_event.interruption_seconds"] < 15
 
 
@@ -199,8 +199,8 @@ def test_a_slow_imds_is_not_taken_for_a_freeze(imds: Simulator, tmp_path: Path) 
         imds.fault("slow", 3)
         eventually(lambda: imds.requests > polls + 3)
         imds.set_document(body(incarnation=9))
-        *_, last = agent.told("started", "finished")
-    # it was there at the first look: what the VM felt before that is not known
+        *_, last = agent.reported("started", "finished")
+    # it was there at the first look: an interruption before that was not measured
     assert "azure.scheduled_event.interruption_seconds" not in last
 
 
@@ -242,7 +242,7 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
         assert agent.metric("azure_scheduledevent_request_error") is not None
         agent.ready()
         imds.set_document(scheduled(Resources=["SECOND"]))
-        (record,) = agent.told("announced")
+        (record,) = agent.reported("announced")
         assert record["azure.scheduled_event.scope"] == "self"
 
 
@@ -274,7 +274,7 @@ def test_a_configuration_that_cannot_be_read_at_once_stops_no_beat(imds: Simulat
         polls = imds.requests
         eventually(lambda: imds.requests > polls + 10)
         imds.set_document(scheduled(Resources=["first"]))
-        agent.told("announced")
+        agent.reported("announced")
         agent.ready()
         config.write_text("vm: {name: second}\n", encoding="utf-8")  # opening it ends the wait
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
@@ -299,7 +299,7 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simula
         status, said = get(agent.port, "/readyz")
         assert (status, b"what is new does not survive a reboot" in said) == (503, True)
         imds.set_document(scheduled())
-        agent.told("announced")
+        agent.reported("announced")
         assert len(agent.json("/api/v1/history")["changes"]) == 1
         (tmp_path / "state").unlink()
         agent.ready()
@@ -323,7 +323,7 @@ def test_nobody_waits_for_whoever_holds_the_state_file(imds: Simulator, tmp_path
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
             imds.set_document(scheduled())
-            agent.told("announced")
+            agent.reported("announced")
             assert {path: get(agent.port, path)[0] for path in ("/healthz", "/api/v1/events", "/api/v1/history")} == {
                 "/healthz": 200,
                 "/api/v1/events": 200,
@@ -424,6 +424,6 @@ def test_an_event_that_cannot_be_read_is_not_passed_over(imds: Simulator, tmp_pa
         eventually(lambda: agent.json("/api/v1/events")["unreadable"] == 1)
         assert b"1 listed events cannot be read" in get(agent.port, "/readyz")[1]
         assert b"cannot be read" in get(agent.port, "/")[1]
-        told = notbefore("events", "--url", f"http://127.0.0.1:{agent.port}").stdout
-        assert "1 listed events cannot be read" in told
-        assert "Nothing is scheduled" not in told
+        done = notbefore("events", "--url", f"http://127.0.0.1:{agent.port}").stdout
+        assert "1 listed events cannot be read" in done
+        assert "Nothing is scheduled" not in done

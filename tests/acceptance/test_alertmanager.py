@@ -88,13 +88,13 @@ def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members
             agent.ready()
         simulator.set_document(body(*listed))
         for agent in agents:
-            agent.told("announced")
+            agent.reported("announced")
         eventually(lambda: notified(receiver, "first") == ["firing"], patience=40)
         (alert,) = alerts(members[0])
         assert alert["labels"]["severity"] == "critical"
         # it is sent again, or it would be resolved by now: Alertmanager waits for six seconds
         begun = datetime.fromisoformat(alert["updatedAt"])
-        eventually(lambda: last_told(members[0]) > begun + timedelta(seconds=7), patience=40)
+        eventually(lambda: last_sent(members[0]) > begun + timedelta(seconds=7), patience=40)
         assert notified(receiver, "first") == ["firing"]
         simulator.set_document(body(*fence, incarnation=2))
         eventually(lambda: notified(receiver, "first")[-1] == "resolved", patience=40)
@@ -102,5 +102,5 @@ def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members
         assert notified(receiver, "first") == ["firing", "resolved"]
 
 
-def last_told(port: int) -> datetime:
+def last_sent(port: int) -> datetime:
     return max(datetime.fromisoformat(alert["updatedAt"]) for alert in alerts(port))

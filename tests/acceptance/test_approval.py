@@ -102,7 +102,7 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
                 assert agent.metric(APPROVALS % ("dry_run", "users")) == 1
 
 
-def test_an_event_that_a_rule_names_is_approved_once_and_told(imds: Simulator, tmp_path: Path) -> None:
+def test_an_event_that_a_rule_names_is_approved_once_and_reported(imds: Simulator, tmp_path: Path) -> None:
     with agent_of(imds, tmp_path, USERS) as agent:
         agent.ready()
         assert agent.metric(APPROVALS % ("approved", "users")) is None
@@ -162,7 +162,7 @@ def test_it_waits_for_its_time_and_for_the_command(imds: Simulator, tmp_path: Pa
     with agent_of(imds, tmp_path, rule) as agent:
         agent.ready()
         imds.set_document(listed())
-        agent.told("announced")
+        agent.reported("announced")
         assert imds.start_requests == []
         record = last(agent, "approved")
         assert record["detail"] == "exit code 0: drained"
@@ -241,7 +241,7 @@ def test_nothing_is_approved_on_old_knowledge(imds: Simulator, tmp_path: Path) -
         agent.ready()
         first_seen = time.monotonic()
         imds.set_document(listed())
-        agent.told("announced")
+        agent.reported("announced")
         imds.fault("error", times=10_000)  # 15 s later what is known is old
         while time.monotonic() - first_seen < 18:  # this is the silence itself
             assert imds.start_requests == []
@@ -257,7 +257,7 @@ def test_what_cannot_be_written_down_is_not_sent(imds: Simulator, tmp_path: Path
     with RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval") as agent:
         eventually(lambda: agent.answers("/healthz"))  # it is not ready while it cannot write
         imds.set_document(listed())
-        agent.told("announced")
+        agent.reported("announced")
         lines = agent.log.count("\n")
         waited(imds)
         assert imds.start_requests == []
@@ -386,7 +386,7 @@ def test_what_cannot_be_read_in_full_is_not_approved(imds: Simulator, tmp_path: 
     with agent_of(imds, tmp_path, USERS) as agent:
         agent.ready()
         imds.set_document(listed(**fields))
-        agent.told("announced")
+        agent.reported("announced")
         waited(imds)
         assert imds.start_requests == []
         (event,) = agent.json("/api/v1/events")["events"]
@@ -395,7 +395,7 @@ def test_what_cannot_be_read_in_full_is_not_approved(imds: Simulator, tmp_path: 
         assert "could not be read" in by_hand.stdout
 
 
-def test_the_preview_version_is_told_the_incarnation(imds: Simulator, tmp_path: Path) -> None:
+def test_the_preview_version_is_given_the_incarnation(imds: Simulator, tmp_path: Path) -> None:
     config = configuration(tmp_path, {"match": {"event_type": "Freeze"}, "for_all_resources": "each"})
     old = Path(config)
     values = json.loads(old.read_text(encoding="utf-8")) | {"imds": {"api_version": "2017-03-01"}}
@@ -414,7 +414,7 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tm
     with agent_of(imds, tmp_path) as agent:
         agent.ready()
         event_id = imds.start("live-migration", resources=(ME, PEER))
-        agent.told("announced")
+        agent.reported("announced")
         state = ("--state-dir", str(agent.state))
         nobody_to_ask = notbefore("approve", event_id, *state)
         assert nobody_to_ask.returncode == 1
@@ -440,7 +440,7 @@ def test_while_vm_name_contradicts_imds_nothing_is_approved(imds: Simulator, tmp
         agent.ready()
         eventually(lambda: f"vm.name is {PEER}, and IMDS says that this VM is {ME}" in agent.log)
         imds.set_document(listed(Resources=[PEER]))
-        agent.told("announced")
+        agent.reported("announced")
         waited(imds)
         (event,) = agent.json("/api/v1/events")["events"]
         assert event["approval"]["mode"] == "off"
@@ -468,7 +468,7 @@ def test_by_hand_as_well_it_is_sent_once_for_an_event_and_its_content(imds: Simu
         shown = ask(agent.state, ControlRequest(ID))  # as it is shown where it is approved in the moment between
         assert "approved already" in ask(agent.state, ControlRequest(ID, shown.content)).words
         imds.set_document(listed(3, EventSource="Platform"))
-        agent.told("announced", "approved", "updated")
+        agent.reported("announced", "approved", "updated")
         assert notbefore(*command, "--yes").returncode == 0
         eventually(lambda: agent.kinds.count("approved") == 2)
         assert "by operator root at 20" in notbefore(*command).stdout
@@ -501,7 +501,7 @@ def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> N
                 place.chmod(place.stat().st_mode | 0o005)
         tmp_path.chmod(0o755)
         imds.set_document(listed())
-        agent.told("announced")
+        agent.reported("announced")
         assert "only root and the agent's own user" in asked_by(65534, path, {"event_id": ID, "content": "x"})
         assert imds.start_requests == []
 
@@ -534,10 +534,10 @@ def test_what_has_changed_since_it_was_shown_is_not_approved(imds: Simulator, tm
     with agent_of(imds, tmp_path) as agent:
         agent.ready()
         imds.set_document(listed())
-        agent.told("announced")
+        agent.reported("announced")
         shown = ask(agent.state, ControlRequest(ID))
         imds.set_document(listed(3, EventType="Redeploy", Resources=[ME, PEER]))
-        agent.told("announced", "updated")
+        agent.reported("announced", "updated")
         assert "changed since it was shown" in ask(agent.state, ControlRequest(ID, shown.content)).words
         assert imds.start_requests == []
 

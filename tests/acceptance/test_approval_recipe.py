@@ -82,7 +82,7 @@ def test_three_agents_approve_once_and_not_before_the_last_is_prepared(imds: Sim
         ]
         event_id = imds.start("user-reboot", resources=VMS)
         for agent in agents:
-            agent.told("announced")
+            agent.reported("announced")
         for vm in (VMS[1], VMS[0]):
             prepared.prepare(vm)
             waited(imds)
@@ -111,7 +111,7 @@ def test_the_next_vm_approves_where_the_leader_s_agent_is_down(imds: Simulator, 
         ]
         event_id = imds.start("user-reboot", resources=VMS)
         for agent in agents:
-            agent.told("announced")
+            agent.reported("announced")
         waited(imds)
         assert imds.start_requests == []  # it is the leader's turn
         eventually(lambda: imds.start_requests, 60)

@@ -28,7 +28,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
         imds.set_document(body())
         running.ready()
         imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT"), incarnation=2))
-        running.told("announced")
+        running.reported("announced")
         yield running
 
 
@@ -36,17 +36,17 @@ def url(agent: RunningAgent) -> str:
     return f"http://127.0.0.1:{agent.port}"
 
 
-def test_the_version_is_told_both_ways() -> None:
+def test_the_version_is_printed_both_ways() -> None:
     for words in (("version",), ("--version",)):
-        told = notbefore(*words)
-        assert (told.returncode, told.stdout) == (0, f"notbefore {__version__}\n")
+        done = notbefore(*words)
+        assert (done.returncode, done.stdout) == (0, f"notbefore {__version__}\n")
 
 
 def test_without_a_command_it_says_what_there_is_with_the_exit_codes() -> None:
-    told = notbefore()
-    assert told.returncode == 2
-    assert "simulate" in told.stdout
-    assert "Exit codes" in told.stdout
+    done = notbefore()
+    assert done.returncode == 2
+    assert "simulate" in done.stdout
+    assert "Exit codes" in done.stdout
 
 
 @pytest.mark.parametrize("word", ["run", "check-config", "events", "history", "health", "simulate", "demo"])
@@ -84,8 +84,8 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path) ->
         imds.set_document(body(item()))
         with RunningAgent(imds.endpoint, tmp_path) as stopped:
             stopped.ready().stop()
-    told = notbefore("history", "--state-dir", str(tmp_path))
-    assert (told.returncode, told.stdout.count(ID)) == (0, 1)
+    done = notbefore("history", "--state-dir", str(tmp_path))
+    assert (done.returncode, done.stdout.count(ID)) == (0, 1)
     assert notbefore("history", "--state-dir", str(tmp_path), "--since", "soon").returncode == 2
     assert notbefore("history", "--state-dir", str(tmp_path / "none")).returncode == 3
 
@@ -98,23 +98,23 @@ def test_a_reader_that_goes_away_is_no_traceback(agent: RunningAgent) -> None:
 
 @pytest.mark.parametrize("command", ["events", "history"])
 def test_when_no_agent_answers_it_says_what_to_do(command: str) -> None:
-    told = notbefore(command, "--url", f"http://127.0.0.1:{free_port()}")
-    assert told.returncode == 1
-    assert "is `notbefore run` running" in told.stderr
+    done = notbefore(command, "--url", f"http://127.0.0.1:{free_port()}")
+    assert done.returncode == 1
+    assert "is `notbefore run` running" in done.stderr
     assert notbefore(command, "--url", "localhost:10169").returncode == 2
 
 
 def test_a_bad_query_is_the_agents_word(agent: RunningAgent) -> None:
-    told = notbefore("history", "--url", url(agent), "--limit", "1000000")
-    assert told.returncode == 1
-    assert "limit: expected a number" in told.stderr
+    done = notbefore("history", "--url", url(agent), "--limit", "1000000")
+    assert done.returncode == 1
+    assert "limit: expected a number" in done.stderr
 
 
 @pytest.mark.parametrize("limit", ["-5", "0", "ten", "1.5"])
 def test_a_limit_that_is_none_is_refused_as_what_it_is(limit: str) -> None:
-    told = notbefore("history", "--limit", limit)
-    assert told.returncode == 2
-    assert f"argument --limit: expected a number of changes, 1 or more, got {limit}" in told.stderr
+    done = notbefore("history", "--limit", limit)
+    assert done.returncode == 2
+    assert f"argument --limit: expected a number of changes, 1 or more, got {limit}" in done.stderr
 
 
 def test_history_begins_at_a_time_or_so_long_ago(agent: RunningAgent, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ sys.exit(main.main())
 """
 
 
-def test_an_ordinary_user_is_told_of_another_state_directory(tmp_path: Path) -> None:
+def test_an_ordinary_user_is_shown_another_state_directory(tmp_path: Path) -> None:
     place = tmp_path / "below"
     place.mkdir(mode=0o500)
     order = [sys.executable, "-c", ORDINARY, "run", "--state-dir", str(place / "state")]
@@ -205,7 +205,7 @@ def test_an_ordinary_user_is_told_of_another_state_directory(tmp_path: Path) -> 
     assert f"no permission for {place / 'state'}: use another directory, `--state-dir DIR`" in done.stderr
 
 
-def test_what_is_no_azure_vm_is_told_so_once(tmp_path: Path) -> None:
+def test_a_machine_that_is_no_azure_vm_is_reported_once(tmp_path: Path) -> None:
     environment = {**os.environ, "NOTBEFORE_LOG__FORMAT": "text"}
     words = ["run", "--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{free_port()}"]
     done = subprocess.run(
@@ -243,10 +243,10 @@ sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
 def test_check_config_says_what_a_configuration_amounts_to(tmp_path: Path) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_text("imds: {interval: 5s}\n", encoding="utf-8")
-    told = notbefore("check-config", str(path), NOTBEFORE_VM__NAME="me")
-    assert told.returncode == 0
-    assert "interval: 5s" in told.stdout
-    assert "name: me" in told.stdout
+    done = notbefore("check-config", str(path), NOTBEFORE_VM__NAME="me")
+    assert done.returncode == 0
+    assert "interval: 5s" in done.stdout
+    assert "name: me" in done.stdout
 
 
 def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Path) -> None:
@@ -260,29 +260,29 @@ def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Pa
         "otlp: {endpoint: 'http://127.0.0.1:4318', headers: {api-key: {file: key}}}\n",
         encoding="utf-8",
     )
-    told = notbefore("check-config", "--files", str(path))
-    assert (told.returncode, told.stderr) == (0, "")
-    assert {Path(line).name for line in told.stdout.splitlines()} == {"web.yml", "key", "server.pem"}
-    assert all(Path(line).parent == tmp_path for line in told.stdout.splitlines())
+    done = notbefore("check-config", "--files", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {Path(line).name for line in done.stdout.splitlines()} == {"web.yml", "key", "server.pem"}
+    assert all(Path(line).parent == tmp_path for line in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("command", ["check-config", "run"])
 def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, command: str) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_text("imds:\n  interval: often\n", encoding="utf-8")
-    told = notbefore(command, str(path))
-    assert told.returncode == 2
-    assert f"{path}:2: imds.interval: expected a duration" in told.stderr
+    done = notbefore(command, str(path))
+    assert done.returncode == 2
+    assert f"{path}:2: imds.interval: expected a duration" in done.stderr
     state = str(tmp_path / "state")
     wrong = notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254", NOTBEFORE_STATE__DIR=state)
     assert wrong.returncode == 2
 
 
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "notbefore", "demo"], capture_output=True, text=True, check=False, timeout=90
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("announced", "started", "finished", "canceled", "counting down"):
-        assert kind in told.stdout
-    assert "azure_scheduled_event_seconds_to_not_before{" in told.stdout
+        assert kind in done.stdout
+    assert "azure_scheduled_event_seconds_to_not_before{" in done.stdout

@@ -166,7 +166,7 @@ def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(prometheus
         assert (
             row["labels"].items()
             >= {"name": SILENT, "event_id": LOST, "event_status": "Started", "scope": "self"}.items()
-        )  # it was Scheduled when the VM last told
+        )  # it was Scheduled when the VM last reported
 
 
 def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Prometheus) -> None:
@@ -184,10 +184,10 @@ def test_events_are_counted_once_however_many_vms_report_them(prometheus: Promet
 
     notices = panel_of("fleet", "Notice that Azure gave", "heatmap")["targets"][0]
 
-    def told(vm: str) -> float:
+    def reported(vm: str) -> float:
         found = series(prometheus, notices, {**EVERYTHING, "vm": vm})
         highest: float = max(value for one in found if one["labels"]["le"] == "+Inf" for value in one["values"])
         return highest
 
-    assert told("EastUS_.*") == pytest.approx(told("EastUS_0"))
-    assert told("EastUS_0") >= 1
+    assert reported("EastUS_.*") == pytest.approx(reported("EastUS_0"))
+    assert reported("EastUS_0") >= 1

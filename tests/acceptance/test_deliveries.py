@@ -159,7 +159,7 @@ def test_a_sink_that_never_answers_delays_no_other(imds: Simulator, peer: HttpPe
             eventually(lambda: count(agent, "failed", "silent") >= 1)
 
 
-def test_what_a_far_side_that_is_down_missed_comes_after_a_kill_and_a_restart(
+def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
     imds: Simulator, peer: HttpPeer, place: Place
 ) -> None:
     peer.default = Say(503)
@@ -169,7 +169,7 @@ def test_what_a_far_side_that_is_down_missed_comes_after_a_kill_and_a_restart(
         imds.set_document(body(announced()))
         eventually(lambda: len(peer.requests) >= 1)
         imds.set_document(body(started(), incarnation=2))
-        agent.told("announced", "started")
+        agent.reported("announced", "started")
         agent.stop(signal.SIGKILL)
     failed = len(peer.requests)
     assert set(kinds(peer)) == {"announced"}
@@ -213,7 +213,7 @@ def test_what_helps_nobody_any_more_expires_and_is_counted(imds: Simulator, peer
         imds.set_document(body(announced()))
         eventually(lambda: len(peer.requests) >= 1)
         imds.set_document(body(incarnation=2))
-        agent.told("announced", "canceled")
+        agent.reported("announced", "canceled")
         peer.default = Say()
         eventually(lambda: count(agent, "delivered") == 1)
         eventually(lambda: count(agent, "expired") == 1)
@@ -345,7 +345,7 @@ def test_what_has_started_is_to_be_said_again_until_it_is_over(imds: Simulator, 
         eventually(lambda: place.kinds_left() == [])
 
 
-def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_told(
+def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_sent(
     imds: Simulator, peer: HttpPeer, place: Place
 ) -> None:
     routes = [{"match": {"change": "announced"}, "sinks": ["hook"], "remind_before": "1h"}]
@@ -446,7 +446,7 @@ def pager(found: PagerDuty) -> dict[str, Any]:
 def test_a_drill_closes_what_it_opens(place: Place, words: tuple[str, ...], steps: list[str]) -> None:
     with PagerDuty() as found:
         done = notbefore("drill", place.write({"pager": pager(found)}), *words, "--severity", "info")
-        assert (done.returncode, found.told, found.wrong) == (0, steps, []), done.stdout
+        assert (done.returncode, found.effects, found.wrong) == (0, steps, []), done.stdout
         assert {step.event["payload"]["severity"] for step in found.steps} == {"info"}
 
 
@@ -454,7 +454,7 @@ def test_a_drill_closes_also_what_no_route_would_close_and_says_so(place: Place)
     with PagerDuty() as found:
         routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]
         done = notbefore("drill", place.write({"pager": pager(found)}, routes))
-        assert (done.returncode, found.told) == (0, ["opened", "resolved"])
+        assert (done.returncode, found.effects) == (0, ["opened", "resolved"])
         assert "No route sends the end of an event to pager" in done.stdout
 
 
@@ -462,7 +462,7 @@ def test_a_drill_says_what_is_left_open(place: Place) -> None:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
         done = notbefore("drill", config, "--no-resolve", "--change", "announced")
-        assert (done.returncode, found.told) == (0, ["opened"])
+        assert (done.returncode, found.effects) == (0, ["opened"])
         assert "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout
         found.answers.extend([found.default, Say(400), Say(400)])
         done = notbefore("drill", config, "--change", "announced", "--wait", "0s")
@@ -602,12 +602,12 @@ def test_an_incident_that_the_fallback_opened_is_closed_there(imds: Simulator, p
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.ready()
             imds.set_document(body(announced(EventType="Reboot")))
-            eventually(lambda: found.told == ["opened"])
+            eventually(lambda: found.effects == ["opened"])
             peer.default = Say()
             eventually(lambda: kinds(peer)[-1:] == ["announced"] and rows(agent, "pending") == 0, patience=40)
             imds.set_document(body(incarnation=3))
             eventually(lambda: kinds(peer)[-1] == "canceled")
-            eventually(lambda: found.told == ["opened", "resolved"])
+            eventually(lambda: found.effects == ["opened", "resolved"])
         assert not found.wrong
 
 

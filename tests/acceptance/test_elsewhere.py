@@ -45,19 +45,19 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_every_module_is_imported_where_posix_is_not() -> None:
-    told = without_posix(CHECK, "check-config")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "ProgramData" in told.stdout
+    done = without_posix(CHECK, "check-config")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ProgramData" in done.stdout
 
 
 def test_the_agent_watches_serves_and_stops_where_posix_is_not(tmp_path: Path) -> None:
     with Simulator() as imds:
         imds.set_document(body())
         words = ("--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{free_port()}")
-        told = without_posix(RUN, "run", *words)
-    assert told.returncode == 0, told.stderr
-    assert "ready" in told.stdout
-    assert "Traceback" not in told.stderr
+        done = without_posix(RUN, "run", *words)
+    assert done.returncode == 0, done.stderr
+    assert "ready" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 HOLD = """

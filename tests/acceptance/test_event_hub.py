@@ -47,7 +47,7 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub
             eventually(lambda: len(hub.stored) == 2)
             hub.kill()
             imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=3))
-            agent.told("announced", "started")
+            agent.reported("announced", "started")
             os.kill(agent.courier(), signal.SIGKILL)
             hub.start()
             imds.set_document(body(incarnation=4))

@@ -27,7 +27,7 @@ def resolved(expr: str) -> str:
 @needs_prometheus
 def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_path: Path) -> None:
     announced = queries.grown_by("change", f'{CHANGES}_total{{change="announced"}}', f"{CHANGES}_created")
-    told = f"max({queries.notice_buckets()})"
+    notice = f"max({queries.notice_buckets()})"
     median = queries.quantile_by("event_type", 0.5, NOTICE, f"{NOTICE}_created")
     with Simulator((ME,)) as simulator:
         simulator.set_document(body())
@@ -38,19 +38,19 @@ def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_pa
                 assert prometheus.value(f"{CHANGES}_total") is None
                 simulator.set_document(body(item("first"), incarnation=2))
                 eventually(lambda: prometheus.value(f"{CHANGES}_total"), patience=60)
-                assert [prometheus.value(resolved(expr)) for expr in (announced, told)] == [1, 1]
+                assert [prometheus.value(resolved(expr)) for expr in (announced, notice)] == [1, 1]
                 assert prometheus.value(resolved(median)) is not None
                 # this is why: of the same series increase() sees nothing
                 eventually(lambda: prometheus.value(f"count_over_time({CHANGES}_total[1m])") == 3, patience=60)
                 assert prometheus.value(f"increase({CHANGES}_total[30s])") == 0
-                assert [prometheus.value(resolved(expr)) for expr in (announced, told)] == [1, 1]
+                assert [prometheus.value(resolved(expr)) for expr in (announced, notice)] == [1, 1]
 
                 simulator.set_document(body(item("first"), item("second"), incarnation=3))
                 eventually(lambda: prometheus.value(f"{CHANGES}_total") == 2, patience=60)
-                assert [prometheus.value(resolved(expr)) for expr in (announced, told)] == [2, 2]
+                assert [prometheus.value(resolved(expr)) for expr in (announced, notice)] == [2, 2]
                 # once the windows begin after the first events, nothing has grown
                 later = time.time() + 60
-                for expr in (announced, told):
+                for expr in (announced, notice):
                     (found,) = prometheus.ask("query", query=resolved(expr), time=later)["result"] or [
                         {"value": [0, "0"]}
                     ]

@@ -52,9 +52,9 @@ class OnCall:
         lines = {
             "Slack, announce_by: affected": f"{len(self.chat(self.each))} messages",
             "Slack, announce_by: leader": f"{len(leader)} messages" + (f", the last: {leader[-1]}" if leader else ""),
-            "pagerduty": dict(Counter(self.direct.told)),
+            "pagerduty": dict(Counter(self.direct.effects)),
             "Alertmanager, its webhook": self.alertmanager,
-            "Alertmanager, its PagerDuty": self.routed.told,
+            "Alertmanager, its PagerDuty": self.routed.effects,
         }
         sys.stdout.write(f"\n{time.monotonic() - self.began:.1f} s: {step}\n")
         sys.stdout.writelines(f"  {road:29} {got}\n" for road, got in lines.items())
@@ -120,7 +120,7 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
         ):
             simulator.set_document(body(*listed, incarnation=step + 1))
             eventually(lambda: len(on_call.chat(on_call.each)) == 5 * step, patience=60)  # noqa: B023 - it is called here
-            eventually(lambda: len(on_call.direct.told) == 5 * step, patience=60)  # noqa: B023 - as above
+            eventually(lambda: len(on_call.direct.effects) == 5 * step, patience=60)  # noqa: B023 - as above
             eventually(lambda: len(on_call.chat(on_call.leader)) == step, patience=60)  # noqa: B023 - as above
             eventually(lambda: on_call.alertmanager[-1:] == [("firing", "firing", "resolved")[step - 1]], patience=60)  # noqa: B023 - as above
             eventually(lambda: bool(on_call.routed.open) is (step < 3), patience=60)  # noqa: B023 - as above
@@ -130,9 +130,9 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
         on_call.say("nothing is left to be sent")
     assert len(on_call.chat(on_call.each)) == 15
     assert len(on_call.chat(on_call.leader)) == 3
-    assert Counter(on_call.direct.told) == {"opened": 1, "added": 9, "resolved": 1, "nothing": 4}
+    assert Counter(on_call.direct.effects) == {"opened": 1, "added": 9, "resolved": 1, "nothing": 4}
     assert on_call.alertmanager == ["firing", "resolved"]
-    assert [step for step in on_call.routed.told if step != "added"] == ["opened", "resolved"]
+    assert [step for step in on_call.routed.effects if step != "added"] == ["opened", "resolved"]
     assert not on_call.direct.wrong
     assert not on_call.routed.wrong
     assert not any("web_0 " not in text for text in on_call.chat(on_call.each))  # all say the same, and of all five

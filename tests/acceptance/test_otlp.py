@@ -55,16 +55,16 @@ def test_what_the_agent_knows_reaches_the_receiver_through_a_collector_and_resta
         with RunningAgent(imds.endpoint, state, config) as agent:
             agent.ready()
             imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
-            agent.told("announced")
+            agent.reported("announced")
             eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
             names = {(name, labels) for name, labels in series(receiver.metrics[-1]) if "otlp" not in name}
             shown = {(name, labels) for name, labels in scraped(get(agent.port, "/metrics")[1].decode())}
             assert names <= shown
             assert len(names) > 60
             imds.set_document(body(item(EventStatus="Started", NotBefore=""), incarnation=3))
-            agent.told("announced", "started")
+            agent.reported("announced", "started")
             imds.set_document(body(incarnation=4))
-            *_, last = agent.told("announced", "started", "finished")
+            *_, last = agent.reported("announced", "started", "finished")
             eventually(lambda: listed(receiver)[-1] == set())
             eventually(lambda: changes(receiver) == ["announced", "started", "finished"])
             first = receiver.metrics[-1]

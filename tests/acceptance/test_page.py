@@ -165,10 +165,10 @@ def test_hostile_descriptions_stay_text(visit: Open, imds: Simulator) -> None:
     imds.set_document(body(*events, incarnation=8))
     page = visit(viewport=PHONE)
     expect(page.locator("#pending tbody tr")).to_have_count(5, timeout=PATIENCE)
-    told = page.locator("#pending .about").all_inner_texts()
+    shown = page.locator("#pending .about").all_inner_texts()
     for text in HOSTILE.values():
-        assert any(text in one for one in told)
-    assert any("abc \\u202e def" in one for one in told)
+        assert any(text in one for one in shown)
+    assert any("abc \\u202e def" in one for one in shown)
     assert page.evaluate("window.hit") is None
     assert page.locator("base, form, main img, [style], main script").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
@@ -226,7 +226,7 @@ def various_pages() -> Iterator[PageModel]:
     outbox = OutboxView(rows={("oncall", "pending"): 1, ("old", "dead"): 1})
     tracked = diff(Tracked(), document(), now(0)).tracked
     tracked = diff(tracked, document(item("1"), item("2", EventStatus="Started")), now(1)).tracked
-    events = tuple(PendingEvent.of(life, at(2), None) for life in tracked.events.values())
+    events = tuple(PendingEvent.of(one, at(2), None) for one in tracked.events.values())
     yield from (empty, known, replace(known, ready=ill, agent=AgentStatus(sinks={"oncall": "slack"}, outbox=outbox)))
     yield replace(known, pending=events)
     yield replace(empty, pending=events[1:], ended=tuple(TimelineEvent.of(event) for event in events))
@@ -259,7 +259,7 @@ def test_it_can_be_read_by_everyone(visit: Open, imds: Simulator, viewport: View
     found = Axe().run(page, options={"runOnly": ["color-contrast"]})
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
-    # on a phone the cells are blocks: what a screen reader is told of must be a table nevertheless
+    # on a phone the cells are blocks: what a screen reader reads must be a table nevertheless
     table = page.get_by_role("table", name="Events that Azure lists now")
     assert table.get_by_role("rowheader").count() == 2
     assert table.get_by_role("cell").count() == 12

@@ -23,7 +23,7 @@ from support.azure import ME, body, item
 from support.peers import HttpPeer
 
 CONFIG: Final = Path(__file__).parents[2] / "config"
-PATIENCE: Final = 15.0  # seconds from a change to those who are told, at intervals of 1 s; 3 are usual
+PATIENCE: Final = 15.0  # seconds from a change to those who are notified, at intervals of 1 s; 3 are usual
 pytestmark = [
     pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is missing: apt-get install {package}")
     for program, package in (("prometheus", "prometheus"), ("prometheus-alertmanager", "prometheus-alertmanager"))
@@ -87,8 +87,8 @@ def prometheus(agent: int, manager: int, directory: Path) -> None:
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
-def told(receiver: HttpPeer, path: str, event_id: str) -> list[str]:
-    """What a receiver was told of an event, in turn."""
+def notified(receiver: HttpPeer, path: str, event_id: str) -> list[str]:
+    """What a receiver was sent of an event, in turn."""
     bodies = [json.loads(request.body) for request in receiver.requests if request.path == path]
     return [one["status"] for one in bodies if one["groupLabels"].get("event_id") == event_id]
 
@@ -128,8 +128,8 @@ def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
         eventually(lambda: b'"health":"up"' in get(served, "/api/v1/targets")[1])
 
         simulator.set_document(body(reboot, freeze, incarnation=2))
-        within(lambda: told(receiver, "/oncall", "reboot") == ["firing"], "on call")
-        within(lambda: told(receiver, "/chat", "reboot") == ["firing"], "chat")
+        within(lambda: notified(receiver, "/oncall", "reboot") == ["firing"], "on call")
+        within(lambda: notified(receiver, "/chat", "reboot") == ["firing"], "chat")
         # the Freeze of the same VM is known, and held back
         alerts = {one["labels"]["event_id"]: one for one in json.loads(get(managed, "/api/v2/alerts")[1])}
         assert alerts.keys() == {"reboot", "freeze"}
@@ -142,9 +142,9 @@ def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
             assert alert["labels"] == sent[event_id]["labels"]
 
         simulator.set_document(body(incarnation=3))
-        within(lambda: told(receiver, "/oncall", "reboot") == ["firing", "resolved"], "its end, on call")
-        within(lambda: told(receiver, "/chat", "reboot") == ["firing", "resolved"], "its end, chat")
-        assert told(receiver, "/chat", "freeze") == []
+        within(lambda: notified(receiver, "/oncall", "reboot") == ["firing", "resolved"], "its end, on call")
+        within(lambda: notified(receiver, "/chat", "reboot") == ["firing", "resolved"], "its end, chat")
+        assert notified(receiver, "/chat", "freeze") == []
 
 
 def test_an_exercise_holds_back_nothing_that_is_real(tmp_path: Path) -> None:
@@ -169,6 +169,6 @@ def test_an_exercise_holds_back_nothing_that_is_real(tmp_path: Path) -> None:
             assert connection.getresponse().status == 200
             connection.close()
             for event_id in ("drill", "freeze", "reboot"):
-                within(lambda: told(receiver, "/chat", event_id) == ["firing"], event_id)  # noqa: B023 - called here
+                within(lambda: notified(receiver, "/chat", event_id) == ["firing"], event_id)  # noqa: B023 - called here
             alerts = json.loads(get(managed, "/api/v2/alerts")[1])
             assert [one["labels"]["event_id"] for one in alerts if one["status"]["inhibitedBy"]] == ["held back"]

@@ -1,4 +1,4 @@
-"""The canary: in fifty ways to fail, at log level DEBUG, no secret is told by anything."""
+"""The canary: in fifty ways to fail, at log level DEBUG, no secret is printed anywhere."""
 
 import http.server
 import itertools
@@ -167,7 +167,7 @@ def zoo_of(directory: Path, stack: ExitStack, silent: int) -> Zoo:
     return zoo
 
 
-def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_printed_whatever_fails(tmp_path: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         zoo = zoo_of(tmp_path, stack, silent)
         assert len(zoo.sinks) >= 40
@@ -185,7 +185,7 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
             monkeypatch.setenv(name, value)
         simulator = stack.enter_context(Simulator((ME,)))
         simulator.set_document(body())
-        told: dict[str, Any] = {}
+        printed: dict[str, Any] = {}
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
             agent.ready()
             simulator.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
@@ -199,28 +199,28 @@ def test_no_secret_is_told_whatever_fails(tmp_path: Path, silent: int, monkeypat
                     and line.split('"')[1] in ("failed", "dead")
                     and not line.endswith(" 0.0")
                 }
-                told["left"] = zoo.sinks.keys() - failed
-                return not told["left"]
+                printed["left"] = zoo.sinks.keys() - failed
+                return not printed["left"]
 
             eventually(tried, patience=90)
             eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics", "/v1/logs"})
             courier = Path("/proc") / str(agent.courier())
-            told["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
-            told["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()
-            told["metrics"] = get(agent.port, "/metrics")[1]
-            told["history"] = get(agent.port, "/api/v1/history")[1]
+            printed["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
+            printed["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()
+            printed["metrics"] = get(agent.port, "/metrics")[1]
+            printed["history"] = get(agent.port, "/api/v1/history")[1]
             agent.process.terminate()
-        told["log"] = agent.log
-        told["records"] = json.dumps(agent.records)
-    told["check"] = repr(notbefore("check-config", str(config)))
-    told["drill"] = repr(notbefore("drill", str(config), "--wait", "0s"))
-    told["outbox"] = repr(notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state")))
-    told["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
+        printed["log"] = agent.log
+        printed["records"] = json.dumps(agent.records)
+    printed["check"] = repr(notbefore("check-config", str(config)))
+    printed["drill"] = repr(notbefore("drill", str(config), "--wait", "0s"))
+    printed["outbox"] = repr(notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state")))
+    printed["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
     for file in (tmp_path / "state").iterdir():
-        told[file.name] = file.read_bytes()
-    assert "heartbeat: ping_url does not get it" in told["log"]
-    assert "urllib3" in told["log"]  # the libraries were as talkative as they can be
-    for where, text in told.items():
+        printed[file.name] = file.read_bytes()
+    assert "heartbeat: ping_url does not get it" in printed["log"]
+    assert "urllib3" in printed["log"]  # the libraries were as talkative as they can be
+    for where, text in printed.items():
         found = text if isinstance(text, bytes) else str(text).encode()
         assert CANARY.encode() not in found, where
         assert ENCODED not in found, where

@@ -92,7 +92,7 @@ def test_an_event_that_had_started_at_first_sight_is_drained_as_well_and_others_
     with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
         agent.ready()
         imds.set_document(body(freeze, peers, incarnation=2))
-        agent.told("announced", "announced")
+        agent.reported("announced", "announced")
         assert get(agent.port, PENDING)[0] == 200
         imds.set_document(body(freeze, peers, started, incarnation=3))
         seen = tmp_path / "seen"

@@ -1,4 +1,4 @@
-"""What systemd is told: the installed command with a NOTIFY_SOCKET that is the test's own."""
+"""What the agent says to systemd: the installed command with a NOTIFY_SOCKET that is the test's own."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
         self._socket.settimeout(0.1)
-        self.told: list[str] = []
+        self.received: list[str] = []
 
     def environment(self, watchdog: float = WATCHDOG) -> dict[str, str]:
         return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": str(int(watchdog * 1_000_000))}
@@ -56,11 +56,11 @@ class Manager:
         """All assignments up to now."""
         try:
             while True:
-                self.told += self._socket.recv(4096).decode().splitlines()
+                self.received += self._socket.recv(4096).decode().splitlines()
         except TimeoutError:
-            return self.told
+            return self.received
 
-    def hears(self, line: str, times: int = 1) -> bool:
+    def has(self, line: str, times: int = 1) -> bool:
         return self.listen().count(line) >= times
 
     def close(self) -> None:
@@ -82,22 +82,22 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
-def test_systemd_is_told_ready_alive_reloading_and_stopping(
+def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
     manager: Manager, imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in manager.environment().items():
         monkeypatch.setenv(name, value)
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        eventually(lambda: manager.hears("READY=1"))
+        eventually(lambda: manager.has("READY=1"))
         assert agent.json("/healthz")["status"] == "ok", "ready means that it serves"
-        eventually(lambda: manager.hears("WATCHDOG=1", 2))
-        eventually(lambda: manager.hears("STATUS=0 events listed"))
+        eventually(lambda: manager.has("WATCHDOG=1", 2))
+        eventually(lambda: manager.has("STATUS=0 events listed"))
         agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: manager.hears("READY=1", 2))
-        told = manager.told
-        reloading = told.index("RELOADING=1")
-        assert told[reloading + 1].startswith("MONOTONIC_USEC=")
-        assert "READY=1" in told[reloading:]
+        eventually(lambda: manager.has("READY=1", 2))
+        received = manager.received
+        reloading = received.index("RELOADING=1")
+        assert received[reloading + 1].startswith("MONOTONIC_USEC=")
+        assert "READY=1" in received[reloading:]
         agent.stop()
         assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
 
@@ -110,7 +110,7 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
         [*command, "--listen", "127.0.0.1:0"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        eventually(lambda: manager.hears("WATCHDOG=1"))
+        eventually(lambda: manager.has("WATCHDOG=1"))
 
         def starved() -> bool:
             before = manager.listen().count("WATCHDOG=1")
@@ -118,7 +118,7 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
             return manager.listen().count("WATCHDOG=1") == before
 
         eventually(starved)
-        assert any(line.startswith("STATUS=") and "old" in line for line in manager.told), manager.told
+        assert any(line.startswith("STATUS=") and "old" in line for line in manager.received), manager.received
         assert agent.poll() is None, "it lives on: ending it is systemd's part"
     finally:
         agent.terminate()
@@ -126,7 +126,7 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
         manager.close()
 
 
-def test_without_systemd_nobody_is_told_anything(tmp_path: Path) -> None:
+def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
     notifier = SystemdNotifier({})
     notifier.ready()
     notifier.beat("well", alive=True)

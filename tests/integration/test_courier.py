@@ -40,7 +40,7 @@ RECORD = message().line
 
 
 class Recording:
-    """A sink that does what it is told, and remembers."""
+    """A sink that does what a test asks for, and remembers."""
 
     def __init__(self, act: Callable[[Message], Receipt]) -> None:
         self.sent: list[str] = []
@@ -78,8 +78,13 @@ def orders(outbox: Outbox, *names: str, linger: float = 0.0) -> Orders:
 
 
 @contextmanager
-def courier(outbox: Any, told: Orders, make: Callable[[str], Sink], line: AgentPipe = AgentPipe()) -> Iterator[Courier]:  # noqa: B008 - frozen
-    with closing(Courier(outbox, told, make, Redactor(["s3cret"]), line)) as found:
+def courier(
+    outbox: Any,
+    given: Orders,
+    make: Callable[[str], Sink],
+    line: AgentPipe = AgentPipe(),  # noqa: B008 - frozen
+) -> Iterator[Courier]:
+    with closing(Courier(outbox, given, make, Redactor(["s3cret"]), line)) as found:
         yield found
 
 
@@ -136,7 +141,7 @@ def hold(outbox: Outbox, delivery_id: str, sink: str = "chat") -> None:
         db.execute("UPDATE outbox SET state = 'repeating' WHERE delivery_id = ?", (delivery_id,))
 
 
-def test_a_repetition_that_is_refused_is_told_as_one(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repetition_that_is_refused_is_reported_as_one(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
     hold(outbox, "a")
     refusing = Recording(raising(SendError("401", permanent=True)))
     with courier(outbox, orders(outbox), lambda _name: refusing) as found:
@@ -200,8 +205,8 @@ def test_what_was_given_up_and_arrives_after_all_is_not_sent_again(outbox: Outbo
         sinks.append(Recording(act))
         return sinks[-1]
 
-    told = msgspec.structs.replace(orders(outbox, linger=0.5), deadline_grace=1.0)
-    with closing(Listening(outbox, told, make, Redactor())) as found:
+    given = msgspec.structs.replace(orders(outbox, linger=0.5), deadline_grace=1.0)
+    with closing(Listening(outbox, given, make, Redactor())) as found:
         found.run()
     assert outbox.rows() == []
 
@@ -295,8 +300,8 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(outbox: Outb
     with Rotating() as peer:
         peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
         settings = Webhook(url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True)
-        told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
-        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.messages)) as found:
+        given = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
+        with courier(outbox, given, lambda name: make(name, given.sinks[name], given.messages)) as found:
             found.run()
         assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
         assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "b", "c"]
@@ -321,8 +326,8 @@ def test_what_follows_in_an_event_that_hangs_is_given_back_with_it(
     put(outbox, "a", "b", "c", sink="hub", event="e")
     over = threading.Event()
     settings = EventHub(connection_string=Secret("x"), timeout=Duration("200ms"))
-    told = Orders(str(outbox.path), {"hub": SinkConfig(event_hub=settings)}, linger=0.0, deadline_grace=0.1)
-    with courier(outbox, told, lambda _name: HangingBatch(over)) as found:
+    given = Orders(str(outbox.path), {"hub": SinkConfig(event_hub=settings)}, linger=0.0, deadline_grace=0.1)
+    with courier(outbox, given, lambda _name: HangingBatch(over)) as found:
         deadline = threading.Timer(20, found.stop)
         deadline.start()
         assert found.run() == HUNG
@@ -344,10 +349,10 @@ def test_a_courier_with_many_threads_that_hang_leaves_though_it_is_busy(outbox: 
     names = [f"hanging-{number}" for number in range(4)]
     for name in (*names, "busy"):
         put(outbox, name, sink=name)
-    told = orders(outbox, *names)
+    given = orders(outbox, *names)
     slow = SinkConfig(slack=Slack(url=Secret("x"), timeout=Duration("60s")))
-    told = msgspec.structs.replace(told, sinks=told.sinks | {"busy": slow})
-    with courier(outbox, told, lambda _name: Recording(hang)) as found:
+    given = msgspec.structs.replace(given, sinks=given.sinks | {"busy": slow})
+    with courier(outbox, given, lambda _name: Recording(hang)) as found:
         assert found.run() == HUNG
         assert done == []
         over.set()
@@ -382,7 +387,7 @@ def test_an_outbox_that_stays_out_of_reach_ends_the_courier(outbox: Outbox, monk
         assert found.run() == LOST_STATE
 
 
-def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbox) -> None:
+def test_once_asked_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbox) -> None:
     put(outbox, "a", sink="new")
     with courier(outbox, orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
         found.stop()
@@ -391,7 +396,7 @@ def test_once_told_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outbo
 
 
 @pytest.mark.alone
-def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
+def test_asked_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notbefore.delivery.courier.STOP_SECONDS", 1e6)
@@ -410,8 +415,8 @@ def test_told_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
     put(outbox, "b", "c", sink="slow")
     reader, writer = socket.socketpair()
     sinks = {"hanging": Recording(hang), "slow": Recording(finish)}
-    told = msgspec.structs.replace(orders(outbox, *sinks, linger=600.0), deadline_grace=1e6)
-    with closing(reader), closing(writer), courier(outbox, told, lambda name: sinks[name], AgentPipe(reader)) as found:
+    given = msgspec.structs.replace(orders(outbox, *sinks, linger=600.0), deadline_grace=1e6)
+    with closing(reader), closing(writer), courier(outbox, given, lambda name: sinks[name], AgentPipe(reader)) as found:
         assert found.run() == DONE
         over.set()
     assert [row.delivery_id for row in outbox.rows()] == ["a", "c"]  # the rest is for the successor
@@ -473,8 +478,8 @@ def test_a_refusal_that_may_pass_is_final_for_what_is_critical_only_when_the_tim
     with HttpPeer() as peer:
         peer.default = Say(403, body=b"no such channel")
         settings = Webhook(url=Secret(peer.url), allow_private=True)
-        told = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
-        with courier(outbox, told, lambda name: make(name, told.sinks[name], told.messages)) as found:
+        given = Orders(str(outbox.path), {"chat": SinkConfig(webhook=settings)}, linger=0.0)
+        with courier(outbox, given, lambda name: make(name, given.sinks[name], given.messages)) as found:
             found.run()
     (left,) = outbox.rows()
     assert (left.state, left.error) == (state, "403: no such channel")

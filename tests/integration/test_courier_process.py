@@ -88,7 +88,7 @@ def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path) -> None:
     assert not hand.figures.running
 
 
-def test_orders_that_cannot_be_told_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_orders_that_cannot_be_written_are_refused_before_anything_starts(tmp_path: Path) -> None:
     sinks = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_ORDERS))}
     with pytest.raises(ConfigError):
         CourierManager(Orders(str(tmp_path), sinks), Clock(), lambda: None, lambda: None)
@@ -105,7 +105,7 @@ def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path) -> None:
     hand.stop(lambda _seconds: True)
 
 
-def test_a_courier_takes_its_orders_delivers_and_leaves_when_told(tmp_path: Path) -> None:
+def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Path) -> None:
     got = tmp_path / "got"
     sinks = {"hook": SinkConfig(command=Command(command=("/bin/sh", "-c", f"cat >> {got}")))}
     Store(tmp_path).close()

@@ -48,8 +48,8 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     [("hadolint", "Dockerfile"), ("shellcheck", "config/fleet/install.sh", "config/commands/webdevops.sh", ".ci/run")],
 )
 def test_the_recipe_and_the_scripts_are_clean(command: tuple[str, ...]) -> None:
-    told = run(BIN / command[0], *(ROOT / word for word in command[1:]))
-    assert (told.returncode, told.stdout) == (0, "")
+    done = run(BIN / command[0], *(ROOT / word for word in command[1:]))
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_the_image_runs_as_the_user_that_kubernetes_names() -> None:
 
 @systemd
 def test_the_unit_is_exposed_as_little_as_is_said() -> None:
-    told = run("systemd-analyze", "security", "--offline=true", "--no-pager", UNIT)
-    exposure = re.search(r"Overall exposure level for notbefore.service: ([\d.]+)", told.stdout)
-    assert exposure, told
+    done = run("systemd-analyze", "security", "--offline=true", "--no-pager", UNIT)
+    exposure = re.search(r"Overall exposure level for notbefore.service: ([\d.]+)", done.stdout)
+    assert exposure, done
     assert float(exposure[1]) <= 1.5
 
 
@@ -94,8 +94,8 @@ def test_the_unit_is_exposed_as_little_as_is_said() -> None:
 def test_systemd_has_nothing_to_say_of_the_unit(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
     here.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
-    told = run("systemd-analyze", "verify", "--man=no", here)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    done = run("systemd-analyze", "verify", "--man=no", here)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @systemd
@@ -106,8 +106,8 @@ def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> 
     (tmp_path / UNIT.name).write_text(unit, encoding="utf-8")
     (tmp_path / f"{UNIT.name}.d").mkdir()
     (tmp_path / f"{UNIT.name}.d" / "override.conf").write_text(textwrap.dedent(text), encoding="utf-8")
-    told = run("systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name)
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    done = run("systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_unit_gives_the_courier_its_time() -> None:
@@ -224,9 +224,9 @@ if shutil.which("kubectl"):  # few have it, and Debian's is too old
 
     @pytest.mark.parametrize("directory", OVERLAYS)
     def test_kustomize_builds_what_the_tests_build(directory: str) -> None:
-        told = run("kubectl", "kustomize", CONFIG / "kubernetes" / directory)
-        assert told.returncode == 0, told.stderr
-        text = re.sub(r"name: notbefore-[bcdfghkmt2456789]{10}$", "name: notbefore", told.stdout, flags=re.MULTILINE)
+        done = run("kubectl", "kustomize", CONFIG / "kubernetes" / directory)
+        assert done.returncode == 0, done.stderr
+        text = re.sub(r"name: notbefore-[bcdfghkmt2456789]{10}$", "name: notbefore", done.stdout, flags=re.MULTILINE)
         text = text.replace("image: notbefore:0.1.0", "image: notbefore")
         theirs = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
         ours = built(directory)

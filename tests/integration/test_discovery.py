@@ -277,9 +277,9 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
 
 @needs_network
 def test_dnsmasq_says_where_imds_is(net: Net) -> None:
-    told = subprocess.run(net.notbefore(net.vm, "discover"), check=False, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0, told.stdout + told.stderr
-    first, *_, last = told.stdout.splitlines()
+    done = subprocess.run(net.notbefore(net.vm, "discover"), check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last = done.stdout.splitlines()
     assert first.startswith("configuration: http://169.254.169.254 is not IMDS: unreachable")
     assert last == "DHCP INFORM: http://10.99.0.1 answers"
 
@@ -294,11 +294,11 @@ def test_without_the_right_it_says_which(net: Net) -> None:
         "-m",
         "notbefore",
     )
-    told = subprocess.run(
+    done = subprocess.run(
         net.command(net.vm, *less, "discover"), check=False, capture_output=True, text=True, timeout=60
     )
-    assert told.returncode == 1
-    assert "DHCP INFORM: not permitted: it needs CAP_NET_BIND_SERVICE" in told.stdout
+    assert done.returncode == 1
+    assert "DHCP INFORM: not permitted: it needs CAP_NET_BIND_SERVICE" in done.stdout
 
 
 @needs_network
@@ -352,9 +352,9 @@ class Lines:
 
 def test_the_command_says_where_it_is(tmp_path: Path) -> None:
     with Simulator() as imds:
-        told = notbefore("discover", "--imds", imds.endpoint, "--state-dir", str(tmp_path))
-        assert (told.returncode, told.stdout) == (0, f"configuration: {imds.endpoint} answers\n")
+        done = notbefore("discover", "--imds", imds.endpoint, "--state-dir", str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, f"configuration: {imds.endpoint} answers\n")
     assert notbefore("discover", "--imds", imds.endpoint).returncode == 1
-    told = notbefore("discover", "--imds", imds.endpoint, NOTBEFORE_IMDS__DISCOVER="false")
-    assert told.returncode == 1
-    assert told.stdout.splitlines()[1:] == ["imds.discover is false: no other place is looked at"]
+    done = notbefore("discover", "--imds", imds.endpoint, NOTBEFORE_IMDS__DISCOVER="false")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1:] == ["imds.discover is false: no other place is looked at"]

@@ -108,7 +108,7 @@ def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hu
     sink = sink_of(config(hub))
     assert isinstance(sink, BatchSink)
     large, other = recording(message(), body="x" * 200_000), message({"EventId": "b"})  # several frames
-    hub.order("cut:2")  # the SDK sends a batch twice, whatever it is told; a third attempt would have success
+    hub.order("cut:2")  # the SDK sends a batch twice, whatever its settings are; a third attempt would have success
     for outcome in sink.send_many([large, other]):
         assert isinstance(outcome, SendError)
         assert not outcome.permanent
@@ -202,7 +202,7 @@ def test_one_that_is_refused_holds_no_other_back(hub: Hub) -> None:
         ({"hub": "nope"}, "there is no such hub"),
     ],
 )
-def test_a_wrong_key_and_a_missing_hub_are_for_good_and_told_apart(hub: Hub, fields: Any, said: str) -> None:
+def test_a_wrong_key_and_a_missing_hub_are_permanent_and_distinguished(hub: Hub, fields: Any, said: str) -> None:
     text = hub.connection_string(**fields)
     error = failure(config(hub, text))
     assert said in str(error)
@@ -218,7 +218,7 @@ def test_a_hub_that_is_not_there_is_waited_for(hub: Hub) -> None:
     assert not error.permanent
 
 
-def test_a_clock_that_is_behind_is_told(tmp_path: Path) -> None:
+def test_a_clock_that_is_behind_is_reported(tmp_path: Path) -> None:
     with Hub(tmp_path, "--clock-ahead", "7200") as ahead:
         error = failure(config(ahead))
     assert "expired" in str(error).casefold()

@@ -214,7 +214,7 @@ def test_a_reset_is_called_one() -> None:
     ("endpoint", "reason"),
     [("http://127.0.0.1:{port}", "refused"), ("http://no-such-host.invalid", "unreachable")],
 )
-def test_nobody_there_is_told_apart(endpoint: str, reason: str) -> None:
+def test_a_host_where_nobody_listens_is_distinguished(endpoint: str, reason: str) -> None:
     with pytest.raises(ImdsError) as caught:
         connect(endpoint.format(port=free_port())).get(PATH)
     assert caught.value.reason == reason

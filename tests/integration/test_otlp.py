@@ -215,8 +215,8 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         receiver.default = Say(200)
         eventually(lambda: counts.otlp_exports["metrics", "success"] >= 1)
         telemetry.use(None, 5.0)
-    told = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
-    assert told == [
+    logged = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
+    assert logged == [
         "OTLP metrics: the receiver rejected 2 items of an export: too old for ***",
         f"OTLP metrics: the export failed, and is tried again: {key} cannot be read: No such file or directory",
         "OTLP metrics: exports are accepted again",
@@ -305,8 +305,8 @@ def test_a_record_arrives_through_a_collector_as_it_is(pair: tuple[Collector, Re
     shown = attributes(record.attributes)
     assert shown.pop("notbefore.delivery.id") == one.delivery_id
     assert shown.pop("notbefore.delivery.kind") == "announced"
-    told = {"time": one.record.flat()["time"], "body": record.body.string_value, **shown, **resource}
-    assert told.items() >= one.record.flat().items()
+    exported = {"time": one.record.flat()["time"], "body": record.body.string_value, **shown, **resource}
+    assert exported.items() >= one.record.flat().items()
     assert resource["service.name"] == "notbefore"
     assert resource["service.instance.id"] == resource["host.id"]
     assert resource["deployment.environment.name"] == "test"
@@ -379,7 +379,7 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"ok", b"success\n", b'{"partialSuccess": {}, "id": "x"}'])
-def test_what_far_sides_say_that_took_all_of_it_rejects_nothing(body: bytes) -> None:
+def test_an_answer_that_all_was_accepted_rejects_nothing(body: bytes) -> None:
     assert partial_success("logs", body) == partial_success("metrics", body) == PartialSuccess()
 
 
@@ -576,7 +576,7 @@ def test_lines_that_were_refused_are_said_with_the_next_one(lines: LogLines) -> 
     assert left_out.time == later.time
 
 
-def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_receiver_refuses_of_the_log_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     figures, logger = ExportFigures(), logging.getLogger("notbefore.test")
     for pause in ("FIRST", "RETRY"):
         monkeypatch.setattr(f"notbefore.otlp.exporter.{pause}", 0.1)
@@ -587,9 +587,9 @@ def test_what_the_far_side_refuses_of_the_log_is_not_sent_again(monkeypatch: pyt
         logger.warning("refused")
         eventually(lambda: figures.otlp_exports["logs", "failure"])
         receiver.default = Say(200)
-        told = len(receiver.requests)
+        before = len(receiver.requests)
         logger.warning("taken")
-        eventually(lambda: len(receiver.requests) > told)
+        eventually(lambda: len(receiver.requests) > before)
         telemetry.use(None, 5.0)
         bodies = [record.body.string_value for record in receiver.records]
     assert bodies == ["refused", "1 lines of the log before this one are lost: they could not be sent", "taken"]

@@ -74,7 +74,7 @@ def test_a_sink_that_is_stuck_holds_no_other_back(box: Box) -> None:
     assert len(box.lease(1, chat=0, hub=9)) == 2
 
 
-def test_the_gravest_goes_first(box: Box) -> None:
+def test_the_most_severe_goes_first(box: Box) -> None:
     box.put(delivery("a"), delivery("b", severity="critical"), delivery("c", severity="warning"))
     assert [one.severity for one in box.lease(1)] == ["critical", "warning", "info"]
 
@@ -170,7 +170,7 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, 
 
 
 @pytest.mark.parametrize("seconds", [-60.0, 7200.0])
-def test_a_reminder_goes_along_when_not_before_moves_and_its_sink_is_not_told(box: Box, seconds: float) -> None:
+def test_a_reminder_moves_with_not_before_also_where_its_sink_is_not_notified(box: Box, seconds: float) -> None:
     gone = delivery(kind="reminder", due=100.0, expires=160.0)
     box.put(delivery(), gone)
     box.started("e")  # it is withdrawn, and stays so
@@ -273,7 +273,7 @@ def test_one_event_is_repeated_once_at_a_time(box: Box) -> None:
     assert ids(box.outbox.rows("repeating")) == [reminder.delivery_id]
 
 
-def test_later_deliveries_of_an_event_are_told_its_thread(box: Box) -> None:
+def test_later_deliveries_of_an_event_are_given_its_thread(box: Box) -> None:
     first, second, stranger = delivery(), delivery(kind="started"), delivery(sink="hub")
     box.put(first, second, stranger)
     assert [one.thread for one in box.lease(1)] == [None, None]
@@ -287,22 +287,22 @@ def test_the_same_delivery_is_taken_in_once(box: Box) -> None:
     assert box.count("accepted") == len(box.outbox.rows()) == 1
 
 
-def test_a_full_outbox_pushes_out_the_oldest_of_the_least_grave_and_counts_it(box: Box) -> None:
-    grave, old, new = delivery("a", severity="critical"), delivery("b"), delivery("c")
-    box.put(grave, old, new, delivery("d", expires=3.0))
+def test_a_full_outbox_pushes_out_the_oldest_of_the_least_severe_and_counts_it(box: Box) -> None:
+    critical, old, new = delivery("a", severity="critical"), delivery("b"), delivery("c")
+    box.put(critical, old, new, delivery("d", expires=3.0))
     box.expire(5, max_rows=2)
-    assert ids(box.outbox.rows()) == [grave.delivery_id, new.delivery_id]
+    assert ids(box.outbox.rows()) == [critical.delivery_id, new.delivery_id]
     assert (box.count("expired"), box.count("overflowed")) == (1, 1)
 
 
 def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none(box: Box) -> None:
-    repeated, grave, new = delivery("a", severity="critical"), delivery("b", severity="critical"), delivery("c")
+    repeated, critical, new = delivery("a", severity="critical"), delivery("b", severity="critical"), delivery("c")
     box.put(repeated)
     box.lease(1)
     box.lease(2, delivered(repeated, 2, repeat=30.0))
-    box.put(grave, new)
+    box.put(critical, new)
     box.expire(5, max_rows=2)
-    assert ids(box.outbox.rows()) == [grave.delivery_id, new.delivery_id]
+    assert ids(box.outbox.rows()) == [critical.delivery_id, new.delivery_id]
     assert box.count("overflowed") == 0
 
 
@@ -356,7 +356,7 @@ def test_a_row_that_is_gone_is_settled_by_nobody(box: Box) -> None:
     assert box.view.counts == {}
 
 
-def test_latency_is_from_the_change_to_the_far_sides_yes(box: Box) -> None:
+def test_latency_is_from_the_change_to_its_acceptance(box: Box) -> None:
     one = delivery(created=10.0)
     box.put(one)
     box.lease(11)

@@ -78,10 +78,10 @@ def test_the_source_distribution_holds_what_the_documents_name(dist: Path) -> No
 
 
 def test_the_installed_command_tells_its_version(prefix: Path) -> None:
-    told = run(prefix / "bin" / "notbefore", "--version")
+    done = run(prefix / "bin" / "notbefore", "--version")
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     assert version
-    assert told.stdout == f"notbefore {version[1]}\n" == f"notbefore {notbefore.__version__}\n"
+    assert done.stdout == f"notbefore {version[1]}\n" == f"notbefore {notbefore.__version__}\n"
 
 
 @pytest.fixture

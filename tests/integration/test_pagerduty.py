@@ -44,7 +44,7 @@ def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerD
     later = REBOOT | {"NotBefore": "Sun, 01 Mar 2026 13:15:00 GMT"}
     looks = (REBOOT, later, later | STARTED, None)
     sent(pager, *(message(*looks[: number + 1]) for number in range(4)))
-    assert pager.told == ["opened", "added", "added", "resolved"]
+    assert pager.effects == ["opened", "added", "added", "resolved"]
     assert not pager.open
     assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 3 + ["info"]
 
@@ -52,18 +52,18 @@ def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerD
 @pytest.mark.parametrize("looks", [(REBOOT, None), (REBOOT, REBOOT | STARTED, REBOOT, None)])
 def test_what_is_canceled_or_gone_closes_the_incident(pager: PagerDuty, looks: tuple[Any, ...]) -> None:
     sent(pager, message(REBOOT), message(*looks))
-    assert pager.told == ["opened", "resolved"]
+    assert pager.effects == ["opened", "resolved"]
 
 
 def test_an_event_that_no_longer_hits_this_vm_closes_the_incident(pager: PagerDuty) -> None:
     sent(pager, message(REBOOT), message(REBOOT, REBOOT | {"Resources": [PEER]}))
-    assert pager.told == ["opened", "resolved"]
+    assert pager.effects == ["opened", "resolved"]
     assert "no longer affects WestNO_0" in pager.steps[-1].event["payload"]["summary"]
 
 
 def test_a_reminder_is_added_to_the_incident(pager: PagerDuty) -> None:
     sent(pager, message(REBOOT), message(REBOOT, kind="reminder"))
-    assert pager.told == ["opened", "added"]
+    assert pager.effects == ["opened", "added"]
 
 
 def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
@@ -81,7 +81,7 @@ def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
 
 def test_two_vms_open_one_incident_in_the_same_words(pager: PagerDuty) -> None:
     sent(pager, message(BOTH), message(BOTH, vm=OTHER))
-    assert pager.told == ["opened", "added"]
+    assert pager.effects == ["opened", "added"]
     one, two = (step.event for step in pager.steps)
     assert one == two
 
@@ -96,7 +96,7 @@ def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None
     }
     body = "{{ event.resources }}{{ event.description }}"
     sent(pager, message(longest), message(longest, STARTED | longest), message(longest, None), body=body)
-    assert pager.told == ["opened", "added", "resolved"]
+    assert pager.effects == ["opened", "added", "resolved"]
 
 
 def test_a_template_is_the_message(pager: PagerDuty) -> None:

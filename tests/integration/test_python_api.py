@@ -90,7 +90,7 @@ def test_the_sink_of_the_page_keeps_the_contract() -> None:
 
 
 class Bad:
-    """A sink that breaks the contract in the way that it is told to."""
+    """A sink that breaks the contract in the way that its settings say."""
 
     def __init__(self, how: object) -> None:
         self.how = how

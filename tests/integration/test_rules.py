@@ -264,7 +264,7 @@ TOO_LONG: Final = "AzureScheduledEventStartedTooLong"
 DOWN_FOR_LONG: Final = story((0, [reboot(NotBefore=clock(900))]), (300, [begun(reboot())]), (3660, []))
 CASES += [
     Case(
-        "a start without notice is told by the neighbours while its own VM is down, once, and for a while",
+        "a start without notice is reported by the neighbours while its own VM is down, once, and for a while",
         lambda: [
             FleetVm("web_0", story((0, []), (55, None))),
             FleetVm("web_1", story((0, []), (60, [SUDDEN]), (300, []))),
@@ -288,7 +288,7 @@ CASES += [
         minutes=17,
     ),
     Case(
-        "a start without notice that takes its VM down after one scrape is told once, with its place",
+        "a start without notice that takes its VM down after one scrape is reported once, with its place",
         lambda: [FleetVm("web_0", story((0, []), (60, [SUDDEN]), (75, None)))],
         [
             seen(60, SUDDENLY, SUDDEN_FIRING),
@@ -356,7 +356,7 @@ CASES += [
 ]
 
 
-def felt(seconds: float) -> Callable[[], list[FleetVm]]:
+def interrupted(seconds: float) -> Callable[[], list[FleetVm]]:
     both: dict[str, Any] = {"Resources": ["web_0", "web_1"]}
     later = freeze("E2", NotBefore=clock(9000), **both)
     look = story(
@@ -391,13 +391,13 @@ LONG_DOWN: Final = story(
     (3065, [begun(freeze())]),
     (3090, []),  # before the first scrape
 )
-OUTAGE_TOLD: Final = (
+OUTAGE_SEEN: Final = (
     Firing(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than expected"),
 )
 CASES += [
     Case(
         "an interruption that was longer than expected fires for half an hour after the end",
-        felt(20.0),
+        interrupted(20.0),
         [
             seen(540, LONGER),
             seen(
@@ -414,20 +414,22 @@ CASES += [
         interval=60,
     ),
     Case(
-        "an outage for longer than the alert is told is one as well, from when the VM is back",
+        "an outage for longer than the alert is kept is one as well, from when the VM is back",
         lambda: [FleetVm("web_0", LONG_DOWN, stood_still=lambda second: 2700.0 if second == 3065 else 0.0)],
         [
             seen(3060, LONGER),
-            seen(3120, LONGER, *OUTAGE_TOLD),
-            seen(4740, LONGER, *OUTAGE_TOLD),
+            seen(3120, LONGER, *OUTAGE_SEEN),
+            seen(4740, LONGER, *OUTAGE_SEEN),
             seen(4980, LONGER),
         ],
         minutes=84,
         interval=60,
     ),
-    Case("an interruption near the expected one does not fire", felt(8.0), [seen(600, LONGER), seen(660, LONGER)]),
     Case(
-        "less notice than Azure promises is told while the event is listed",
+        "an interruption near the expected one does not fire", interrupted(8.0), [seen(600, LONGER), seen(660, LONGER)]
+    ),
+    Case(
+        "less notice than Azure promises is reported while the event is listed",
         announced(300),
         [seen(75, SHORT, Firing(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead"))],
         minutes=2,

@@ -82,12 +82,12 @@ def test_it_names_the_endpoint_of_each_of_several_vms(start: Start) -> None:
     assert running.get("/vm/b_1/metadata/instance?api-version=2021-02-01")["compute"]["name"] == "b_1"
 
 
-def test_it_plays_the_scenarios_that_it_is_told(start: Start) -> None:
+def test_it_plays_the_scenarios_that_are_named(start: Start) -> None:
     running = start("--scenario", "user-reboot", "--scenario", "live-migration")
     wait_for(lambda: sorted(event["EventType"] for event in running.events()) == ["Freeze", "Reboot"])
 
 
-def test_it_plays_one_scenario_after_the_other_when_told_all(start: Start) -> None:
+def test_with_all_it_plays_one_scenario_after_the_other(start: Start) -> None:
     running = start("--all", "--speed", "3000")
     seen: list[str] = []
 
@@ -173,7 +173,7 @@ def test_an_address_in_use_ends_with_code_3() -> None:
     assert "cannot listen" in ended.stderr
 
 
-def test_it_begins_again_with_a_new_event_when_told_to_loop(start: Start) -> None:
+def test_with_loop_it_begins_again_with_a_new_event(start: Start) -> None:
     running = start("--scenario", "hardware-failure", "--speed", "600", "--loop")
     seen: set[str] = set()
 

@@ -52,7 +52,7 @@ def test_a_status_is_answered_once_and_then_the_document(
     assert is_good(get(simulator))
 
 
-def test_a_throttled_client_is_told_when_to_come_back(simulator: Simulator) -> None:
+def test_a_throttled_client_gets_a_time_to_come_back(simulator: Simulator) -> None:
     simulator.fault("throttled", 7.0)
     assert get(simulator)[0].headers["Retry-After"] == "7"
 

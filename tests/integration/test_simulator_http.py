@@ -132,7 +132,7 @@ def test_nothing_can_be_posted_to_the_identity(client: Client) -> None:
     assert client.status("POST", INSTANCE, b"{}") == 405
 
 
-def test_an_error_is_told_in_json(client: Client) -> None:
+def test_an_error_is_printed_as_json(client: Client) -> None:
     response, body = client.ask("GET", "/nowhere")
     assert response.headers["Content-Type"].startswith("application/json")
     assert set(msgspec.json.decode(body)) == {"error"}
@@ -190,7 +190,7 @@ def test_every_vm_of_the_group_sees_the_same_events(simulator: Simulator, client
     assert client.get(EVENTS) == client.get(f"/vm/West%20NO%2F%C3%BC{EVENTS}")
 
 
-def test_a_token_is_told_in_strings_as_azure_does(client: Client) -> None:
+def test_a_token_is_given_in_strings_as_azure_does(client: Client) -> None:
     token = client.get(TOKEN + "&client_id=abc")
     assert all(isinstance(value, str) for value in token.values())
     assert (token["resource"], token["client_id"]) == ("https://eventhubs.azure.net", "abc")

@@ -273,10 +273,10 @@ def test_pagerduty_through_apprise_opens_and_closes_one_incident(monkeypatch: py
         monkeypatch.setitem(plugin.PAGERDUTY_API_LOOKUP, "us", f"{pager.url}/v2/enqueue")
         for one in (message(), message({}, STARTED), message({}, STARTED, None)):  # each from a courier of its own
             through_apprise(f"pagerduty://{ROUTING_KEY}@x", one)
-        assert pager.told == ["opened", "added", "resolved"]
+        assert pager.effects == ["opened", "added", "resolved"]
         through_apprise(f"pagerduty://{ROUTING_KEY}@x?dedup=mine&action=trigger", message({}, None))
         assert pager.steps[-1].dedup_key == "mine"  # what the user wrote stays
-        assert pager.told[-1] == "opened"
+        assert pager.effects[-1] == "opened"
         assert not pager.wrong
 
 
@@ -353,11 +353,11 @@ def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
         peer.requests.clear()
         (first,) = sent(alertmanager(peer.url), message(short))
         sent(alertmanager(peer.url), message(short, longer, thread=first.thread), message(longer))
-        told = [alert_of(request)["labels"]["severity"] for request in peer.requests]
-    assert told == ["info", "info", "warning"]
+        severities = [alert_of(request)["labels"]["severity"] for request in peer.requests]
+    assert severities == ["info", "info", "warning"]
 
 
-def test_a_member_that_fails_is_told_once_and_once_more_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_that_fails_is_logged_once_and_once_more_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "notbefore")
     with HttpPeer() as one, HttpPeer() as two:
         two.answers.extend([Say(500), Say(500), Say(200), Say(200), Say(500)])
@@ -415,7 +415,7 @@ def test_one_member_that_accepts_is_enough() -> None:
     ("fields", "header"),
     [({"token": Secret("t")}, "Bearer t"), ({"username": "u", "password": Secret("p")}, "Basic dTpw"), ({}, None)],
 )
-def test_alertmanager_is_told_who_asks(fields: dict[str, Any], header: str | None) -> None:
+def test_alertmanager_sees_who_asks(fields: dict[str, Any], header: str | None) -> None:
     with HttpPeer() as peer:
         sent(alertmanager(peer.url, **fields))
         assert peer.requests[0].headers.get("authorization") == header
@@ -544,10 +544,12 @@ def test_apprise_sends_as_fast_as_the_receiver_takes_it() -> None:
 
 @pytest.mark.parametrize("value", ["Bearer hunter2-token", "Basic " + b64encode(b"me:hunter2-pass").decode()])
 def test_what_stands_behind_the_scheme_of_a_header_is_secret_by_itself(value: str) -> None:
-    told = Redactor([value])(f"401: {value.split()[1]} is not known, nor hunter2-token, nor hunter2-pass of {value}")
+    redacted = Redactor([value])(
+        f"401: {value.split()[1]} is not known, nor hunter2-token, nor hunter2-pass of {value}"
+    )
     known = "hunter2-token" if "Bearer" in value else "hunter2-pass"
-    assert value.split()[1] not in told
-    assert known not in told
+    assert value.split()[1] not in redacted
+    assert known not in redacted
 
 
 def test_an_answer_through_a_proxy_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +566,7 @@ def test_an_answer_through_a_proxy_ends_as_well(monkeypatch: pytest.MonkeyPatch)
         assert peer.requests
 
 
-def test_a_far_side_that_hangs_is_not_said_to_have_hung_up() -> None:
+def test_a_receiver_that_hangs_is_not_said_to_have_hung_up() -> None:
     with HttpPeer() as peer:
         http = Http(0.1)
         for how, said in [("hang", "TimeoutError")] * 10 + [("cut", "RemoteDisconnected")]:

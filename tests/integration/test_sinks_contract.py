@@ -41,7 +41,7 @@ from support.peers import HttpPeer, MailPeer, Say
 CANARY = "canary-7f3a9b2c"
 
 
-class Far:
+class Receiver:
     """A sink, and how its receiver is made to answer."""
 
     config: SinkConfig
@@ -57,7 +57,7 @@ class Far:
         raise NotImplementedError
 
 
-class HttpFar(Far):
+class HttpReceiver(Receiver):
     def __init__(self, make: Callable[[str], SinkConfig], stack: ExitStack) -> None:
         self.peer = stack.enter_context(HttpPeer())
         self.config = make(self.peer.url)
@@ -73,14 +73,14 @@ class HttpFar(Far):
         return [request.body for request in self.peer.requests]
 
 
-class OtlpFar(HttpFar):
+class OtlpReceiver(HttpReceiver):
     """Its bodies are protobuf, where a text may hold anything: what counts is what is read out of it."""
 
     def got(self) -> list[bytes]:
         return [MessageToJson(decoded(request)).encode() for request in self.peer.requests]
 
 
-class MailFar(Far):
+class MailReceiver(Receiver):
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.peer = stack.enter_context(MailPeer(directory))
         self.config = self._config(self.peer.port)
@@ -101,7 +101,7 @@ class MailFar(Far):
         return [content for _, content in self.peer.mails]
 
 
-class CommandFar(Far):
+class CommandReceiver(Receiver):
     def __init__(self, directory: Path) -> None:
         self.out, self.code = directory / "out", directory / "code"
         script = directory / "script.py"
@@ -171,7 +171,7 @@ HTTP = {
 }
 
 
-class HubFar(Far):
+class HubReceiver(Receiver):
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.hub = stack.enter_context(Hub(directory, "--key", f"me={CANARY}"))
         text = self.hub.connection_string(key=CANARY, name="me")
@@ -192,7 +192,7 @@ class HubFar(Far):
         return [one.body for one in self.hub.stored]
 
 
-class WindowsFar(Far):
+class WindowsReceiver(Receiver):
     """A stand-in for pywin32, with the functions of its ``win32evtlogutil`` that are used: no test runs on Windows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,30 +227,30 @@ class WindowsFar(Far):
         return [strings[-1].encode() for _, _, _, strings in self.entries]
 
 
-def far_of(kind: str, directory: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Far:
+def receiver_of(kind: str, directory: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Receiver:
     if kind == "otlp_logs":
-        return OtlpFar(otlp_logs, stack)
+        return OtlpReceiver(otlp_logs, stack)
     if kind in HTTP:
-        return HttpFar(HTTP[kind], stack)
-    others: dict[str, Callable[[], Far]] = {
-        "command": lambda: CommandFar(directory),
-        "email": lambda: MailFar(directory, stack),
-        "event_hub": lambda: HubFar(directory, stack),
-        "windows_event_log": lambda: WindowsFar(monkeypatch),
+        return HttpReceiver(HTTP[kind], stack)
+    others: dict[str, Callable[[], Receiver]] = {
+        "command": lambda: CommandReceiver(directory),
+        "email": lambda: MailReceiver(directory, stack),
+        "event_hub": lambda: HubReceiver(directory, stack),
+        "windows_event_log": lambda: WindowsReceiver(monkeypatch),
     }
     return others[kind]()
 
 
 @pytest.fixture(params=[kind for kind in REGISTRY if kind != "plugin"])  # its contract: test_python_api.py
-def far(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+def receiver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     with ExitStack() as stack:
-        yield far_of(request.param, tmp_path, stack, monkeypatch)
+        yield receiver_of(request.param, tmp_path, stack, monkeypatch)
 
 
 @pytest.fixture(params=list(HTTP))
-def http(request: pytest.FixtureRequest) -> Iterator[HttpFar]:
+def http(request: pytest.FixtureRequest) -> Iterator[HttpReceiver]:
     with ExitStack() as stack:
-        yield HttpFar(HTTP[request.param], stack)
+        yield HttpReceiver(HTTP[request.param], stack)
 
 
 def failure(sink: Sink, **fields: Any) -> SendError:
@@ -262,74 +262,74 @@ def failure(sink: Sink, **fields: Any) -> SendError:
         sink.close()
 
 
-def test_one_call_is_one_message_that_names_the_event(far: Far) -> None:
-    sink = sink_of(far.config)
+def test_one_call_is_one_message_that_names_the_event(receiver: Receiver) -> None:
+    sink = sink_of(receiver.config)
     sink.send(message())
     sink.send(message({}, STARTED))
     sink.close()
-    assert len(far.got()) == 2
-    assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in far.got())
+    assert len(receiver.got()) == 2
+    assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in receiver.got())
 
 
-def test_a_failure_that_passes_is_to_be_tried_again(far: Far) -> None:
-    far.fails()
-    assert not failure(sink_of(far.config)).permanent
+def test_a_failure_that_passes_is_to_be_tried_again(receiver: Receiver) -> None:
+    receiver.fails()
+    assert not failure(sink_of(receiver.config)).permanent
 
 
-def test_a_refusal_is_for_good(far: Far) -> None:
-    far.refuses()
-    assert failure(sink_of(far.config)).permanent
+def test_a_refusal_is_for_good(receiver: Receiver) -> None:
+    receiver.refuses()
+    assert failure(sink_of(receiver.config)).permanent
 
 
-def test_a_far_side_that_is_down_is_to_be_tried_again(far: Far) -> None:
-    assert not failure(sink_of(far.down)).permanent
+def test_a_receiver_that_is_down_is_to_be_tried_again(receiver: Receiver) -> None:
+    assert not failure(sink_of(receiver.down)).permanent
 
 
 @pytest.mark.parametrize("how", ["fails", "refuses", "down"])
-def test_no_error_tells_a_secret(far: Far, how: str) -> None:
-    config = far.down if how == "down" else far.config
+def test_no_error_contains_a_secret(receiver: Receiver, how: str) -> None:
+    config = receiver.down if how == "down" else receiver.config
     if how != "down":
-        getattr(far, how)()
+        getattr(receiver, how)()
     secrets = [secret.reveal() for secret in config.secrets.values()]
     assert CANARY not in Redactor(secrets)(str(failure(sink_of(config))))
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_what_passes_by_itself_is_tried_again(http: HttpFar, status: int) -> None:
+def test_what_passes_by_itself_is_tried_again(http: HttpReceiver, status: int) -> None:
     http.peer.default = Say(status)
     assert not failure(sink_of(http.config)).permanent
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 403, 404, 405, 410, 413, 422])
-def test_what_would_be_the_same_tomorrow_is_not(http: HttpFar, status: int) -> None:
+def test_what_would_be_the_same_tomorrow_is_not(http: HttpReceiver, status: int) -> None:
     http.peer.default = Say(status, (("Location", http.peer.url + "/elsewhere"),))
     assert failure(sink_of(http.config)).permanent
     assert len(http.got()) == 1  # no redirect was followed
 
 
 @pytest.mark.parametrize("how", ["cut", "hang"])
-def test_a_far_side_that_falls_silent_is_to_be_tried_again(http: HttpFar, how: str) -> None:
+def test_a_receiver_that_falls_silent_is_to_be_tried_again(http: HttpReceiver, how: str) -> None:
     http.peer.default = Say(how=how)
     error = failure(sink_of(http.config))
     assert not error.permanent
     assert str(error)
 
 
-def test_an_answer_whose_head_does_not_end_is_cut_off(http: HttpFar, request: pytest.FixtureRequest) -> None:
+def test_an_answer_whose_head_does_not_end_is_cut_off(http: HttpReceiver, request: pytest.FixtureRequest) -> None:
     if "apprise" in request.node.name:
         return  # it would hang; the courier gives it up
     http.peer.default = Say(how="drip_head")
     assert not failure(sink_of(http.config)).permanent
 
 
-def test_the_pause_that_was_asked_for_is_passed_on(http: HttpFar, request: pytest.FixtureRequest) -> None:
+def test_the_pause_that_was_asked_for_is_passed_on(http: HttpReceiver, request: pytest.FixtureRequest) -> None:
     if "apprise" in request.node.name:
         return  # apprise does not tell it
     http.peer.default = Say(429, (("Retry-After", "17"),))
     assert failure(sink_of(http.config)).retry_after == 17
 
 
-def test_a_date_is_a_pause_as_well(http: HttpFar, request: pytest.FixtureRequest) -> None:
+def test_a_date_is_a_pause_as_well(http: HttpReceiver, request: pytest.FixtureRequest) -> None:
     if "apprise" in request.node.name:
         return
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
@@ -339,12 +339,12 @@ def test_a_date_is_a_pause_as_well(http: HttpFar, request: pytest.FixtureRequest
     assert 500 < asked <= 600
 
 
-def test_nonsense_is_no_pause(http: HttpFar) -> None:
+def test_nonsense_is_no_pause(http: HttpReceiver) -> None:
     http.peer.default = Say(503, (("Retry-After", "soon"),))
     assert failure(sink_of(http.config)).retry_after is None
 
 
-def test_an_endless_answer_is_not_read_to_its_end(http: HttpFar) -> None:
+def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver) -> None:
     http.peer.default = Say(body=b"x" * 3_000_000)
     sink = sink_of(http.config)
     if http.config.kind in (
@@ -360,9 +360,9 @@ def test_an_endless_answer_is_not_read_to_its_end(http: HttpFar) -> None:
     assert len(http.got()) == 1
 
 
-def test_what_azure_says_opens_no_line(far: Far) -> None:
-    sink = sink_of(far.config)
+def test_what_azure_says_opens_no_line(receiver: Receiver) -> None:
+    sink = sink_of(receiver.config)
     sink.send(message({"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}))
     sink.close()
-    (body,) = far.got()
+    (body,) = receiver.got()
     assert b"\nBcc:" not in body

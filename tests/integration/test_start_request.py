@@ -71,8 +71,8 @@ class World:
 
     def request(self, rule: str = "rules[0]", patience: float | None = None, **values: Any) -> StartRequest:
         """To approve the one event."""
-        (life,) = self.approvals.listed().events.values()
-        attempt = ApprovalAttempt(life, rule, **{"step": judge(self.policy, life, ME).step, **values})
+        (tracked,) = self.approvals.listed().events.values()
+        attempt = ApprovalAttempt(tracked, rule, **{"step": judge(self.policy, tracked, ME).step, **values})
         return StartRequest(self.approvals, self.settings, self.stop, attempt, patience)
 
     def send(self) -> str:
@@ -134,7 +134,7 @@ def test_nothing_happens_meanwhile(world: World) -> None:
     assert world.send() == "accepted"
     assert world.imds.start_requests == [ID]
     (attempt,) = world.approvals.listed().attempts.values()
-    assert attempt.approved == content_of(attempt.life)
+    assert attempt.approved == content_of(attempt.tracked)
     assert attempt.approved_by.startswith("rule rules[0] at 2")
 
 
@@ -314,8 +314,8 @@ def test_while_it_is_sent_people_are_shown_that(world: World) -> None:
 
     def look() -> None:
         listed = world.approvals.listed()
-        (life,) = listed.events.values()
-        preview = world.approver().preview(life, listed)
+        (tracked,) = listed.events.values()
+        preview = world.approver().preview(tracked, listed)
         shown.append(preview.state if preview is not None else "")
 
     world.stop = Waits(look)
@@ -702,8 +702,8 @@ def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: 
     assert not approver._requests
     for number in range(30):
         world.sees(listed(EventId=f"e-{number}"))
-        (life,) = world.approvals.listed().events.values()
-        world.approvals.write(ApprovalAttempt(life, "rules[0]").ended("approved"))
+        (tracked,) = world.approvals.listed().events.values()
+        world.approvals.write(ApprovalAttempt(tracked, "rules[0]").ended("approved"))
     assert len(world.approvals.listed().attempts) == 21
     assert world.imds.start_requests == [ID]
 
@@ -712,8 +712,8 @@ def test_somebody_else_was_faster(world: World) -> None:
     approver = world.approver()
     old = world.approvals.listed()
     assert world.send() == "accepted"
-    (life,) = old.events.values()
-    approver._consider(life, old)  # decided on what was known before
+    (tracked,) = old.events.values()
+    approver._consider(tracked, old)  # decided on what was known before
     assert not approver._requests
     assert world.imds.start_requests == [ID]
     assert len({one["azure.scheduled_event.change_id"] for one in world.agent.said}) == len(world.agent.said)

@@ -35,13 +35,13 @@ FOR_EVER = Terms(expire_after=1e10, expire_on_end=False)
 DAY_AND_AGE = time.time() - at(0).timestamp() + 86_400.0  # from when the changes of these tests are, to tomorrow
 
 
-def told(change: Change, terms: Terms = FOR_EVER) -> StoredChange:
+def stored(change: Change, terms: Terms = FOR_EVER) -> StoredChange:
     routing = Routing(sinks={"hub": terms})
     return StoredChange(change, line(change), deliveries(change, line(change), routing, Vm(name=ME)))
 
 
 class Writer:
-    """A store that is told of one document after the other."""
+    """A store that one document after the other is written to."""
 
     def __init__(self, directory: Path, terms: Terms = FOR_EVER, **limits: int) -> None:
         self.store = Store(directory, **limits)
@@ -56,7 +56,7 @@ class Writer:
         for change in step.changes:
             totals = totals.plus(change)
         self.memory = replace(self.memory, tracked=step.tracked, totals=totals)
-        self.store.commit(self.memory, [told(change, self.terms) for change in step.changes])
+        self.store.commit(self.memory, [stored(change, self.terms) for change in step.changes])
         return self
 
 
@@ -177,13 +177,13 @@ def test_a_word_of_a_newer_version_among_the_figures_is_kept_beside(tmp_path: Pa
 
 def test_each_approval_is_a_row_and_only_what_differs_is_written(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a"))
-    (life,) = writer.memory.tracked.events.values()
-    approvals = {f"{number:04}": ApprovalAttempt(life, "rule") for number in range(1000)}
+    (one,) = writer.memory.tracked.events.values()
+    approvals = {f"{number:04}": ApprovalAttempt(one, "rule") for number in range(1000)}
     writer.memory = replace(writer.memory, approvals=approvals)
     writer.store.commit(writer.memory, [])
     db = writer.store._main.db
     before = db.total_changes
-    approvals = {**approvals, "0500": ApprovalAttempt(life, "another")}
+    approvals = {**approvals, "0500": ApprovalAttempt(one, "another")}
     del approvals["0001"]
     writer.memory = replace(writer.memory, approvals=approvals)
     writer.store.commit(writer.memory, [])
@@ -307,7 +307,7 @@ def test_a_file_that_is_deleted_or_replaced_is_written_anew_with_all_that_is_kno
 def test_the_same_delivery_waits_once(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item("a"))
     (one,) = diff(Tracked(), document(item("a"), incarnation=1), now(1)).changes
-    writer.store.commit(writer.memory, [told(one)])
+    writer.store.commit(writer.memory, [stored(one)])
     assert len(waiting(tmp_path)) == 1
     writer.store.close()
 
@@ -470,8 +470,8 @@ for number in range(begin, begin + 100_000):
     for change in step.changes:
         totals = totals.plus(change)
     memory = replace(memory, tracked=step.tracked, totals=totals)
-    told = [StoredChange(change, b"", deliveries(change, b"", routing, Vm(name="me"))) for change in step.changes]
-    store.commit(memory, told)
+    changes = [StoredChange(change, b"", deliveries(change, b"", routing, Vm(name="me"))) for change in step.changes]
+    store.commit(memory, changes)
     print(number, flush=True)
 """
 
@@ -480,15 +480,15 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_committed_and_splits_nothin
     for _ in range(15):
         with subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE) as child:
             assert child.stdout
-            told = [int(child.stdout.readline()) for _ in range(1 + int.from_bytes(os.urandom(1)) // 8)]
+            reported = [int(child.stdout.readline()) for _ in range(1 + int.from_bytes(os.urandom(1)) // 8)]
             child.kill()
-            told += [int(number) for number in child.stdout.read().split(b"\n")[:-1]]
+            reported += [int(number) for number in child.stdout.read().split(b"\n")[:-1]]
         store = Store(tmp_path)
         memory = store.load()
         store.close()
         assert store.damaged_files == 0
         incarnation = memory.tracked.incarnation or 0
-        assert incarnation in (told[-1], told[-1] + 1)  # the last may have been committed and not yet told
+        assert incarnation in (reported[-1], reported[-1] + 1)  # the last may have been committed and not yet reported
         assert set(memory.tracked.events) == {f"id-{incarnation}"}
         # one announcement an event, and an end for each but the last: tracked, totals, history and outbox agree
         assert sum(memory.totals.changes.values()) == 2 * incarnation - 1 == rows(tmp_path) == len(waiting(tmp_path))

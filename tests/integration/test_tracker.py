@@ -307,9 +307,9 @@ def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_th
     assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", 40.0)
 
 
-@pytest.mark.parametrize(("in_order", "felt"), [(True, 40.0), (False, None)])
+@pytest.mark.parametrize(("in_order", "interruption"), [(True, 40.0), (False, None)])
 def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_was_stopped_in_order(
-    agents: Agents, felt: float | None, *, in_order: bool
+    agents: Agents, interruption: float | None, *, in_order: bool
 ) -> None:
     agents.sees()
     agents.sees(MINE)
@@ -319,7 +319,7 @@ def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_w
     agents.boot("second")
     agents.sees(BEGUN)
     agents.sees()
-    assert agents.last("change", "interruption_seconds") == ("finished", felt)
+    assert agents.last("change", "interruption_seconds") == ("finished", interruption)
 
 
 def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(agents: Agents) -> None:
@@ -460,9 +460,9 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
     agents.sees({**MINE, "Resources": [ME, PEER]})
     now = agents.clock.now().timestamp()
     with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        told = outbox.exchange(CourierTurn([], {"chat": 1, "pager": 1}, now))
-        assert [one.kind for one in told] == ["announced", "announced"]
-        results = [DeliveryResult(one.delivery_id, "delivered", now, repeat=60) for one in told]
+        leased = outbox.exchange(CourierTurn([], {"chat": 1, "pager": 1}, now))
+        assert [one.kind for one in leased] == ["announced", "announced"]
+        results = [DeliveryResult(one.delivery_id, "delivered", now, repeat=60) for one in leased]
         outbox.exchange(CourierTurn(results, {}, now))
         assert (
             sorted((one.kind, one.state) for one in outbox.rows())
@@ -872,11 +872,11 @@ def test_what_cannot_be_written_is_said_and_kept(agents: Agents) -> None:
 
 def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agents: Agents) -> None:
     agents.sees(MINE)
-    life = agents.now.listed.events[ID.casefold()]
+    one = agents.now.listed.events[ID.casefold()]
 
     def approve(number: int) -> None:
-        event = msgspec.structs.replace(life.event, event_id=f"e-{number}")
-        attempt = ApprovalAttempt(msgspec.structs.replace(life, event=event), "rule")
+        event = msgspec.structs.replace(one.event, event_id=f"e-{number}")
+        attempt = ApprovalAttempt(msgspec.structs.replace(one, event=event), "rule")
         context = agents.now.listed.context
         assert agents.now.approvals.write(attempt, attempt.change("approved", "accepted", "", context))
 

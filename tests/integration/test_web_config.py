@@ -602,7 +602,7 @@ def test_the_right_password_opens(place: Place, given: str, status: int) -> None
         assert (body == json_line(NOTHING_PENDING)) == (status == 200)
 
 
-def test_probes_need_no_password_and_are_told_no_reasons(place: Place) -> None:
+def test_probes_need_no_password_and_get_no_reasons(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
         for path in ("/healthz", "/readyz"):
             assert ask(server, path)[::2] == (200, b'{"status":"ok","reasons":[]}')
@@ -649,7 +649,7 @@ def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(place: Place, mo
         assert not any(one.done() for one in asking)
 
 
-def test_what_waits_is_bounded_and_who_is_refused_is_told_when_to_come_again(
+def test_what_waits_is_bounded_and_who_is_refused_gets_a_time_to_come_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server, ThreadPoolExecutor(PER_ADDRESS + 4) as pool:

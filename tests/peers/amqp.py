@@ -1,7 +1,7 @@
 """The few octets of AMQP 1.0 that Proton does not show or does not write: what the Azure SDK needs of a peer.
 
 The SDK's engine reads every field of a performative, where Proton (as the standard allows) leaves out trailing nulls;
-and a batch is told by its message format alone, which Proton hides. Section numbers: OASIS AMQP 1.0, parts 1 to 3.
+and the message format alone shows a batch, which Proton hides. Section numbers: OASIS AMQP 1.0, parts 1 to 3.
 """
 
 import struct

@@ -115,6 +115,6 @@ class PagerDuty(HttpPeer):
         return Step(what, key, event)
 
     @property
-    def told(self) -> list[str]:
+    def effects(self) -> list[str]:
         """What happened, in order: a word for each event."""
         return [step.what for step in self.steps]

@@ -188,8 +188,8 @@ class RunningAgent:
     def kinds(self) -> list[str]:
         return [record["azure.scheduled_event.change"] for record in self.records]
 
-    def told(self, *kinds: str) -> list[dict[str, Any]]:
-        """Wait until just these changes were told."""
+    def reported(self, *kinds: str) -> list[dict[str, Any]]:
+        """Wait until just these changes were reported."""
         eventually(lambda: len(self.records) >= len(kinds))
         assert self.kinds == list(kinds)
         return self.records

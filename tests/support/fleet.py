@@ -55,7 +55,7 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
         PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web", gone=True),
         PastVm(scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True),
         *(
-            PastVm(name, [*plays((name,), 35 * 60, 420), lost], begins, ends, "westeurope", "data", felt=9.0)
+            PastVm(name, [*plays((name,), 35 * 60, 420), lost], begins, ends, "westeurope", "data", interruption=9.0)
             for name in alone
         ),
         PastVm(SILENT, [lost], begins - HOUR, begins - HOUR / 2, "westeurope", "data", gone=True),

@@ -1,7 +1,7 @@
-"""What agents would have told of hours gone by: the simulator's scenarios played through the core, on a past clock.
+"""What agents would have reported of past hours: the simulator's scenarios played through the core, on a past clock.
 
-The samples are those of ``samples()``, as an agent serves them; only the clock, the polls and what the VM felt are made
-up. Rendered as OpenMetrics with timestamps, for ``promtool tsdb create-blocks-from openmetrics``. A ``Present`` serves
+The samples are those of ``samples()``, as an agent serves them; the clock, the polls and the interruptions are made up.
+Rendered as OpenMetrics with timestamps, for ``promtool tsdb create-blocks-from openmetrics``. A ``Present`` serves
 those that have not ended on from there, for a Prometheus to scrape.
 """
 
@@ -34,7 +34,7 @@ SINKS = ("oncall", "hub")
 
 @dataclass
 class PastVm:
-    """A VM of the past and its agent, from ``begins`` to ``ends`` in Unix seconds; ``group``: the events it is told."""
+    """A VM of the past and its agent, from ``begins`` to ``ends`` in Unix seconds; ``group``: its events."""
 
     name: str
     group: Sequence[Play]
@@ -45,7 +45,7 @@ class PastVm:
     deaf_from: float = float("inf")  # IMDS does not answer any more
     degraded: bool = False
     gone: bool = False  # it is no more: nobody serves its metrics
-    felt: float = 4.0  # seconds that each of its events stops it
+    interruption: float = 4.0  # seconds that each of its events stops it
     tracked: Tracked = field(default_factory=Tracked)
     totals: Totals = field(default_factory=Totals)
     polling: PollFigures = field(default_factory=lambda: PollFigures("2020-07-01"))
@@ -81,7 +81,7 @@ class PastVm:
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
         document = parse(msgspec.json.encode({"DocumentIncarnation": 1, "Events": items}))
-        gap = Gap(self.felt, 0.0) if self.tracked.interrupting else Gap(0.0, 0.0)
+        gap = Gap(self.interruption, 0.0) if self.tracked.interrupting else Gap(0.0, 0.0)
         done = diff(
             self.tracked,
             document,

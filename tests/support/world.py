@@ -146,26 +146,26 @@ class World:
     # ---- what Azure does
 
     def announce(self) -> Happening:
-        """A new event, with a life that Azure may give it."""
+        """A new event, with a course that Azure may give it."""
         group = self.chance.choice([("a", "b"), ("c",)])
         notice = self.chance.choice([30.0, 60.0, 300.0, 900.0, 7200.0])
         resources = tuple(sorted(self.chance.sample(group, self.chance.randint(1, len(group)))))
         announced, event_id = self.now, f"{len(self.happenings):08d}"
         due = float(round(announced + notice))
-        life = self.chance.choice(["on time", "on time", "early", "canceled", "at once"])
+        course = self.chance.choice(["on time", "on time", "early", "canceled", "at once"])
         starts: float | None = due + self.chance.random()
-        if life == "early":  # approved by every VM
+        if course == "early":  # approved by every VM
             starts = announced + self.chance.uniform(1, notice)
-        elif life == "at once":  # hardware failed
+        elif course == "at once":  # hardware failed
             starts = announced
-        elif life == "canceled":
+        elif course == "canceled":
             starts = None
         lasts = self.chance.choice([SHORTEST_START, 60.0, 600.0, 3000.0])
         ends = (
             starts + lasts if starts is not None else announced + self.chance.uniform(0.5, notice - LATEST_CANCELLATION)
         )
         one = Happening(event_id, self.chance.choice(TYPES), resources, announced, due, starts_at=starts, ends_at=ends)
-        if life == "at once":
+        if course == "at once":
             one.started = announced
         self.happenings[event_id] = one
         self.incarnation += 1

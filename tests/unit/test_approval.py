@@ -41,7 +41,7 @@ SAMPLE = Policy(
 """What Microsoft's own sample approves."""
 
 
-def life(**fields: Any) -> TrackedEvent:
+def tracked(**fields: Any) -> TrackedEvent:
     """An event first seen at 0, with a NotBefore at 900."""
     tracked = diff(Tracked(), document(item(**fields)), now(0)).tracked
     return tracked.events[ID.casefold()]
@@ -63,19 +63,19 @@ def life(**fields: Any) -> TrackedEvent:
     ],
 )
 def test_the_two_rules_of_microsofts_sample(fields: dict[str, Any], rule: str) -> None:
-    found = judge(SAMPLE, life(**fields), ME)
+    found = judge(SAMPLE, tracked(**fields), ME)
     assert (found.action, found.rule) == ("approve" if rule else "leave", rule)
 
 
 def test_a_rule_that_says_leave_ends_the_search() -> None:
     rules = (Rule(RuleMatch(resource="West.*"), action="leave", name="not here"), *SAMPLE.rules)
-    found = judge(Policy(rules=rules), life(), ME)
+    found = judge(Policy(rules=rules), tracked(), ME)
     assert (found.action, found.rule, found.skipped) == ("leave", "not here", None)
 
 
 @pytest.mark.parametrize("status", ["Started", "Completed"])
 def test_only_what_is_scheduled_is_approved(status: str) -> None:
-    assert judge(Policy(rules=(Rule("all"),)), life(EventStatus=status), ME).action == "leave"
+    assert judge(Policy(rules=(Rule("all"),)), tracked(EventStatus=status), ME).action == "leave"
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_only_what_is_scheduled_is_approved(status: str) -> None:
     ],
 )
 def test_whose_events_are_approved(resources: list[str], vm: str | None, scope: Any, action: str) -> None:
-    one = life(Resources=resources)
+    one = tracked(Resources=resources)
     one = msgspec.structs.replace(one, scope=scope_of(one.event, vm))
     assert judge(Policy(rules=(Rule(RuleMatch(scope=scope, resource=".*")),)), one, vm).action == action
 
 
 def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> None:
-    one = life(Resources=[PEER, ME])
+    one = tracked(Resources=[PEER, ME])
     found = judge(Policy(rules=(Rule("all"),)), one, ME)
     assert (found.action, found.skipped) == ("leave", "several_resources")
     each = judge(Policy(rules=(Rule("all", for_all_resources="each"),)), one, ME)
@@ -115,9 +115,9 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
 
 def test_after_not_before_nothing_is_approved() -> None:
     late = Rule("all", approve_after=Duration("15m"))
-    assert judge(Policy(rules=(late,)), life(), ME).skipped == "too_late"
+    assert judge(Policy(rules=(late,)), tracked(), ME).skipped == "too_late"
     second = Rule("all", approve_after=Duration("14m50s"), for_all_resources="leader")
-    found = judge(Policy(rules=(second,)), life(Resources=[PEER, ME]), ME)
+    found = judge(Policy(rules=(second,)), tracked(Resources=[PEER, ME]), ME)
     assert (found.action, found.skipped) == ("leave", None)  # another VM speaks, and this one is not asked
 
 
@@ -127,14 +127,14 @@ def test_notice_that_is_not_known_does_not_match() -> None:
         judge(Policy(rules=(Rule(RuleMatch(resource=".*", notice_below=Duration("1h"))),)), seen, ME).action == "leave"
     )
     assert (
-        judge(Policy(rules=(Rule(RuleMatch(resource=".*", notice_below=Duration("1h"))),)), life(), ME).action
+        judge(Policy(rules=(Rule(RuleMatch(resource=".*", notice_below=Duration("1h"))),)), tracked(), ME).action
         == "approve"
     )
 
 
 def test_all_is_every_event_of_this_vm() -> None:
-    assert judge(Policy(rules=(Rule("all"),)), life(EventType="Something new"), ME).action == "approve"
-    peer = msgspec.structs.replace(life(Resources=[PEER]), scope="peer")
+    assert judge(Policy(rules=(Rule("all"),)), tracked(EventType="Something new"), ME).action == "approve"
+    peer = msgspec.structs.replace(tracked(Resources=[PEER]), scope="peer")
     assert judge(Policy(rules=(Rule("all"),)), peer, ME).action == "leave"
 
 
@@ -199,7 +199,7 @@ def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
 def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
     found: list[Rule], one: dict[str, Any], vm: str | None
 ) -> None:
-    seen = life(**one)
+    seen = tracked(**one)
     decision = judge(Policy(rules=tuple(found)), msgspec.structs.replace(seen, scope=scope_of(seen.event, vm)), vm)
     first = next((number for number, rule in enumerate(found) if agrees(rule, one, vm)), None)
     alone = len({name.casefold() for name in one["Resources"]}) == 1
@@ -218,7 +218,7 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 
 
 def test_an_attempt_settles_its_step_alone() -> None:
-    one, moved = life(), life(DurationInSeconds=6)
+    one, moved = tracked(), tracked(DurationInSeconds=6)
     check, other = ReadinessCheck(("drained", "a")), ReadinessCheck(("drained",))
     done = (
         ApprovalAttempt(one, "a", "step")
@@ -250,7 +250,7 @@ def test_an_attempt_settles_its_step_alone() -> None:
 
 
 def test_a_new_attempt_has_done_nothing_yet() -> None:
-    attempt = ApprovalAttempt(life(), "a")
+    attempt = ApprovalAttempt(tracked(), "a")
     assert (attempt.state, attempt.step, attempt.by, attempt.requests, attempt.records) == (
         "checking",
         "",
@@ -259,19 +259,19 @@ def test_a_new_attempt_has_done_nothing_yet() -> None:
         0,
     )
     assert (attempt.outcome, attempt.approved, attempt.approved_by, attempt.settled) == ("", "", "", ())
-    assert attempt.next(life(), "b").step == ""
+    assert attempt.next(tracked(), "b").step == ""
     assert CommandRun("running").said == ""
     assert Policy().approving == ()
 
 
 def test_of_the_steps_that_are_settled_the_last_hundred_are_kept() -> None:
     steps = tuple(map(str, range(150)))
-    attempt = msgspec.structs.replace(ApprovalAttempt(life(), "a"), settled=steps).next(life(), "a")
+    attempt = msgspec.structs.replace(ApprovalAttempt(tracked(), "a"), settled=steps).next(tracked(), "a")
     assert attempt.settled == steps[50:]
 
 
 def test_an_approval_says_by_whom_and_when_as_long_as_the_event_is_listed() -> None:
-    one = life()
+    one = tracked()
     ruled, by_hand = (
         ApprovalAttempt(one, "a").accepted(one, at(5)),
         ApprovalAttempt(one, OPERATOR, by="eve").accepted(one, at(5)),
@@ -286,36 +286,36 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
         return judge(Policy(rules=(rule,)), one, ME).step
 
     known = {
-        step(Rule("all"), life()),
-        step(Rule("all", approve_after=Duration("1s")), life()),
-        step(Rule("all", approve_when=ReadinessCheck(("drained",))), life()),
-        step(Rule("all", name="a"), life()),
-        step(Rule("all"), life(DurationInSeconds=6)),
+        step(Rule("all"), tracked()),
+        step(Rule("all", approve_after=Duration("1s")), tracked()),
+        step(Rule("all", approve_when=ReadinessCheck(("drained",))), tracked()),
+        step(Rule("all", name="a"), tracked()),
+        step(Rule("all"), tracked(DurationInSeconds=6)),
     }
     assert len(known) == 5
-    assert step(Rule("all"), msgspec.structs.replace(life(), seen=instant(1))) in known  # the list flapped
-    assert step(Rule("all"), life(Resources=[ME.upper()])) in known
+    assert step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known  # the list flapped
+    assert step(Rule("all"), tracked(Resources=[ME.upper()])) in known
 
 
 @pytest.mark.parametrize(("fields", "flawed"), [({}, True), ({"NotBefore": ""}, False), ({"NotBefore": None}, False)])
 def test_what_could_not_be_read_or_has_no_not_before_is_never_approved(fields: dict[str, Any], *, flawed: bool) -> None:
-    decision = judge(Policy(rules=(Rule("all"),)), life(**fields), ME, flawed=flawed)
+    decision = judge(Policy(rules=(Rule("all"),)), tracked(**fields), ME, flawed=flawed)
     assert (decision.action, decision.rule) == ("leave", "")
-    assert unreadable(life(**fields), flawed=flawed) == decision.why
+    assert unreadable(tracked(**fields), flawed=flawed) == decision.why
 
 
 def test_an_event_is_approved_so_long_before_its_not_before() -> None:
-    assert judge(Policy(rules=(Rule("all", approve_before=Duration("5m")),)), life(), ME).at == at(900 - 300)
+    assert judge(Policy(rules=(Rule("all", approve_before=Duration("5m")),)), tracked(), ME).at == at(900 - 300)
     early = Rule("all", approve_before=Duration("1h"))  # longer than the notice: at first sight
-    assert judge(Policy(rules=(early,)), life(), ME).at == at(0)
+    assert judge(Policy(rules=(early,)), tracked(), ME).at == at(0)
     both = Rule("all", approve_after=Duration("11m"), approve_before=Duration("5m"))
-    assert judge(Policy(rules=(both,)), life(), ME).at == at(660)  # both hold: the later one counts
+    assert judge(Policy(rules=(both,)), tracked(), ME).at == at(660)  # both hold: the later one counts
     second = Rule("all", approve_before=Duration("5m"), for_all_resources="leader")
-    assert judge(Policy(rules=(second,)), life(Resources=[PEER, ME]), ME).at == at(600 + RANK_DELAY)
+    assert judge(Policy(rules=(second,)), tracked(Resources=[PEER, ME]), ME).at == at(600 + RANK_DELAY)
 
 
 def test_a_pattern_for_approval_is_for_all_resources_and_one_to_leave_alone_is_enough() -> None:
-    both = life(Resources=[ME, PEER])
+    both = tracked(Resources=[ME, PEER])
     mine = RuleMatch(resource=ME)
     assert judge(Policy(rules=(Rule(mine, for_all_resources="each"),)), both, ME).action == "leave"
     assert (
@@ -328,11 +328,11 @@ def test_a_pattern_for_approval_is_for_all_resources_and_one_to_leave_alone_is_e
 
 def test_who_comes_next_leaves_the_leader_time_for_its_command() -> None:
     guarded = Rule("all", for_all_resources="leader", approve_when=ReadinessCheck(("drained",), Duration("40s")))
-    assert judge(Policy(rules=(guarded,)), life(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
+    assert judge(Policy(rules=(guarded,)), tracked(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
 
 
 def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0) -> Any:
-    return ApprovalAttempt(life(), rule, records=records).change(kind, reason, "why", ApprovalContext(at(5), vm, 7))
+    return ApprovalAttempt(tracked(), rule, records=records).change(kind, reason, "why", ApprovalContext(at(5), vm, 7))
 
 
 def test_the_record_of_an_approval_is_the_vms_own() -> None:

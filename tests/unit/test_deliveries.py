@@ -62,7 +62,7 @@ def test_a_sink_that_needs_the_same_severity_from_every_vm_gets_it() -> None:
     assert [delivery.severity for delivery in made(one, shared_severity=True)] == ["info", "critical"]
 
 
-def test_a_sink_of_states_is_not_told_of_approvals() -> None:
+def test_a_sink_of_states_gets_no_approvals() -> None:
     approved = msgspec.structs.replace(change({}), kind="approved", approval=Approval("users", "rule"))
     assert [one.sink for one in made(approved, approvals=False)] == ["hub"]
     assert [one.expires_with_event for one in made(approved)] == [False, False]

@@ -619,9 +619,9 @@ def test_what_is_started_at_first_sight_had_no_notice_whatever_its_not_before_sa
 
 
 def test_the_countdown_is_of_what_has_not_started() -> None:
-    life = Story().sees(0, item()).tracked.events[ID.casefold()]
-    assert life.seconds_to(at(60)) == 840
-    assert life.seconds_to(at(960)) == -60
+    one = Story().sees(0, item()).tracked.events[ID.casefold()]
+    assert one.seconds_to(at(60)) == 840
+    assert one.seconds_to(at(960)) == -60
     for fields in ({"EventStatus": "Started"}, {"NotBefore": None}):
         assert Story().sees(0, item(**fields)).tracked.events[ID.casefold()].seconds_to(at(60)) is None
     back = Story().sees(0, item(**STARTED)).sees(1, item()).tracked.events[ID.casefold()]

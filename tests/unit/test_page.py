@@ -57,7 +57,7 @@ class Agent:
             last_successful_poll=at(seconds) if polled else None,
             vm=self.vm,
             unreadable=0,
-            events=tuple(PendingEvent.of(life, at(seconds), approval) for life in lives),
+            events=tuple(PendingEvent.of(tracked, at(seconds), approval) for tracked in lives),
         )
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
         ready = said.pop("ready", CheckResult(ok=True))
@@ -88,7 +88,7 @@ def said(model: PageModel) -> str:
     return re.sub(r"\s+", " ", " ".join(read(model).texts))
 
 
-def test_an_event_is_told_with_its_countdown_and_what_is_known_of_it() -> None:
+def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
     text = said(Agent().sees(0).sees(1, item()).model(10.5))
     for part in ("Freeze of this VM is next, not before 12:15:00 UTC.", "14:49 to NotBefore", ME, ID, "14m59s", "5.0s"):
         assert part in text
@@ -241,7 +241,7 @@ def test_the_page_stays_small_whatever_is_listed() -> None:
     assert len(render(model)) < 300_000
     agent.records = []
     agent.sees(3).sees(4, item("late"))
-    assert render(agent.model(5)).count(b'<svg class="life"') == MAX_ENDED + 1
+    assert render(agent.model(5)).count(b'<svg class="tracked"') == MAX_ENDED + 1
 
 
 @pytest.mark.parametrize(

@@ -34,27 +34,27 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
         (900, (item(**STARTED),), {"gap": Gap(2.5, 2.25)}),
         (1500, (), {"gap": Gap(0, 0)}),
     )
-    told = Record.of(last, VM).flat()
-    assert told["event.name"] == "azure.scheduled_event.finished"
-    assert told["cloud.provider"] == "azure"
-    assert told["cloud.region"] == "westeurope"
-    assert told["host.id"] == "0f1e"
-    assert told["azure.scheduled_event.id"] == ID
-    assert told["azure.scheduled_event.outcome"] == "finished"
-    assert told["azure.scheduled_event.notice_seconds"] == 899
-    assert told["azure.scheduled_event.started_seconds"] == 600
-    assert told["azure.scheduled_event.interruption_wall_seconds"] == 2.5
-    assert told["azure.scheduled_event.interruption_monotonic_seconds"] == 2.25
-    assert told["azure.scheduled_event.not_before"] == "2026-03-01T12:15:00.000Z"
+    flat = Record.of(last, VM).flat()
+    assert flat["event.name"] == "azure.scheduled_event.finished"
+    assert flat["cloud.provider"] == "azure"
+    assert flat["cloud.region"] == "westeurope"
+    assert flat["host.id"] == "0f1e"
+    assert flat["azure.scheduled_event.id"] == ID
+    assert flat["azure.scheduled_event.outcome"] == "finished"
+    assert flat["azure.scheduled_event.notice_seconds"] == 899
+    assert flat["azure.scheduled_event.started_seconds"] == 600
+    assert flat["azure.scheduled_event.interruption_wall_seconds"] == 2.5
+    assert flat["azure.scheduled_event.interruption_monotonic_seconds"] == 2.25
+    assert flat["azure.scheduled_event.not_before"] == "2026-03-01T12:15:00.000Z"
 
 
 def test_what_is_unknown_is_left_out() -> None:
     bare = {"EventId": "a", "EventType": "Freeze", "EventStatus": "Scheduled"}
     (only,) = changes((0, (bare,), {"silence": None}))
-    told = Record.of(only, None).flat()
-    assert None not in told.values()
-    assert "azure.scheduled_event.notice_seconds" not in told
-    assert "host.id" not in told
+    flat = Record.of(only, None).flat()
+    assert None not in flat.values()
+    assert "azure.scheduled_event.notice_seconds" not in flat
+    assert "host.id" not in flat
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_the_pause_doubles_up_to_five_minutes(attempt: int, seconds: float) -> N
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(30.0, 30), (0.0, 1), (1e9, LONGEST_ASKED)])
-def test_the_far_side_is_obeyed_up_to_an_hour(asked: float, seconds: float) -> None:
+def test_the_receiver_is_obeyed_up_to_an_hour(asked: float, seconds: float) -> None:
     assert plan(SendOutcome(accepted=False, retry_after=asked), 1, T0, 1.0).at == T0 + timedelta(seconds=seconds)
 
 

@@ -1,4 +1,4 @@
-"""Routes: which change goes where, how grave it is, and who speaks."""
+"""Routes: which change goes where, how severe it is, and which VM notifies."""
 
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_resource_that_is_no_expression_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "notified"),
     [
         ({"NotBefore": "Sun, 01 Mar 2026 12:15:59 GMT"}, False),
         ({"NotBefore": "Sun, 01 Mar 2026 12:14:01 GMT"}, False),
@@ -174,18 +174,18 @@ def test_a_resource_that_is_no_expression_is_refused() -> None:
         ({"Description": "x"}, True),
     ],
 )
-def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, told: bool) -> None:
+def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, notified: bool) -> None:
     one = change({}, after)
-    assert bool(sinks([Route(sinks=SINKS)], one)) == told
+    assert bool(sinks([Route(sinks=SINKS)], one)) == notified
     assert sinks([Route(sinks=SINKS, quiet_updates=False)], one) == ["oncall", "hub"]
 
 
-def test_quiet_moves_are_told_once_they_add_up() -> None:
+def test_quiet_moves_are_notified_once_they_add_up() -> None:
     times = ["12:15:50", "12:16:40", "12:16:41", "12:15:45", "12:15:45"]
     looks = [{"NotBefore": f"Sun, 01 Mar 2026 {time} GMT"} for time in times]
     looks[4] |= {"Description": "x"}
-    told = [bool(sinks([Route(sinks=SINKS)], change({}, *looks[: number + 1]))) for number in range(5)]
-    assert told == [False, True, False, False, True]  # from 12:15:00, and then from 12:16:40
+    notified = [bool(sinks([Route(sinks=SINKS)], change({}, *looks[: number + 1]))) for number in range(5)]
+    assert notified == [False, True, False, False, True]  # from 12:15:00, and then from 12:16:40
 
 
 BOTH = {"Resources": [PEER, ME]}
@@ -227,7 +227,7 @@ def test_whatever_happens_the_next_one_takes_over_from_a_leader_that_is_silent(
 LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
 
 
-def test_who_was_told_that_it_is_hit_is_told_that_it_no_longer_is() -> None:
+def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> None:
     assert sinks([], change(*LEFT)) == ["oncall", "hub"]
     assert sinks([], change(*LEFT, {"Resources": [PEER], **STARTED})) == []
     assert sinks([Route(Match(resource=ME), SINKS)], change(*LEFT)) == ["oncall", "hub"]

@@ -84,14 +84,14 @@ def test_the_speed_shortens_every_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", with_notice)
-def test_not_before_is_told_in_the_time_of_the_real_clock(name: str) -> None:
+def test_not_before_is_given_in_the_time_of_the_real_clock(name: str) -> None:
     item = play(name, speed=10).item(BEGUN)
     assert item is not None
     assert parsedate_to_datetime(item["NotBefore"]).timestamp() == BEGUN + SCENARIOS[name].notice / 10
 
 
 @given(st.floats(BEGUN, BEGUN + 86_400))
-def test_a_time_that_is_told_is_cut_to_whole_seconds_and_never_later_than_meant(moment: float) -> None:
+def test_a_time_that_is_sent_is_cut_to_whole_seconds_and_never_later_than_meant(moment: float) -> None:
     assert 0 <= moment - parsedate_to_datetime(http_date(moment)).timestamp() < 1
 
 
@@ -113,9 +113,9 @@ def test_a_canceled_event_goes_without_having_started(name: str) -> None:
 @every
 def test_a_rescheduled_event_moves_its_not_before_once_to_later_and_starts_then(name: str) -> None:
     played = play(name, reschedule=True)
-    told = [item["NotBefore"] for s in range(0, 3600, 5) if (item := played.item(BEGUN + s)) and item["NotBefore"]]
-    first, second = sorted({parsedate_to_datetime(text).timestamp() for text in told})
-    assert parsedate_to_datetime(told[0]).timestamp() == first
+    shown = [item["NotBefore"] for s in range(0, 3600, 5) if (item := played.item(BEGUN + s)) and item["NotBefore"]]
+    first, second = sorted({parsedate_to_datetime(text).timestamp() for text in shown})
+    assert parsedate_to_datetime(shown[0]).timestamp() == first
     assert status(played, second - BEGUN - 0.1) == "Scheduled"
     assert status(played, second - BEGUN) == "Started"
 

@@ -335,7 +335,7 @@ def test_a_template_that_is_none_is_named_by_its_key(key: str) -> None:
         check_templates(SinkConfig(slack=settings))
 
 
-def test_a_system_without_time_zones_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_time_zones_is_advised_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     before = zoneinfo.TZPATH
     for name in {"tzdata", *(name for name in sys.modules if name.startswith("tzdata"))}:
         monkeypatch.setitem(sys.modules, name, None)

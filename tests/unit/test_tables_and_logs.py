@@ -64,8 +64,8 @@ def log_record(**fields: object) -> logging.LogRecord:
 def test_a_log_line_is_one_json_object() -> None:
     line = JsonFormatter().format(log_record())
     assert "\n" not in line
-    told = json.loads(line)
-    assert (told["severity"], told["body"], told["logger"]) == ("WARN", "a b\nc", "notbefore")
+    logged = json.loads(line)
+    assert (logged["severity"], logged["body"], logged["logger"]) == ("WARN", "a b\nc", "notbefore")
 
 
 def test_a_log_line_holds_its_exception() -> None:
@@ -158,7 +158,7 @@ def test_the_form_of_the_log_is_as_configured(
         ([], "unknown", "for VMs that Azure does not name."),
     ],
 )
-def test_whoever_approves_is_told_whose_event_it_is(resources: list[str], scope: Scope, said: str) -> None:
+def test_whoever_approves_is_shown_whose_event_it_is(resources: list[str], scope: Scope, said: str) -> None:
     moment = datetime(2026, 3, 1, tzinfo=UTC)
     event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
     listed = PendingEvent.of(TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment, None)

@@ -105,7 +105,7 @@ def test_the_info_carries_what_the_event_is_with_a_short_description(agent: Agen
     assert labels == (ID, "Freeze", "Scheduled", "unknown", "self", "d" * 120)
 
 
-def test_resources_and_incarnation_are_told(agent: Agent) -> None:
+def test_resources_and_incarnation_are_shown(agent: Agent) -> None:
     agent.sees(7, item(Resources=[ME, PEER]))
     assert agent.value("azure_scheduled_event_resources", 7, ID) == 2
     assert agent.value("azure_scheduled_events_document_incarnation", 7) == 7

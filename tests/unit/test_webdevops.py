@@ -61,7 +61,7 @@ def test_requests_are_those_that_the_agent_made() -> None:
     assert request.sum == polling.duration.sum
 
 
-def test_the_incarnation_is_told_once_it_is_known() -> None:
+def test_the_incarnation_is_shown_once_it_is_known() -> None:
     assert families()["azure_scheduledevent_document_incarnation"].samples == {(): 7.0}
     names = [family.metric.name for family in webdevops(Snapshot(Tracked(), Totals(), Figures(), at(0)))]
     assert "azure_scheduledevent_document_incarnation" not in names

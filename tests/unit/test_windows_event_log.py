@@ -25,7 +25,7 @@ from support.azure import T0
 from support.messages import STARTED, message, recording
 
 
-def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_grave() -> None:
+def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_severe() -> None:
     reboot = {"EventType": "Reboot"}
     for looks, event_id, kind in (
         (({},), 1, INFORMATION),

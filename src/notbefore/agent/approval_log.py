@@ -63,7 +63,7 @@ class ApprovalLog:
         """Write down how far an approval has come, and the record of it; returns whether it is on disk."""
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]]:
-            approvals = {**state.approvals, attempt.life.event.key: attempt}
+            approvals = {**state.approvals, attempt.tracked.event.key: attempt}
             return replace(state, approvals=approvals), (change,) if change is not None else ()
 
         return self._state.commit(step)

@@ -97,32 +97,32 @@ class Approver:
                 self._resume(attempt, listed)
         if not self._settings().off:
             self._contents = {key: known for key, known in self._contents.items() if key in listed.events}
-            waits += [self._consider(life, listed) for life in listed.events.values()]
+            waits += [self._consider(tracked, listed) for tracked in listed.events.values()]
         return min(waits)
 
-    def _unchanged_since(self, life: TrackedEvent, listed: ListedEvents) -> datetime:
+    def _unchanged_since(self, tracked: TrackedEvent, listed: ListedEvents) -> datetime:
         """When this process first saw the event as it is."""
-        key, content = life.event.key, content_of(life)
+        key, content = tracked.event.key, content_of(tracked)
         if key not in self._contents or self._contents[key][0] != content:
             self._contents[key] = content, listed.context.now
         return self._contents[key][1]
 
-    def _consider(self, life: TrackedEvent, listed: ListedEvents) -> float:
+    def _consider(self, tracked: TrackedEvent, listed: ListedEvents) -> float:
         """Begin what is due of one event; returns seconds until more may be due."""
-        settings, key, now = self._settings(), life.event.key, listed.context.now
+        settings, key, now = self._settings(), tracked.event.key, listed.context.now
         dry_run = settings.mode == "dry_run"
-        flawed, since = key in listed.flawed, self._unchanged_since(life, listed)
-        decision = judge(settings.policy, life, listed.context.vm, flawed=flawed, since=since)
+        flawed, since = key in listed.flawed, self._unchanged_since(tracked, listed)
+        decision = judge(settings.policy, tracked, listed.context.vm, flawed=flawed, since=since)
         step = f"{decision.step} dry run" if dry_run else decision.step
         before = listed.attempts.get(key)
-        begun = before is not None and (before.state != "done" or before.is_settled(life, step))
+        begun = before is not None and (before.state != "done" or before.is_settled(tracked, step))
         if begun or (decision.action == "leave" and decision.skipped is None):
             return LONG_WAIT
         wait = (decision.at - now).total_seconds() if decision.at is not None else 0.0
         if wait > 0:
             return min(wait, LONG_WAIT)
         if listed.fresh and listed.readable(key) is not None:
-            attempt = _next(before, life, decision.rule, step)
+            attempt = _next(before, tracked, decision.rule, step)
             if decision.skipped is not None:
                 self._skip(attempt, before, decision.skipped, decision.why)
             elif dry_run:
@@ -134,14 +134,14 @@ class Approver:
 
     def _resume(self, attempt: ApprovalAttempt, listed: ListedEvents) -> None:
         """Go on with what the agent before this one had begun, or what could not be written down."""
-        life = listed.events.get(attempt.life.event.key)
-        if life is None or life.event.event_status != SCHEDULED:
+        tracked = listed.events.get(attempt.tracked.event.key)
+        if tracked is None or tracked.event.event_status != SCHEDULED:
             words = "it is no longer Scheduled, and the agent ended meanwhile"
             self._skip(attempt, attempt, "no_longer_scheduled", words)
         elif attempt.rule == OPERATOR:
             self._skip(attempt, attempt, "interrupted", "the agent ended meanwhile: ask again")
         else:
-            decision = judge(self._settings().policy, life, listed.context.vm)
+            decision = judge(self._settings().policy, tracked, listed.context.vm)
             check = decision.check if decision.step == attempt.step else None
             ran = attempt.run_of(check) if check is not None else None
             if check is not None and ran is not None and ran.state == "running":
@@ -154,21 +154,21 @@ class Approver:
 
     def _is_busy(self, attempt: ApprovalAttempt) -> bool:
         with self._lock:
-            return attempt.life.event.key in self._requests
+            return attempt.tracked.event.key in self._requests
 
     def _reserve(self, request: StartRequest, before: ApprovalAttempt | None) -> bool:
         """Keep others from the event until ``_release``; False if another thread has already taken it up.
 
         Called with the lock. What is known of an event without a request is also written: its last request has ended.
         """
-        key = request.attempt.life.event.key
+        key = request.attempt.tracked.event.key
         if key in self._requests or self._approvals.listed().attempts.get(key) is not before:
             return False
         self._requests[key] = request
         return True
 
     def _release(self, request: StartRequest) -> None:
-        key = request.attempt.life.event.key
+        key = request.attempt.tracked.event.key
         with self._lock:
             del self._requests[key]
             self._threads.pop(key, None)
@@ -195,7 +195,7 @@ class Approver:
 
         ``patience``: see ``StartRequest``.
         """
-        key = attempt.life.event.key
+        key = attempt.tracked.event.key
         request = StartRequest(self._approvals, self._settings, self._stop, attempt, patience)
         thread = threading.Thread(target=self._work, args=(request, check), name=f"approve {key[:8]}", daemon=True)
         with self._lock:
@@ -224,17 +224,17 @@ class Approver:
 
     # ---- what people ask
 
-    def preview(self, life: TrackedEvent, listed: ListedEvents) -> PendingApproval | None:
+    def preview(self, tracked: TrackedEvent, listed: ListedEvents) -> PendingApproval | None:
         """What the rules would do with a listed event, and why; ``None`` if there are no rules and no switch is on."""
         settings = self._settings()
         if not (settings.policy.rules or settings.policy.enabled or settings.allowed):
             return None
-        content, since = self._contents.get(life.event.key, ("", None))
-        if content != content_of(life):  # it has just changed
+        content, since = self._contents.get(tracked.event.key, ("", None))
+        if content != content_of(tracked):  # it has just changed
             since = listed.context.now
-        flawed = life.event.key in listed.flawed
-        decision = judge(settings.policy, life, listed.context.vm, flawed=flawed, since=since)
-        attempt = listed.attempts.get(life.event.key)
+        flawed = tracked.event.key in listed.flawed
+        decision = judge(settings.policy, tracked, listed.context.vm, flawed=flawed, since=since)
+        attempt = listed.attempts.get(tracked.event.key)
         return PendingApproval(
             action=decision.action,
             rule=decision.rule,
@@ -248,26 +248,26 @@ class Approver:
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
         """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does."""
         listed, key = self._approvals.listed(), request.event_id.casefold()
-        life = listed.events.get(key)
-        if life is None:
+        tracked = listed.events.get(key)
+        if tracked is None:
             return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
         if request.content:
-            return self._approve_by_hand(life, request, user)
-        words = _approved(listed.attempts.get(key), life)
-        event = PendingEvent.of(life, listed.context.now, self.preview(life, listed))
-        return ControlReply(done=True, words=words, event=event, content=content_of(life))
+            return self._approve_by_hand(tracked, request, user)
+        words = _approved(listed.attempts.get(key), tracked)
+        event = PendingEvent.of(tracked, listed.context.now, self.preview(tracked, listed))
+        return ControlReply(done=True, words=words, event=event, content=content_of(tracked))
 
-    def _approve_by_hand(self, life: TrackedEvent, asked: ControlRequest, user: str) -> ControlReply:
+    def _approve_by_hand(self, tracked: TrackedEvent, asked: ControlRequest, user: str) -> ControlReply:
         """Approve a listed event because ``user`` says so; returns when IMDS has answered."""
         settings = self._settings()
         if settings.mode != "on":
             return ControlReply(done=False, words=f"nothing is sent: {settings.off or 'approval.dry_run is true'}")
-        if content_of(life) != asked.content:
+        if content_of(tracked) != asked.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
-        before = self._approvals.listed().attempts.get(life.event.key)
-        if words := _approved(before, life):
+        before = self._approvals.listed().attempts.get(tracked.event.key)
+        if words := _approved(before, tracked):
             return ControlReply(done=True, words=words)
-        attempt = replace(_next(before, life, OPERATOR, by=user), reason=asked.reason)
+        attempt = replace(_next(before, tracked, OPERATOR, by=user), reason=asked.reason)
         request = self._begin(attempt, before, None, OPERATOR_PATIENCE)
         if request is None:
             return ControlReply(
@@ -280,14 +280,14 @@ class Approver:
         )
 
 
-def _approved(attempt: ApprovalAttempt | None, life: TrackedEvent) -> str:
+def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
     """That an event was approved as it is, in words; empty where it was not."""
-    if attempt is None or attempt.approved != content_of(life):
+    if attempt is None or attempt.approved != content_of(tracked):
         return ""
     return f"it is approved already, by {attempt.approved_by}: nothing more is sent unless Azure changes it"
 
 
 def _next(
-    before: ApprovalAttempt | None, life: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
+    before: ApprovalAttempt | None, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
 ) -> ApprovalAttempt:
-    return before.next(life, rule, step, by) if before is not None else ApprovalAttempt(life, rule, step, by=by)
+    return before.next(tracked, rule, step, by) if before is not None else ApprovalAttempt(tracked, rule, step, by=by)

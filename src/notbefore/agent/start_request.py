@@ -103,7 +103,7 @@ class StartRequest:
     @property
     def event_id(self) -> str:
         """Azure's, as received."""
-        return self.attempt.life.event.event_id
+        return self.attempt.tracked.event.event_id
 
     def abort(self) -> None:
         """Cut off a request that is under way; from another thread, after ``stop`` was set."""
@@ -152,9 +152,9 @@ class StartRequest:
     def send(self, check: ReadinessCheck | None = None) -> None:
         """Send until IMDS has answered, or until there is an objection."""
         error = ""
-        while (life := self._wait_until_approvable(error)) is not None:
+        while (tracked := self._wait_until_approvable(error)) is not None:
             before = self.attempt
-            counted = msgspec.structs.replace(before, life=life, state="sending", requests=before.requests + 1)
+            counted = msgspec.structs.replace(before, tracked=tracked, state="sending", requests=before.requests + 1)
             if not self._write_ahead(counted):
                 return
             listed = self._approvals.listed()  # writing may have taken a while
@@ -162,13 +162,13 @@ class StartRequest:
                 self.attempt = before
                 self._approvals.write(before)
                 continue
-            if not self._is_still_listed(life):  # the last answer may be 15 s old
+            if not self._is_still_listed(tracked):  # the last answer may be 15 s old
                 self.attempt = before
                 self._approvals.write(before)
                 self._stop.wait(CHECK_INTERVAL)
                 continue
             try:
-                self._post(life)
+                self._post(tracked)
             except ImdsError as refusal:
                 if refusal.reason == "bad_request":
                     self.end("approval_failed", "refused", str(refusal))
@@ -176,7 +176,7 @@ class StartRequest:
                 error = str(refusal)
                 self._pause(refusal)
                 continue
-            self.attempt = self.attempt.accepted(life, self._clock.now())
+            self.attempt = self.attempt.accepted(tracked, self._clock.now())
             ran = self.attempt.run_of(check) if check is not None else None
             self.end("approved", "accepted", ran.said if ran is not None else "")
             return
@@ -192,57 +192,57 @@ class StartRequest:
             if objection is not None:
                 self.give_up(objection.reason, f"{objection.words}; {error}" if error else objection.words)
                 return None
-            life = listed.readable(self.attempt.life.event.key)
+            tracked = listed.readable(self.attempt.tracked.event.key)
             if self._deadline is not None and self._clock.monotonic() >= self._deadline:
                 self.end("approval_failed", "no_answer", error or "IMDS does not answer: nothing was sent")
                 return None
-            if listed.fresh and life is not None:
-                return life
+            if listed.fresh and tracked is not None:
+                return tracked
             self._stop.wait(CHECK_INTERVAL)
         return None
 
     def _objection(self, listed: ListedEvents) -> Objection | None:
-        life, settings = listed.events.get(self.attempt.life.event.key), self._settings()
-        if life is None:
+        tracked, settings = listed.events.get(self.attempt.tracked.event.key), self._settings()
+        if tracked is None:
             return Objection("no_longer_scheduled", "it is gone")
-        if life.event.event_status != SCHEDULED:
-            return Objection("no_longer_scheduled", f"it is {life.event.event_status}")
-        if life.not_before is not None and listed.context.now >= life.not_before:
+        if tracked.event.event_status != SCHEDULED:
+            return Objection("no_longer_scheduled", f"it is {tracked.event.event_status}")
+        if tracked.not_before is not None and listed.context.now >= tracked.not_before:
             return Objection("too_late", "NotBefore came first")
         if settings.mode != "on":
             return Objection("switched_off", settings.off or "approval.dry_run is true")
-        words = self._changed(life, settings.policy, listed)
+        words = self._changed(tracked, settings.policy, listed)
         return Objection("changed", words) if words else None
 
-    def _changed(self, life: TrackedEvent, policy: Policy, listed: ListedEvents) -> str:
+    def _changed(self, tracked: TrackedEvent, policy: Policy, listed: ListedEvents) -> str:
         """What has changed since the decision, in words; empty if nothing has."""
-        flawed = life.event.key in listed.flawed
-        if content_of(life) != content_of(self.attempt.life):
+        flawed = tracked.event.key in listed.flawed
+        if content_of(tracked) != content_of(self.attempt.tracked):
             return "the event has changed"
         if self.attempt.rule == OPERATOR:
-            return unreadable(life, flawed=flawed)
-        decision = judge(policy, life, listed.context.vm, flawed=flawed)
+            return unreadable(tracked, flawed=flawed)
+        decision = judge(policy, tracked, listed.context.vm, flawed=flawed)
         if decision.action != "approve" or decision.step != self.attempt.step:
             return f"the rules say {decision.action} now: {decision.why}"
         return "it is another VM's turn now" if decision.at is not None and listed.context.now < decision.at else ""
 
-    def _post(self, life: TrackedEvent) -> None:
+    def _post(self, tracked: TrackedEvent) -> None:
         """Send one start request. Raises ``ImdsError`` for everything but 200."""
         settings, context = self._settings(), self._approvals.listed().context
-        body: dict[str, object] = {"StartRequests": [{"EventId": life.event.event_id}]}
+        body: dict[str, object] = {"StartRequests": [{"EventId": tracked.event.event_id}]}
         if settings.api_version == PREVIEW_VERSION:
             body["DocumentIncarnation"] = context.incarnation
         left = [TIMEOUT]
-        if life.not_before is not None:
-            left.append((life.not_before - context.now).total_seconds())
+        if tracked.not_before is not None:
+            left.append((tracked.not_before - context.now).total_seconds())
         if self._deadline is not None:
             left.append(self._deadline - self._clock.monotonic())
         with self._connected(settings) as client:
             client.post(_path(settings), msgspec.json.encode(body), timeout=max(1.0, min(left)))
 
-    def _is_still_listed(self, life: TrackedEvent) -> bool:
+    def _is_still_listed(self, tracked: TrackedEvent) -> bool:
         """Ask IMDS once more, right before the request: is the event listed exactly as it was decided on?"""
-        settings, event = self._settings(), life.event
+        settings, event = self._settings(), tracked.event
         try:
             with self._connected(settings) as client:
                 answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Whether an event is to be approved, by which rule, and when: ``judge(policy, life, vm)``. Pure.
+"""Whether an event is to be approved, by which rule, and when: ``judge(policy, tracked, vm)``. Pure.
 
 An approval lets Azure start an event at once, for all VMs in its ``Resources``. So the first matching rule alone
 decides, no match means no, and what is not known (the name of this VM, the expected interruption) never matches.
@@ -141,59 +141,59 @@ class Decision(Struct, frozen=True):
     skipped: Reason | None = None  # for ``leave``: why it is not approved although the rule would approve it
 
 
-def content_of(life: TrackedEvent) -> str:
+def content_of(tracked: TrackedEvent) -> str:
     """Return what identifies an event with its content: everything that Azure can change.
 
     An event that is gone and comes back with the same NotBefore is the same. Without NotBefore it is another one.
     """
-    return f"{life.event.digest()} {(life.event.not_before or life.first_seen).isoformat()}"
+    return f"{tracked.event.digest()} {(tracked.event.not_before or tracked.first_seen).isoformat()}"
 
 
-def unreadable(life: TrackedEvent, *, flawed: bool) -> str:
+def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
     """Return what is not known of an event, in words; such an event is never approved, by a rule or by hand."""
     if flawed:
         return "a part of it could not be read"
-    return "it has no NotBefore" if life.event.not_before is None else ""
+    return "it has no NotBefore" if tracked.event.not_before is None else ""
 
 
 def judge(
-    policy: Policy, life: TrackedEvent, vm: str | None, *, flawed: bool = False, since: datetime | None = None
+    policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False, since: datetime | None = None
 ) -> Decision:
     """Return what the rules say about an event, on the VM named ``vm``. Switches and clock do not matter here.
 
     ``flawed``: a part of the event could not be read. ``since``: when the event was first seen with this content; the
     turns of the VMs after the leader count from there. Default: when the event was first seen.
     """
-    if life.event.event_status != SCHEDULED:
-        return Decision("leave", f"it is {life.event.event_status}: only what is Scheduled can be approved")
-    objection = unreadable(life, flawed=flawed)
+    if tracked.event.event_status != SCHEDULED:
+        return Decision("leave", f"it is {tracked.event.event_status}: only what is Scheduled can be approved")
+    objection = unreadable(tracked, flawed=flawed)
     if objection:
         return Decision("leave", objection)
     for name, rule in policy.named_rules:
-        if _matches(rule, life):
+        if _matches(rule, tracked):
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
-            decision = _approve(rule, life, vm, since or life.first_seen)
-            return msgspec.structs.replace(decision, rule=name, step=_step(name, rule, life))
+            decision = _approve(rule, tracked, vm, since or tracked.first_seen)
+            return msgspec.structs.replace(decision, rule=name, step=_step(name, rule, tracked))
     return Decision("leave", "no rule matches")
 
 
-def _matches(rule: Rule, life: TrackedEvent) -> bool:
+def _matches(rule: Rule, tracked: TrackedEvent) -> bool:
     match = rule.matcher
-    if life.scope not in match.scope or not match.holds(life.event, life.notice):
+    if tracked.scope not in match.scope or not match.holds(tracked.event, tracked.notice):
         return False
     # an approval is for all resources, so all must match; to leave the event alone, one is enough
     pattern = match.resource if rule.action == "approve" else None
-    return pattern is None or all(re.fullmatch(pattern, name, re.IGNORECASE) for name in life.event.resources)
+    return pattern is None or all(re.fullmatch(pattern, name, re.IGNORECASE) for name in tracked.event.resources)
 
 
-def _step(name: str, rule: Rule, life: TrackedEvent) -> str:
+def _step(name: str, rule: Rule, tracked: TrackedEvent) -> str:
     written = msgspec.json.encode(rule, enc_hook=str)
-    return f"{content_of(life)} {name} {sha256(written)[:16]}"
+    return f"{content_of(tracked)} {name} {sha256(written)[:16]}"
 
 
-def _approve(rule: Rule, life: TrackedEvent, vm: str | None, since: datetime) -> Decision:
-    names = list(dict.fromkeys(resource.casefold() for resource in life.event.resources))
+def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None, since: datetime) -> Decision:
+    names = list(dict.fromkeys(resource.casefold() for resource in tracked.event.resources))
     rank = 0
     if len(names) > 1:
         if rule.for_all_resources is None:
@@ -204,12 +204,12 @@ def _approve(rule: Rule, life: TrackedEvent, vm: str | None, since: datetime) ->
                 return Decision("leave", "another VM decides for all of them")
             rank = names.index(vm.casefold())
     turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
-    at = life.first_seen + timedelta(seconds=rule.approve_after.seconds)
-    if rule.approve_before is not None and life.not_before is not None:
-        at = max(at, life.not_before - timedelta(seconds=rule.approve_before.seconds))
+    at = tracked.first_seen + timedelta(seconds=rule.approve_after.seconds)
+    if rule.approve_before is not None and tracked.not_before is not None:
+        at = max(at, tracked.not_before - timedelta(seconds=rule.approve_before.seconds))
     if rank:  # the VMs before this one decide first, again for each new content
         at = max(at, since) + timedelta(seconds=rank * turn)
-    if life.not_before is not None and at >= life.not_before:
+    if tracked.not_before is not None and at >= tracked.not_before:
         return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
     return Decision("approve", "the rule says so", at=at, check=rule.approve_when)
 
@@ -224,7 +224,7 @@ class CommandRun(Struct, frozen=True):
 class ApprovalAttempt(Struct, frozen=True):
     """How far the approval of one event has come. It is stored, so that nothing is done twice."""
 
-    life: TrackedEvent  # the event at the decision
+    tracked: TrackedEvent  # the event at the decision
     rule: str
     step: str = ""  # of the decision; empty for approvals by hand
     state: Literal["checking", "sending", "done"] = "checking"
@@ -238,29 +238,29 @@ class ApprovalAttempt(Struct, frozen=True):
     commands: dict[str, CommandRun] = {}  # by command; each runs once for the event, whichever rule asks
     records: int = 0  # that were made of it
 
-    def is_settled(self, life: TrackedEvent, step: str) -> bool:
+    def is_settled(self, tracked: TrackedEvent, step: str) -> bool:
         """Return whether nothing is left to do for this decision."""
-        return step in self.settled or self.approved == content_of(life)
+        return step in self.settled or self.approved == content_of(tracked)
 
-    def next(self, life: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
+    def next(self, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
         """Return the attempt for a new decision. If the event was gone meanwhile, the commands run again."""
         return ApprovalAttempt(
-            life,
+            tracked,
             rule,
             step,
             by=by,
             settled=self.settled[-MAX_SETTLED:],
             approved=self.approved,
             approved_by=self.approved_by,
-            commands=self.commands if life.first_seen == self.life.first_seen else {},
+            commands=self.commands if tracked.first_seen == self.tracked.first_seen else {},
             records=self.records,
         )
 
-    def accepted(self, life: TrackedEvent, now: datetime) -> "ApprovalAttempt":
+    def accepted(self, tracked: TrackedEvent, now: datetime) -> "ApprovalAttempt":
         """Return it with the note that IMDS accepted the start request."""
         who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
         how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
-        return msgspec.structs.replace(self, approved=content_of(life), approved_by=how)
+        return msgspec.structs.replace(self, approved=content_of(tracked), approved_by=how)
 
     def run_of(self, check: ReadinessCheck) -> CommandRun | None:
         """Return the result of the check for this event; ``None`` if it has not run."""
@@ -277,18 +277,18 @@ class ApprovalAttempt(Struct, frozen=True):
 
     def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
         """Return the change to record. Unlike a change of the event it is this VM's own, and so is its id."""
-        life = self.life
+        tracked = self.tracked
         return Change(
-            id=change_id(life.event.key, kind, f"{context.vm} {life.first_seen.isoformat()}", self.records),
+            id=change_id(tracked.event.key, kind, f"{context.vm} {tracked.first_seen.isoformat()}", self.records),
             kind=kind,
             reason=reason,
             time=context.now,
-            event=life.event,
-            scope=life.scope,
+            event=tracked.event,
+            scope=tracked.scope,
             incarnation=context.incarnation,
-            first_seen=life.first_seen,
-            not_before=life.not_before,
-            notice_seconds=life.notice,
+            first_seen=tracked.first_seen,
+            not_before=tracked.not_before,
+            notice_seconds=tracked.notice,
             approval=Approval(self.rule, self.by, detail, self.requests, self.reason),
         )
 

@@ -40,24 +40,24 @@ class PendingEvent(Struct, frozen=True):
     approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
 
     @classmethod
-    def of(cls, life: TrackedEvent, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
+    def of(cls, tracked: TrackedEvent, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
         """The event as it stands at ``now``."""
-        event = life.event
+        event = tracked.event
         return cls(
             event_id=event.event_id,
             event_type=event.event_type,
             event_status=event.event_status,
             event_source=event.event_source,
-            scope=life.scope,
+            scope=tracked.scope,
             resources=event.resources,
             description=event.description,
-            not_before=life.not_before,
-            seconds_to_not_before=life.seconds_to(now),
+            not_before=tracked.not_before,
+            seconds_to_not_before=tracked.seconds_to(now),
             expected_duration_seconds=event.duration,
-            first_seen=life.first_seen,
-            notice_seconds=life.notice,
-            started=life.started,
-            start_seen=life.start_seen,
+            first_seen=tracked.first_seen,
+            notice_seconds=tracked.notice,
+            started=tracked.started,
+            start_seen=tracked.start_seen,
             approval=approval,
         )
 

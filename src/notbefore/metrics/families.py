@@ -362,23 +362,23 @@ def _shown(labels: Labels) -> Labels:
 
 
 def _listed(view: Snapshot) -> Iterator[Family]:
-    lives = _by_urgency(view)
-    yield Family(PENDING, _pending(lives))
-    shown = lives[:MAX_SERIES]
+    listed = _by_urgency(view)
+    yield Family(PENDING, _pending(listed))
+    shown = listed[:MAX_SERIES]
     for metric, read in _PER_EVENT:
-        values = {(life.event.event_id,): read(life) for life in shown}
+        values = {(tracked.event.event_id,): read(tracked) for tracked in shown}
         yield Family(metric, {labels: value for labels, value in values.items() if value is not None})
-    yield Family(STATUS, {_status_labels(life): 1.0 for life in shown})
-    yield Family(NEXT, _next(lives))
+    yield Family(STATUS, {_status_labels(tracked): 1.0 for tracked in shown})
+    yield Family(NEXT, _next(listed))
     incarnation = view.tracked.incarnation
     yield Family(INCARNATION, {(): float(incarnation)} if incarnation is not None else {})
-    if len(lives) > len(shown):
-        yield Family(UNLISTED, {(): float(len(lives) - len(shown))})
+    if len(listed) > len(shown):
+        yield Family(UNLISTED, {(): float(len(listed) - len(shown))})
 
 
 def _passing(view: Snapshot) -> Iterator[Family]:
     """What changes by the time alone."""
-    left = {(life.event.event_id,): life.seconds_to(view.now) for life in _by_urgency(view)[:MAX_SERIES]}
+    left = {(tracked.event.event_id,): tracked.seconds_to(view.now) for tracked in _by_urgency(view)[:MAX_SERIES]}
     yield Family(SECONDS_TO_NOT_BEFORE, {labels: value for labels, value in left.items() if value is not None})
     now = view.now.timestamp()
     yield Family(OLDEST_PENDING, {labels: max(0.0, now - since) for labels, since in view.outbox.oldest.items()})
@@ -388,55 +388,55 @@ def _by_urgency(view: Snapshot) -> list[TrackedEvent]:
     return sorted(view.tracked.events.values(), key=_urgency)
 
 
-def _urgency(life: TrackedEvent) -> float:
+def _urgency(tracked: TrackedEvent) -> float:
     """Sort key: started events first, then by NotBefore; events without NotBefore last."""
-    if life.event.event_status == STARTED:
+    if tracked.event.event_status == STARTED:
         return 0.0
-    return life.not_before.timestamp() if life.not_before else float("inf")
+    return tracked.not_before.timestamp() if tracked.not_before else float("inf")
 
 
-def _pending(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
+def _pending(listed: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     counts: dict[Labels, float] = {}
-    for life in lives:
-        labels: Labels = (life.event.event_type, life.event.event_status, life.scope)
+    for tracked in listed:
+        labels: Labels = (tracked.event.event_type, tracked.event.event_status, tracked.scope)
         if labels not in counts and len(counts) >= MAX_SERIES - len(("self", "peer", "unknown")):
-            labels = (OTHER, OTHER, life.scope)
+            labels = (OTHER, OTHER, tracked.scope)
         counts[labels] = counts.get(labels, 0.0) + 1.0
     return dict(counts)
 
 
-def _status_labels(life: TrackedEvent) -> Labels:
-    event = life.event
+def _status_labels(tracked: TrackedEvent) -> Labels:
+    event = tracked.event
     source, description = event.event_source or UNKNOWN, (event.description or "")[:MAX_DESCRIPTION_LABEL]
-    return (event.event_id, event.event_type, event.event_status, source, life.scope, description)
+    return (event.event_id, event.event_type, event.event_status, source, tracked.scope, description)
 
 
-def _next(lives: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
+def _next(listed: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     earliest: dict[Labels, float | Histogram] = {}
-    for life in lives:  # in the order of NotBefore: the first of a scope is its earliest
-        if life.event.event_status != STARTED and life.not_before is not None:
-            earliest.setdefault((life.scope,), life.not_before.timestamp())
+    for tracked in listed:  # in the order of NotBefore: the first of a scope is its earliest
+        if tracked.event.event_status != STARTED and tracked.not_before is not None:
+            earliest.setdefault((tracked.scope,), tracked.not_before.timestamp())
     return earliest
 
 
-def _not_before(life: TrackedEvent) -> float | None:
-    return life.not_before.timestamp() if life.not_before else None
+def _not_before(tracked: TrackedEvent) -> float | None:
+    return tracked.not_before.timestamp() if tracked.not_before else None
 
 
-def _started_at(life: TrackedEvent) -> float | None:
-    return life.started.timestamp() if life.started else None
+def _started_at(tracked: TrackedEvent) -> float | None:
+    return tracked.started.timestamp() if tracked.started else None
 
 
-def _expected(life: TrackedEvent) -> float | None:
-    return float(life.event.duration) if life.event.duration is not None else None
+def _expected(tracked: TrackedEvent) -> float | None:
+    return float(tracked.event.duration) if tracked.event.duration is not None else None
 
 
-def _current_notice(life: TrackedEvent) -> float | None:
-    return life.notice
+def _current_notice(tracked: TrackedEvent) -> float | None:
+    return tracked.notice
 
 
-def _resources(life: TrackedEvent) -> float | None:
-    return float(len(life.event.resources))
+def _resources(tracked: TrackedEvent) -> float | None:
+    return float(len(tracked.event.resources))
 
 
 _PER_EVENT: Final = (

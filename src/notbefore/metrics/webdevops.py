@@ -44,7 +44,9 @@ def _events(view: Snapshot) -> dict[Labels, float | Histogram]:
     """At most ``MAX_SERIES``; those of this VM first."""
     me = view.figures.vm.get("name", "").casefold()
     pairs = [
-        (life.event, resource) for life in view.tracked.events.values() for resource in life.event.resources or ("",)
+        (tracked.event, resource)
+        for tracked in view.tracked.events.values()
+        for resource in tracked.event.resources or ("",)
     ]
     pairs.sort(key=lambda pair: pair[1].casefold() != me)
     return {_labels(event, resource): _value(event) for event, resource in islice(pairs, MAX_SERIES)}
