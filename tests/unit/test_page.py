@@ -241,7 +241,7 @@ def test_the_page_stays_small_whatever_is_listed() -> None:
     assert len(render(model)) < 300_000
     agent.records = []
     agent.sees(3).sees(4, item("late"))
-    assert render(agent.model(5)).count(b'<svg class="tracked"') == MAX_ENDED + 1
+    assert render(agent.model(5)).count(b'<svg class="course"') == MAX_ENDED + 1
 
 
 @pytest.mark.parametrize(
