@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # most agents send no pings
     from notbefore.agent.pings import AgentStatus, Pings
 
 RETRY_INTERVAL: Final = 2.0  # seconds between attempts to write a state that could not be written
+LOOK_INTERVAL: Final = 30.0  # seconds between looks at the state file, while what it holds can be read
 FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
@@ -73,7 +74,7 @@ class Agent:
         self._exports = ExportFigures()
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
         self._stopping = False
-        self._retried = clock.monotonic()  # to write a state that could not be written
+        self._retried = self._looked = clock.monotonic()  # to write a state that could not be written; at its file
         self._reload_wanted = False  # a SIGHUP came
         self._reading: ConfigReading | None = None  # under way
         self._reader, self._writer = socket.socketpair()  # wakes the main thread
@@ -216,7 +217,6 @@ class Agent:
             for name, work in (
                 ("beat", self._state.write_beat),
                 ("heartbeats", self._heartbeats.send_due),
-                ("outbox", self._outbox.refresh),
                 ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
                 ("store", self._look_after_store),
                 ("systemd", self._beat_for_systemd),
@@ -228,9 +228,12 @@ class Agent:
                 stop = self._wait_for_stop(self._patience())
 
     def _look_after_store(self) -> None:
-        self._store.look_after(writes=self._couriers.in_trouble)
-        if self._store.degraded and self._clock.monotonic() - self._retried >= RETRY_INTERVAL:
-            self._retried = self._clock.monotonic()
+        now, trouble = self._clock.monotonic(), self._couriers.in_trouble
+        if trouble or not self._outbox.readable or now - self._looked >= LOOK_INTERVAL:
+            self._looked = now
+            self._store.look_after(writes=trouble)
+        if self._store.degraded and now - self._retried >= RETRY_INTERVAL:
+            self._retried = now
             self._store.retry()
 
     def _beat_for_systemd(self) -> None:

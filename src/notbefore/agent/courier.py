@@ -112,12 +112,12 @@ class CourierManager:
             self._courier.send(LEAVE)  # what it imports from now on would be of another version than itself
         if self._courier is not None:
             self._check(self._courier)
+        self._next_due = self._read_next_due()
         if self._courier is not None:
             self._serve(self._courier)
             if woken:
                 self._courier.send(WAKE)
             return
-        self._next_due = self._read_next_due()
         due = self._next_due is not None and self._next_due <= self._clock.time()
         if due and self._clock.monotonic() >= self._not_before:
             self._start()

@@ -175,7 +175,7 @@ class Tracked(Struct, frozen=True):
     @property
     def interrupting(self) -> bool:
         """An event that affects this VM, or may, is Started: the beats are to be kept."""
-        return any(known.may_be_ours and Phase.of(known.event) is Phase.STARTED for known in self.events.values())
+        return any(known.event.event_status == STARTED and known.may_be_ours for known in self.events.values())
 
     @property
     def imminent_from(self) -> datetime | None:

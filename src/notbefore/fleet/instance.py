@@ -92,7 +92,6 @@ class FleetInstance:
             self._package.keep()
             stop = False
             while not stop and self._thread.is_alive():
-                self._outbox.refresh()
                 self._couriers.tick()
                 self._look_after_store()
                 self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)

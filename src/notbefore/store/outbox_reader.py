@@ -20,7 +20,7 @@ class OutboxReader:
 
     ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
     ``disk``: the thread that reads the file ``path``. ``spare``: the file that holds the outbox while it is there.
-    ``in_memory``: what is in the outbox while it is in no file.
+    ``in_memory``: what is in the outbox while it is in no file. ``readable``: the last ``refresh`` could read it.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class OutboxReader:
         self._spare = _OutboxFile(spare) if spare is not None else None
         self._disk = disk
         self._kept = OutboxRead(OutboxView(), None)
+        self.readable = True
 
     @property
     def view(self) -> OutboxView:
@@ -48,6 +49,7 @@ class OutboxReader:
 
     def refresh(self) -> None:
         """Read the file, if it has changed. Never raises: what cannot be read stays as it is known."""
+        self.readable = False
         with suppress(sqlite3.Error, StoreError, OSError):
             if (found := self._in_memory()) is not None:
                 self._kept = found
@@ -57,6 +59,7 @@ class OutboxReader:
                 if self._spare is not None:
                     self._spare.close()
                 self._kept = self._disk.do(self._main.read)
+            self.readable = True
 
     def close(self) -> None:
         """Let go of the files; the next ``refresh`` opens them again."""
