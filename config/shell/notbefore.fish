@@ -50,8 +50,8 @@ function _shtab_notbefore_using
   test "$_shtab_notbefore_cmdpath" = "$argv"
 end
 
-set -g _shtab_notbefore_commands run fleet check-config discover events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo version
-set -g _shtab_notbefore_opts_with_value --ca-file --cert-file --change --config --fault --imds --key-file --limit --listen --log-level --password-file --reason --scenario --severity --since --sink --speed --state --state-dir --url --user --vm --wait
+set -g _shtab_notbefore_commands run fleet fleet-report check-config discover events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo version
+set -g _shtab_notbefore_opts_with_value --ca-file --cert-file --change --config --dir --fault --html --imds --key-file --limit --listen --log-level --password-file --reason --scenario --severity --since --sink --speed --state --state-dir --url --user --vm --wait
 
 complete -c notbefore -e
 complete -c notbefore -f
@@ -71,6 +71,13 @@ complete -c notbefore -n '_shtab_notbefore_using fleet' -s h -l help -d 'show th
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l listen -x -d 'server.listen: where to serve, HOST:PORT'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l state-dir -xka "(__fish_complete_directories)" -d 'state.dir: where the outbox is kept; each instance has its own'
 complete -c notbefore -n '_shtab_notbefore_using fleet; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a YAML file with a section `fleet`'
+complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a fleet-report -d 'Show how Azure treated the fleet, from its history.'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -s h -l help -d 'show this help message and exit'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l dir -x -d 'a directory of history; for several instances, give it several times'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l since -x -d '90d (so long ago, the default), or 2026-03-01T00:00:00Z'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l json -d 'JSON, one object a type and region'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l html -x -d 'write a page with plots'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the configuration of an instance: it names its history'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a check-config -d 'Read a configuration: show what is wrong with it, or all values in use.'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l listen -x -d 'server.listen: where to serve, HOST:PORT'

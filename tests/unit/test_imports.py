@@ -35,6 +35,7 @@ LATE = (
     "fleet.consumer",
     "fleet.keeper",
     "fleet.instance",
+    "fleet.page",
     "fleet.view",
     "otlp.answer",
     "otlp.grpc_exporter",

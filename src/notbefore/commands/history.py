@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the changes; returns the exit code. Raises ``NotBeforeError``."""
-    since = _start(options.since, datetime.now(UTC)) if options.since else None
+    since = start_time(options.since, datetime.now(UTC)) if options.since else None
     if options.state_dir is None:
         changes = ask_changes(agent_client(options), since, options.limit)
     else:
@@ -55,7 +55,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _start(text: str, now: datetime) -> datetime:
+def start_time(text: str, now: datetime) -> datetime:
     """Return the time that ``--since`` names; raises ``ConfigError``."""
     with suppress(ValueError):
         return now - timedelta(seconds=Duration(text).seconds)

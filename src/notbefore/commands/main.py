@@ -25,6 +25,7 @@ CANNOT_START: Final = 3
 COMMANDS: Final = {  # `check-config` is the module check_config, with the functions add_arguments and run
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
+    "fleet-report": "show how Azure treated the fleet, from its history",
     "check-config": "read a configuration: show what is wrong with it, or all values in use",
     "discover": "look for IMDS, and show what was found where",
     "events": "show what is listed now, as a running agent knows it",
@@ -49,6 +50,7 @@ EXAMPLES: Final = {
     "approve": "notbefore approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --reason 'drained'",
     "outbox": "notbefore outbox list --state dead",
     "fleet": "notbefore fleet /etc/notbefore/fleet.yml",
+    "fleet-report": "notbefore fleet report --since 90d --html report.html",
     "simulate": "notbefore simulate --scenario user-reboot --speed 60",
     "demo": "notbefore demo --keep",
     "version": "notbefore version",
@@ -57,7 +59,7 @@ EXAMPLES: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; ``arguments`` are those of the process unless given."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = joined(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser(words)
     options = parser.parse_args(words)
     if options.version:
@@ -76,6 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return FAILED
+
+
+def joined(words: Sequence[str]) -> Sequence[str]:
+    """Return the words with `fleet report` as the command that it is; a configuration of that name is `./report`."""
+    two = "-".join(words[:2])
+    return [two, *words[2:]] if two in COMMANDS else words
 
 
 def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.ArgumentParser:

@@ -1,12 +1,14 @@
 """The section ``fleet``: what ``notbefore fleet`` reads, and how it groups what it reads."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub
 from notbefore.core.duration import Duration
+
+MONTH: Final = 31 * 86_400.0  # seconds
 
 GroupBy = Literal[
     "event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"
@@ -27,6 +29,17 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected `container` beside `connection_string`")
 
 
+class HistoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an instance writes the events that are over, and for how long it keeps them."""
+
+    dir: str | None = None  # `history` in `state.dir`, unless given
+    keep: Duration | None = None  # such as 400d: a month is deleted once all of it is older. Without it, never
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep.seconds < MONTH:
+            raise ValueError("keep: expected 31d or more: there is one file a month")
+
+
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
@@ -40,6 +53,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     over_after: Duration = Duration("1h")  # after NotBefore, or the start: what no VM has said to be over by then, is
     rebalance: Duration = Duration("10s")  # between two looks at which instance has which partition
     takeover: Duration = Duration("60s")  # after which the partitions of an instance that is gone are others'
+    history: HistoryConfig = HistoryConfig()
 
     def __post_init__(self) -> None:
         if not self.group_by:

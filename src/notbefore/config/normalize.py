@@ -20,7 +20,7 @@ def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
     if isinstance(values.get("fleet"), dict):
         values["fleet"] = {
             key: _prepared_keys(EventHub.SECRETS, value, base) if isinstance(value, dict) else value
-            for key, value in values["fleet"].items()
+            for key, value in _prepared_keys((), values["fleet"], base).items()
         }
     if isinstance(values.get("heartbeat"), dict):
         values["heartbeat"] = _prepared_keys(("ping_url",), values["heartbeat"], base)

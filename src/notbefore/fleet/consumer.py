@@ -27,6 +27,7 @@ from msgspec import Struct
 from notbefore.config.fleet import FleetConfig
 from notbefore.delivery.sinks.event_hub import client_options, make_credential
 from notbefore.fleet.checkpoints import BlobSnapshots, Snapshots
+from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.keeper import Keeper, Outbox
 from notbefore.fleet.partition import Item, Partition, PartitionFigures
 from notbefore.metrics.fleet import Measured
@@ -53,10 +54,13 @@ class Lag(Struct, frozen=True):
 class Consumer:
     """Runs in one thread, with an event loop of its own: ``run`` until ``stop``."""
 
-    def __init__(self, config: FleetConfig, snapshots: Callable[[Any], Snapshots], outbox: Outbox) -> None:
+    def __init__(
+        self, config: FleetConfig, snapshots: Callable[[Any], Snapshots], outbox: Outbox, history: History
+    ) -> None:
         self._config = config
         self._make_snapshots = snapshots
         self._outbox = outbox
+        self._history = history
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -99,7 +103,8 @@ class Consumer:
         hub = self._config.hub
         credential = make_credential(hub) if hub.connection_string is None else None
         snapshots = self._make_snapshots(credential)
-        keeper = self._keeper = Keeper(self._config, snapshots, self._outbox, partial(self._note_error, "store"))
+        failed = partial(self._note_error, "store")
+        keeper = self._keeper = Keeper(self._config, snapshots, self._outbox, self._history, failed)
         keeping = asyncio.create_task(keeper.run())  # also while the hub is away: what was accepted is marked
         try:
             while not self._stopping:
@@ -212,7 +217,8 @@ class Consumer:
         self.poison.update(new.poison)
         self.counts.update(contradictions=new.contradictions, given_up=new.given_up, missing=new.missing)
         self.counts["fell_silent"] += new.fell_silent
-        for story in new.closed:
+        self._history.add(PastEvent.of(story, at) for story, at in new.closed)
+        for story, _ in new.closed:
             labels = (story.event.event_type, story.place.region)
             for one in story.measured.values():
                 self.measured.add(labels, one.notice, one.interruption)

@@ -24,6 +24,7 @@ from notbefore.delivery.orders import Orders
 from notbefore.errors import ConfigError
 from notbefore.fleet.checkpoints import FileSnapshots, make_blob_snapshots
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.history import History, history_directory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
 from notbefore.store.state import Store
@@ -32,6 +33,7 @@ from notbefore.web.app import make_fleet_app
 from notbefore.web.server import HttpServer
 
 STOP_PATIENCE: Final = 20.0  # seconds for the consumer to write its snapshots and let go of its partitions
+HISTORY_PATIENCE: Final = 2.0  # seconds for the history to be written
 RETRY_INTERVAL: Final = 2.0  # seconds between attempts to write a state that could not be written
 
 log = logging.getLogger("notbefore.fleet")
@@ -60,18 +62,21 @@ class FleetInstance:
             self._fleet_outbox.leave(None)
         checkpoints, fleet = config.fleet.checkpoints, config.fleet
         directory = self._store.path.with_name("partitions")
+        keep = fleet.history.keep
+        self._history = History(history_directory(config), keep.seconds if keep is not None else None)
         self._consumer = Consumer(
             fleet,
             lambda credential: (
                 make_blob_snapshots(checkpoints, credential) if checkpoints is not None else FileSnapshots(directory)
             ),
             self._fleet_outbox,
+            self._history,
         )
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
         self._view = FleetView(
             config,
             self._consumer,
-            Stored(self._store, self._fleet_outbox, self._outbox),
+            Stored(self._store, self._fleet_outbox, self._outbox, self._history),
             lambda: self._couriers.figures,
         )
         self._server = HttpServer(config.server.listen, make_fleet_app(self._view), access(config.server))
@@ -87,6 +92,7 @@ class FleetInstance:
             self._server.start()
             log.info("notbefore %s: reading the fleet's changes, serving %s", __version__, self._server.url)
             self._stdout.start()
+            self._history.start()
             self._thread.start()
             self._systemd.ready()
             self._package.keep()
@@ -148,6 +154,7 @@ class FleetInstance:
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)
+        self._history.close(HISTORY_PATIENCE)
         self._outbox.close()
         self._stdout.stop(1.0)
         self._server.stop()

@@ -22,6 +22,7 @@ from msgspec import MsgspecError
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.delivery import Delivery
 from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
+from notbefore.fleet.history import History
 from notbefore.fleet.merge import Story
 from notbefore.fleet.partition import Item, Partition, mark_of, read_snapshot, read_vms
 from notbefore.fleet.reading import Poison
@@ -33,6 +34,7 @@ SETTLE_EVERY: Final = 0.01  # the same while something is to be sent: the next d
 STORE_PAUSE: Final = 2.0  # seconds until what could not be written is tried again
 SNAPSHOT_EVERY: Final = 5.0  # seconds between two snapshots
 SNAPSHOT_SHARE: Final = 20  # a snapshot that takes long to write is written less often: so many times as long
+HISTORY_SECONDS: Final = 2.0  # for the history to be written; a disk that cannot be written is not waited for
 VMS_EVERY: Final = 120.0  # seconds between two writings of the VMs that were heard from
 MAX_MARKS: Final = 200  # of each kind: metadata of a blob is 8 KB at most
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
@@ -100,11 +102,17 @@ class Keeper:
     """Of the consumer's event loop alone. ``failed`` is called with what the store raises."""
 
     def __init__(
-        self, config: FleetConfig, snapshots: Snapshots, outbox: Outbox, failed: Callable[[Exception], None]
+        self,
+        config: FleetConfig,
+        snapshots: Snapshots,
+        outbox: Outbox,
+        history: History,
+        failed: Callable[[Exception], None],
     ) -> None:
         self._config = config
         self._snapshots = snapshots
         self._outbox = outbox
+        self._history = history
         self._failed = failed
         self.partitions: dict[str, Held] = {}
         self._lost: set[str] = set()
@@ -262,6 +270,8 @@ class Keeper:
             position, body = Position(fold.offset, fold.sequence), fold.snapshot(list(held.unsettled.values()))
             held.changed = False  # what comes while this is written is for the next one
             try:
+                if self._history.waiting:  # events that the snapshot no longer has
+                    await asyncio.to_thread(self._history.flush, HISTORY_SECONDS)
                 await self._snapshots.write(fold.name, body, position, inherited)
             except BaseException:
                 held.changed = True

@@ -68,7 +68,7 @@ class PartitionFigures(Struct):
     given_up: int = 0
     fell_silent: int = 0
     missing: int = 0  # records that were gone before they were read
-    closed: list[Story] = []  # events that are over
+    closed: list[tuple[Story, float]] = []  # events that are over, and since when: Unix seconds of the hub's clock
 
 
 class Partition:
@@ -241,7 +241,7 @@ class Partition:
 
     def _close(self, key: str, story: Story, wave: Wave, now: float) -> None:
         self.stories.pop(key, None)
-        self.figures.closed.append(story)
+        self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
         self._closed[key] = Closed(wave.told, now, wave.nth, story.ids)

@@ -10,6 +10,7 @@ from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.core.lifecycle import Tracked
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.history import History
 from notbefore.fleet.merge import OVER, Story
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
@@ -58,6 +59,7 @@ class Stored(NamedTuple):
     store: Store
     notified: FleetOutbox
     outbox: OutboxReader
+    history: History
 
 
 class FleetView:
@@ -72,7 +74,7 @@ class FleetView:
     ) -> None:
         self._config = config
         self._consumer = consumer
-        self._store, self._notified, self._outbox = stored
+        self._store, self._notified, self._outbox, self._history = stored
         self._courier = courier
         self._began = datetime.now(UTC)
         self._text = MetricsText(lambda: [Block(object(), self._families)])
@@ -134,7 +136,7 @@ class FleetView:
             fell_silent=consumer.counts["fell_silent"],
             records=consumer.records,
             poison=consumer.poison,
-            errors=consumer.errors,
+            errors=consumer.errors | {"history": self._history.failures},
             contradictions=consumer.counts["contradictions"],
             given_up=consumer.counts["given_up"],
             missing=consumer.counts["missing"],

@@ -48,7 +48,9 @@ GIVEN_UP: Final = Metric(
 MISSING: Final = Metric(
     "notbefore_fleet_records_missing", "counter", "Records that the hub had deleted before they were read."
 )
-ERRORS: Final = Metric("notbefore_fleet_errors", "counter", "Errors of the hub and of the checkpoint store.", ("part",))
+ERRORS: Final = Metric(
+    "notbefore_fleet_errors", "counter", "Errors of the hub, of the checkpoint store, and of the history.", ("part",)
+)
 PARTITIONS: Final = Metric("notbefore_fleet_partitions", "gauge", "Partitions that this instance reads.")
 LAG_RECORDS: Final = Metric(
     "notbefore_fleet_lag_records", "gauge", "Records of the hub that are still to be read.", ("partition",)

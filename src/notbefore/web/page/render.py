@@ -18,6 +18,7 @@ from notbefore.core.duration import span
 from notbefore.web.page.model import PageModel
 from notbefore.web.page.timeline import Timeline
 
+TEMPLATES: Final = Path(__file__).with_name("templates")
 MAX_TEXT: Final = 400  # characters of a description
 # controls that HTML does not allow, and characters that turn the direction of text around or are not visible
 _UNSEEN: Final = re.compile(
@@ -27,14 +28,19 @@ _UNSEEN: Final = re.compile(
 
 def render(model: PageModel) -> bytes:
     """The whole page, in UTF-8."""
-    page = _template().render(model=model, now=model.now, timeline=Timeline.of(model), STARTED=STARTED)
+    page = _page().render(model=model, now=model.now, timeline=Timeline.of(model), STARTED=STARTED)
     return page.encode(errors="replace")  # the name of a file may hold what is no text
 
 
 @cache
-def _template() -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+def _page() -> Template:
+    return environment(TEMPLATES).get_template("page.html")
+
+
+def environment(*directories: Path) -> Environment:
+    """The templates of these directories, with all that is shown made safe for HTML."""
+    made = Environment(
+        loader=FileSystemLoader(directories),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_visible,
@@ -42,8 +48,8 @@ def _template() -> Template:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc, "cut": _cut}
-    return environment.get_template("page.html")
+    made.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc, "cut": _cut}
+    return made
 
 
 def _visible(value: Any) -> Any:

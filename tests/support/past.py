@@ -1,0 +1,42 @@
+"""Events of a fleet that are over."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from notbefore.core.change import Outcome
+from notbefore.fleet.history import PastEvent, VmMeasures
+
+THEN = datetime(2026, 3, 10, 12, tzinfo=UTC)
+
+
+def past(  # noqa: PLR0913 - an event has many sides
+    event_id: str = "EVENT-1",
+    event_type: str = "Reboot",
+    *,
+    closed: datetime = THEN,
+    outcome: Outcome = "finished",
+    notice: tuple[float, ...] = (900.0,),
+    interruption: tuple[float, ...] = (),
+    **changed: Any,
+) -> PastEvent:
+    """An event of as many VMs as have measured something."""
+    count = max(len(notice), len(interruption), 1)
+    vms = tuple(f"web_{number}" for number in range(count))
+    measured = tuple(
+        VmMeasures(
+            name,
+            notice[number] if number < len(notice) else None,
+            None,
+            interruption[number] if number < len(interruption) else None,
+        )
+        for number, name in enumerate(vms)
+    )
+    values: dict[str, Any] = {
+        "event_id": event_id, "nth": 0, "event_type": event_type, "event_source": "Platform", "region": "westeurope",
+        "zone": "1", "scale_set": "web", "resource_group": "rg", "subscription": "sub", "description": None,
+        "expected_seconds": 9, "vms": vms, "reported_by": 3, "first_seen": closed - timedelta(minutes=20),
+        "not_before": closed - timedelta(minutes=5), "started": closed - timedelta(minutes=5), "over": closed,
+        "closed": closed, "outcome": outcome, "as_far_as_known": False, "contradicted": False, "exercise": False,
+        "measured": measured,
+    }  # fmt: skip
+    return PastEvent(**(values | changed))
