@@ -91,9 +91,11 @@ def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path
     assert events.returncode == 0, events.stderr
     for path in (
         "systemd/notbefore.service",
+        "systemd/notbefore-fleet.service",
         "fleet/install.sh",
         "prometheus/notbefore.rules.yml",
         "dashboards/fleet.json",
+        "dashboards/event-hub.json",
         "helm/notbefore/Chart.yaml",
         "helm/notbefore/files/vm.json",
         "kubernetes/base/daemonset.yaml",

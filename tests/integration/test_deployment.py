@@ -17,9 +17,11 @@ import pytest
 import trustme
 import yaml
 
+from notbefore.commands.main import make_parser
 from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
 from notbefore.delivery.orders import STOP_SECONDS
+from notbefore.fleet.instance import STOP_PATIENCE
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
 BIN = Path(sys.executable).parent
 UNIT = CONFIG / "systemd" / "notbefore.service"
+FLEET_UNIT = CONFIG / "systemd" / "notbefore-fleet.service"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MANIFESTS = sorted((CONFIG / "kubernetes").rglob("*.yaml"))
 systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs Debian's package systemd")
@@ -82,18 +85,23 @@ def test_the_image_runs_as_the_user_that_kubernetes_names() -> None:
 # ---- systemd
 
 
+units = pytest.mark.parametrize("unit", [UNIT, FLEET_UNIT], ids=lambda unit: unit.stem)
+
+
 @systemd
-def test_the_unit_is_exposed_as_little_as_is_said() -> None:
-    done = run("systemd-analyze", "security", "--offline=true", "--no-pager", UNIT)
-    exposure = re.search(r"Overall exposure level for notbefore.service: ([\d.]+)", done.stdout)
+@units
+def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
+    done = run("systemd-analyze", "security", "--offline=true", "--no-pager", unit)
+    exposure = re.search(rf"Overall exposure level for {unit.name}: ([\d.]+)", done.stdout)
     assert exposure, done
     assert float(exposure[1]) <= 1.5
 
 
 @systemd
-def test_systemd_has_nothing_to_say_of_the_unit(tmp_path: Path) -> None:
-    here = tmp_path / UNIT.name
-    here.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
+@units
+def test_systemd_has_nothing_to_say_of_the_unit(unit: Path, tmp_path: Path) -> None:
+    here = tmp_path / unit.name
+    here.write_text(unit.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
     done = run("systemd-analyze", "verify", "--man=no", here)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -110,15 +118,37 @@ def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def settings_of(path: Path) -> dict[str, str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line))
+
+
+def test_the_units_have_the_same_sandbox() -> None:
+    agents, fleets = (
+        path.read_text(encoding="utf-8").partition("CapabilityBoundingSet=")[2] for path in (UNIT, FLEET_UNIT)
+    )
+    assert agents
+    assert agents == fleets
+
+
+def test_the_fleets_unit_and_pod_give_partitions_and_courier_their_time() -> None:
+    unit, seconds = settings_of(FLEET_UNIT), STOP_PATIENCE + STOP_SECONDS + 5
+    assert unit["KillMode"] == "mixed", "the instance ends its courier"
+    assert int(unit["TimeoutStopSec"]) > seconds
+    assert manifest("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > seconds
+    options = make_parser(["fleet"]).parse_args(unit["ExecStart"].split()[1:])
+    assert options.listen != load(None, {}, {}).server.listen, "an agent on the same machine has that port"
+
+
 def test_the_unit_gives_the_courier_its_time() -> None:
-    unit = dict(line.split("=", 1) for line in UNIT.read_text(encoding="utf-8").splitlines() if re.match(r"\w+=", line))
+    unit = settings_of(UNIT)
     assert unit["KillMode"] == "mixed", "the agent ends its courier"
     assert int(unit["TimeoutStopSec"]) > STOP_SECONDS + 5
     assert default_state_dir() == Path("/var/lib") / unit["StateDirectory"]
 
 
 def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None:
-    unit = dict(line.split("=", 1) for line in UNIT.read_text(encoding="utf-8").splitlines() if re.match(r"\w+=", line))
+    unit = settings_of(UNIT)
     wrong = tmp_path / "notbefore.yml"
     wrong.write_text("sink: {}\n", encoding="utf-8")
     words = ("run", "--imds", "http://127.0.0.1:9", "--state-dir", tmp_path)
@@ -132,9 +162,11 @@ def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None
 # ---- Kubernetes
 
 
-def manifest(kind: str) -> Any:
-    found = [values for path in MANIFESTS for values in yaml.safe_load_all(path.read_text()) if values["kind"] == kind]
-    (only,) = found
+def manifest(kind: str, name: str | None = None) -> Any:
+    """The manifest of this kind; ``name``: of several. Deployments are the fleet's, everything else is the agent's."""
+    wanted = name or ("notbefore-fleet" if kind == "Deployment" else "notbefore")
+    found = [values for path in MANIFESTS for values in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    (only,) = (one for one in found if (one["kind"], one.get("metadata", {}).get("name")) == (kind, wanted))
     return only
 
 
@@ -207,14 +239,16 @@ def merged(old: Any, new: Any) -> Any:
 
 
 OVERLAYS = ("base", "open", "tls")
+FLEET = "fleet-monitoring"
 
 
-@pytest.mark.parametrize("directory", OVERLAYS)
+@pytest.mark.parametrize("directory", [*OVERLAYS, FLEET])
 def test_an_overlay_amounts_to_what_kubernetes_takes_and_each_volume_is_mounted(directory: str) -> None:
     found = built(directory)
     for values in found.values():
         check_schema(values)
-    pod = found["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
+    (pods,) = (values for (kind, _), values in found.items() if kind in ("DaemonSet", "Deployment"))
+    pod = pods["spec"]["template"]["spec"]
     assert {volume["name"] for volume in pod["volumes"]} == {
         mount["name"] for mount in pod["containers"][0]["volumeMounts"]
     }
@@ -222,11 +256,11 @@ def test_an_overlay_amounts_to_what_kubernetes_takes_and_each_volume_is_mounted(
 
 if shutil.which("kubectl"):  # few have it, and Debian's is too old
 
-    @pytest.mark.parametrize("directory", OVERLAYS)
+    @pytest.mark.parametrize("directory", [*OVERLAYS, FLEET])
     def test_kustomize_builds_what_the_tests_build(directory: str) -> None:
         done = run("kubectl", "kustomize", CONFIG / "kubernetes" / directory)
         assert done.returncode == 0, done.stderr
-        text = re.sub(r"name: notbefore-[bcdfghkmt2456789]{10}$", "name: notbefore", done.stdout, flags=re.MULTILINE)
+        text = re.sub(r"(name: notbefore(?:-fleet)?)-[bcdfghkmt2456789]{10}$", r"\1", done.stdout, flags=re.MULTILINE)
         text = text.replace("image: notbefore:0.1.0", "image: notbefore")
         theirs = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
         ours = built(directory)
@@ -309,7 +343,7 @@ def test_only_an_overlay_that_says_so_listens_beyond_the_node() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("directory", ["base", "monitoring", "open", "rules", "tls"])
+@pytest.mark.parametrize("directory", ["base", "fleet", FLEET, "monitoring", "open", "rules", "tls"])
 def test_a_kustomization_names_all_that_lies_beside_it(directory: str) -> None:
     place = CONFIG / "kubernetes" / directory
     values = yaml.safe_load((place / "kustomization.yaml").read_text(encoding="utf-8"))
@@ -318,6 +352,35 @@ def test_a_kustomization_names_all_that_lies_beside_it(directory: str) -> None:
     for generator in values.get("configMapGenerator", ()):
         for name in generator["files"]:
             load(place / name, {}, {})  # raises what is wrong
+
+
+def test_the_instances_of_the_fleet_have_what_they_need_and_no_more() -> None:
+    found = built(FLEET)
+    fleet, name = found["Deployment", "notbefore-fleet"]["spec"], "notbefore-fleet"
+    pod, (container,) = fleet["template"]["spec"], fleet["template"]["spec"]["containers"]
+    assert found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False)
+    assert (
+        container["securityContext"]
+        == manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    )
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted["state"] == str(default_state_dir())
+    labels = fleet["selector"]["matchLabels"]
+    assert labels.items() <= fleet["template"]["metadata"]["labels"].items()
+    selecting = [found[kind, name]["spec"] for kind in ("PodDisruptionBudget", "PodMonitor")]
+    assert [one["selector"]["matchLabels"] for one in selecting] == [labels, labels]
+    assert found["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"] == labels
+    ports = {
+        found["PodMonitor", name]["spec"]["podMetricsEndpoints"][0]["port"],
+        found["NetworkPolicy", name]["spec"]["ingress"][0]["ports"][0]["port"],
+        *(container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("startup", "liveness", "readiness")),
+    }
+    assert ports == {container["ports"][0]["name"]}
+    config = yaml.safe_load(found["ConfigMap", name]["data"]["notbefore.yml"])
+    assert config["server"]["listen"] == f":{container['ports'][0]['containerPort']}"
+    assert config["fleet"]["checkpoints"], "several instances share their snapshots"
+    assert pod["serviceAccountName"] == found["ServiceAccount", name]["metadata"]["name"]
 
 
 def test_the_pods_have_what_the_agent_needs_and_no_more() -> None:
@@ -342,7 +405,8 @@ def test_the_documents_speak_of_these_pods() -> None:
     container = manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]
     assert container["args"] == ["run", "/etc/notbefore/notbefore.yml"]
     typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    assert set(re.findall(r"kubectl -n (\S+)", typed)) == {manifest("Namespace")["metadata"]["name"]}
+    spaces = {manifest("Namespace", name)["metadata"]["name"] for name in ("notbefore", "notbefore-fleet")}
+    assert set(re.findall(r"kubectl -n (\S+)", typed)) == spaces
     assert all((ROOT / place / "kustomization.yaml").exists() for place in re.findall(r"apply -k (config/\S+)", typed))
     commands = re.findall(r"exec POD -- (\S+)", typed)
     assert set(commands) == {"notbefore"}, "there is little else in the image"
