@@ -38,7 +38,7 @@ from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.otlp.names import ATTRIBUTES, instrument, prometheus_name
+from notbefore.otlp.names import ATTRIBUTES, instrument
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 SHELL_FILES: Final = DOCS.parent / "config" / "shell"
@@ -410,7 +410,8 @@ def opentelemetry() -> str:
     for metric in families.METRICS:
         found = instrument(metric)
         unit = f"`{found.unit}`" if found.unit else ""
-        rows.append(f"| `{prometheus_name(metric)}` | `{found.name}` | {found.kind} | {unit} |")
+        name = metric.name + ("_total" if metric.kind == "counter" else "")
+        rows.append(f"| `{name}` | `{found.name}` | {found.kind} | {unit} |")
     page = _with_table(page, rows)
     rows = ["| label at `/metrics` | attribute |", "|---|---|"]
     page = _with_table(page, rows + [f"| `{label}` | `{name}` |" for label, name in ATTRIBUTES.items()])

@@ -3,7 +3,7 @@
 import pytest
 
 from notbefore.metrics.families import METRICS, Metric
-from notbefore.otlp.names import ADDITIVE, ATTRIBUTES, UNITS, Instrument, instrument, prometheus_name
+from notbefore.otlp.names import ADDITIVE, ATTRIBUTES, UNITS, Instrument, instrument
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,6 @@ def test_every_metric_has_a_name_of_its_own() -> None:
 
 def test_every_counter_says_what_it_counts() -> None:
     assert [m.name for m in METRICS if m.kind == "counter" and m.name not in UNITS] == []
-
-
-def test_a_counter_is_a_total_in_prometheus_alone() -> None:
-    assert prometheus_name(Metric("notbefore_polls", "counter", "")) == "notbefore_polls_total"
-    assert prometheus_name(Metric("notbefore_store_degraded", "gauge", "")) == "notbefore_store_degraded"
 
 
 def test_what_is_listed_by_name_is_there() -> None:

@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -246,45 +247,35 @@ def _context(post: Post) -> ssl.SSLContext:
 
 
 class _Connection(HeadDeadlineMixin, HTTPConnection):
-    guarded = False
+    """``guarded``: to public addresses alone."""
+
+    def __init__(self, *values: Any, guarded: bool, **options: Any) -> None:
+        super().__init__(*values, **options)
+        self._guarded = guarded
 
     def connect(self) -> None:
         super().connect()
-        if self.guarded:  # before a byte is sent
+        if self._guarded:  # before a byte is sent
             check_address(self.sock.getpeername()[0])
 
 
-class _GuardedConnection(_Connection):
-    guarded = True
-
-
-class _TlsConnection(HeadDeadlineMixin, HTTPSConnection):
-    guarded = False
-
-    def connect(self) -> None:
-        super().connect()
-        if self.guarded:
-            check_address(self.sock.getpeername()[0])
-
-
-class _GuardedTlsConnection(_TlsConnection):
-    guarded = True
+class _TlsConnection(_Connection, HTTPSConnection):
+    pass
 
 
 class _Http(urllib.request.HTTPHandler):
     def __init__(self, *, guarded: bool) -> None:
         super().__init__()
-        self._connection = _GuardedConnection if guarded else _Connection
+        self._guarded = guarded
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
+        return self.do_open(partial(_Connection, guarded=self._guarded), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
     def __init__(self, context: ssl.SSLContext, *, guarded: bool) -> None:
         super().__init__(context=context)
-        self._tls = context
-        self._connection = _GuardedTlsConnection if guarded else _TlsConnection
+        self._tls, self._guarded = context, guarded
 
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._connection, req, context=self._tls)
+        return self.do_open(partial(_TlsConnection, guarded=self._guarded), req, context=self._tls)

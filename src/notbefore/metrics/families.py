@@ -367,7 +367,7 @@ def _listed(view: Snapshot) -> Iterator[Family]:
     shown = listed[:MAX_SERIES]
     for metric, read in _PER_EVENT:
         values = {(tracked.event.event_id,): read(tracked) for tracked in shown}
-        yield Family(metric, {labels: value for labels, value in values.items() if value is not None})
+        yield Family(metric, {labels: float(value) for labels, value in values.items() if value is not None})
     yield Family(STATUS, {_status_labels(tracked): 1.0 for tracked in shown})
     yield Family(NEXT, _next(listed))
     incarnation = view.tracked.incarnation
@@ -419,32 +419,16 @@ def _next(listed: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     return earliest
 
 
-def _not_before(tracked: TrackedEvent) -> float | None:
-    return tracked.not_before.timestamp() if tracked.not_before else None
+def _unix(time: datetime | None) -> float | None:
+    return time.timestamp() if time is not None else None
 
 
-def _started_at(tracked: TrackedEvent) -> float | None:
-    return tracked.started.timestamp() if tracked.started else None
-
-
-def _expected(tracked: TrackedEvent) -> float | None:
-    return float(tracked.event.duration) if tracked.event.duration is not None else None
-
-
-def _current_notice(tracked: TrackedEvent) -> float | None:
-    return tracked.notice
-
-
-def _resources(tracked: TrackedEvent) -> float | None:
-    return float(len(tracked.event.resources))
-
-
-_PER_EVENT: Final = (
-    (NOT_BEFORE, _not_before),
-    (STARTED_AT, _started_at),
-    (EXPECTED, _expected),
-    (CURRENT_NOTICE, _current_notice),
-    (RESOURCES, _resources),
+_PER_EVENT: Final[tuple[tuple[Metric, Callable[[TrackedEvent], float | None]], ...]] = (
+    (NOT_BEFORE, lambda one: _unix(one.not_before)),
+    (STARTED_AT, lambda one: _unix(one.started)),
+    (EXPECTED, lambda one: one.event.duration),
+    (CURRENT_NOTICE, lambda one: one.notice),
+    (RESOURCES, lambda one: len(one.event.resources)),
 )
 
 

@@ -100,8 +100,3 @@ def _dotted(name: str) -> str:
         if name.startswith(prefix):
             return f"{namespace}.{name.removeprefix(prefix)}"
     return name
-
-
-def prometheus_name(metric: Metric) -> str:
-    """The name under which ``/metrics`` shows it."""
-    return metric.name + "_total" if metric.kind == "counter" else metric.name
