@@ -594,20 +594,24 @@ def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
     assert any("Sent here because: oncall refused it" in content.decode() for _, content in mail.mails)
 
 
-def test_an_incident_that_the_fallback_opened_is_closed_there(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    with PagerDuty() as found:
-        routes = [{"sinks": ["hook"], "fallback": ["pager"], "fallback_after": "1s"}]
-        config = place.write({"hook": webhook(peer.url), "pager": pager(found)}, routes)
+def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_of_the_end(
+    imds: Simulator, peer: HttpPeer, place: Place
+) -> None:
+    with PagerDuty() as found, HttpPeer() as chat:
+        routes = [{"sinks": ["hook"], "fallback": ["pager", "chat"], "fallback_after": "1s"}]
+        sinks = {"hook": webhook(peer.url), "pager": pager(found), "chat": {"slack": {"url": chat.url}}}
+        config = place.write(sinks, routes)
         peer.default = Say(503)
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.ready()
             imds.set_document(body(announced(EventType="Reboot")))
-            eventually(lambda: found.effects == ["opened"])
+            eventually(lambda: found.effects == ["opened"] and len(chat.requests) == 1)
             peer.default = Say()
             eventually(lambda: kinds(peer)[-1:] == ["announced"] and rows(agent, "pending") == 0, patience=40)
             imds.set_document(body(incarnation=3))
             eventually(lambda: kinds(peer)[-1] == "canceled")
-            eventually(lambda: found.effects == ["opened", "resolved"])
+            eventually(lambda: found.effects == ["opened", "resolved"] and len(chat.requests) == 2)
+        assert b"canceled" in chat.requests[1].body
         assert not found.wrong
 
 

@@ -271,11 +271,11 @@ def _delivery(row: tuple[Any, ...]) -> Delivery:
 
 def _record_result(db: sqlite3.Connection, result: DeliveryResult, *, confirm: bool = False) -> None:
     row = db.execute(
-        "SELECT sink, event_key, state, created FROM outbox WHERE delivery_id = ?", (result.delivery_id,)
+        "SELECT sink, event_key, state, created, note FROM outbox WHERE delivery_id = ?", (result.delivery_id,)
     ).fetchone()
     if row is None:  # an operator dropped it, or a full outbox pushed it out, while it was on its way
         return
-    sink, event_key, state, created = row
+    sink, event_key, state, created, note = row
     if result.fallback:
         count(db, sink, FALLBACK)
     if result.pause:  # for all that is due to the sink, whichever courier takes it
@@ -287,6 +287,11 @@ def _record_result(db: sqlite3.Connection, result: DeliveryResult, *, confirm: b
         db.execute("DELETE FROM unconfirmed WHERE time < ?", (result.time - DEAD_SECONDS,))
         db.execute("INSERT OR REPLACE INTO unconfirmed VALUES (?, ?, ?)", (result.delivery_id, sink, result.time))
     if result.result == "delivered":
+        # a sink that names no thread, and got this as another one's fallback, is to get the event's end as well
+        thread = "" if result.thread is None and note else result.thread
+        if thread is not None:
+            values = (sink, event_key, thread, result.time)
+            db.execute("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", values)
         _record_delivered(db, result, (sink, event_key, state, created))
     elif result.result == "dead" and state != "repeating":
         count(db, sink, "dead")
@@ -311,9 +316,6 @@ def _record_result(db: sqlite3.Connection, result: DeliveryResult, *, confirm: b
 
 def _record_delivered(db: sqlite3.Connection, result: DeliveryResult, row: tuple[str, str, str, float]) -> None:
     sink, event_key, state, created = row
-    if result.thread is not None:
-        values = (sink, event_key, result.thread, result.time)
-        db.execute("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", values)
     if state != "repeating":
         count(db, sink, "delivered")
         latency = max(0.0, result.time - created)

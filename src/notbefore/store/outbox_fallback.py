@@ -60,7 +60,7 @@ def activate(db: sqlite3.Connection, now: float) -> None:
 def follow(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
     """Send the end of an event also to the sinks of the fallback that were given its beginning: what is open is closed.
 
-    A sink was given it where it has named a thread of the event, or is still to be sent a message of it.
+    A sink was given it where a thread of the event is known, or a message of it is still to be sent there.
     """
     for one in deliveries:
         for name in one.fallback:
