@@ -15,6 +15,7 @@ same without `peers`.
 
 import argparse
 import collections
+import fcntl
 import http.client
 import http.server
 import json
@@ -289,12 +290,26 @@ def hung_disk(place: Place, seconds: float) -> None:
     place.disk.hang(0)
 
 
+def frozen_disk(place: Place, seconds: float) -> None:
+    """Who writes to it waits in the kernel, where no signal ends it (state D)."""
+    directory = os.open(f"/proc/{place.agent.pid}/root{place.state}", os.O_RDONLY)  # as the agent sees it
+    fcntl.ioctl(directory, FIFREEZE, 0)
+    time.sleep(seconds)
+    fcntl.ioctl(directory, FITHAW, 0)
+    os.close(directory)
+
+
 def upgrade(place: Place, seconds: float) -> None:
     if place.installed is not None:
         place.installed.install(random.choice([place.installed.older, place.installed.newer]))
     time.sleep(seconds)
 
 
+FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
+LOOP_DISK = (
+    "unshare", "--mount", "sh", "-c",
+    'truncate -s 64M "$0.img" && mkfs.ext4 -q "$0.img" && mount -o loop "$0.img" "$0" && chmod 700 "$0" && exec "$@"',
+)  # fmt: skip
 SMALL_DISK = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
 FAULTS = {
     "full-disk": Fault(full_disk, SMALL_DISK),
@@ -303,6 +318,7 @@ FAULTS = {
     "lock-held": Fault(lock_held),
     "clock-jump": Fault(clock_jump),
     "hung-disk": Fault(hung_disk),
+    "frozen-disk": Fault(frozen_disk, LOOP_DISK),
     "upgrade": Fault(upgrade, installs=True),
 }
 
