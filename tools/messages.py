@@ -146,7 +146,7 @@ def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]
         one, when = _message(example, (2, listed), fields=fields)
         yield heading, (_as(kind, one), when)
     one, when = _message(example, (2, listed))
-    note = "sink oncall refused `announced`: 403: invalid_token"
+    note = "sink oncall refused a message: 403: invalid_token"
     yield "A sink fails", (replace(_as("sink_failed", one), note=note), when)
 
 
@@ -218,10 +218,10 @@ def shown(message: Message, now: datetime) -> Iterator[Shown]:
     color = {"critical": "red", "warning": "orange", "info": "blue", "over": "green"}[colors[attachment["color"]]]
     yield Shown("slack", f"a {color} message: {text.title}", content)
     said = message if message.record.no_longer_affected else shared
-    event = pagerduty.event(said, render(said, now))
-    payload = event["payload"]
-    yield Shown("pagerduty", f"{event['event_action']}, {payload['severity']}: {payload['summary']}", event)
     if message.kind not in ("sink_failed", "approved", "approval_failed", "approval_skipped"):  # they are no alerts
+        event = pagerduty.event(said, render(said, now))
+        payload = event["payload"]
+        yield Shown("pagerduty", f"{event['event_action']}, {payload['severity']}: {payload['summary']}", event)
         alert = alertmanager.alert(message, render(shared, now), Alertmanager(urls=("http://am-0:9093",)))
         state = "resolved" if "endsAt" in alert else "firing"
         words = f"{state}, {alert['labels']['severity']}: {alert['annotations']['summary']}"

@@ -138,6 +138,7 @@ complete -c notbefore -n '_shtab_notbefore_using drill' -l scenario -xka "freeze
 complete -c notbefore -n '_shtab_notbefore_using drill' -l change -xka "announced updated started" -d 'only so far, and then the end: announced, updated, started (default: announced, started, finished)'
 complete -c notbefore -n '_shtab_notbefore_using drill' -l resolve -l no-resolve -d 'end the event, so that what it opened is closed (default); --no-resolve leaves it open'
 complete -c notbefore -n '_shtab_notbefore_using drill' -l severity -xka "critical warning info" -d 'instead of the one that the routes say'
+complete -c notbefore -n '_shtab_notbefore_using drill' -l json -d 'one JSON object'
 complete -c notbefore -n '_shtab_notbefore_using drill' -l wait -x -d 'for how long failed attempts are repeated (default 30s)'
 complete -c notbefore -n '_shtab_notbefore_using drill; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the YAML file that names the sinks'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a approve -d 'Let Azure start an event now, for all VMs that it affects.'

@@ -428,6 +428,11 @@ def test_a_drill_says_who_was_reached(peer: HttpPeer, place: Place) -> None:
         assert "Reached: hook." in done.stdout
         assert "NOT reached: bad." in done.stdout
         assert "401" in done.stdout
+        report = json.loads(notbefore("drill", config, "--wait", "1s", "--json").stdout)
+        assert (report["reached"], report["not_reached"], report["still_open"]) == (["hook"], ["bad"], [])
+        refused = [row for row in report["results"] if row["sink"] == "bad"]
+        assert {row["result"] for row in refused} == {"refused"}
+        assert all("401" in row["error"] for row in refused)
 
 
 def pager(found: PagerDuty) -> dict[str, Any]:
@@ -590,7 +595,7 @@ def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
         notes = {json.loads(request.body)["notbefore.delivery.note"] for request in slack.requests}
         assert (len(mail.mails), len(slack.requests)) == (3, 2)
     assert notes == {"oncall refused it: 401: invalid_token"}
-    assert f"notbefore on {ME}: sink oncall refused `announced`: 401: invalid_token" in subjects
+    assert f"notbefore on {ME}: sink oncall refused a message: 401: invalid_token" in subjects
     assert any("Sent here because: oncall refused it" in content.decode() for _, content in mail.mails)
 
 

@@ -915,7 +915,7 @@ def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: B
     (report,) = refused(10)
     box.lease(10, delivered(report))
     assert (report.sink, report.kind) == ("mail", "sink_failed")
-    assert report.note == "sink chat refused `announced`: 403: invalid_token"
+    assert report.note == "sink chat refused a message: 403: invalid_token"
     assert refused(20) == refused(3_600) == []
     assert len(refused(3_611)) == 1
 

@@ -127,7 +127,7 @@ def test_a_reminder_is_seen_by_the_channel(slack: SlackServer) -> None:
 
 
 def test_a_report_of_a_failing_sink_is_a_message_of_its_own(slack: SlackServer) -> None:
-    report = message(kind="sink_failed", note="sink mail refused `announced`: 535")
+    report = message(kind="sink_failed", note="sink mail refused a message: 535")
     receipts = sent(bot(slack), message(), report, report)
     assert len(slack.channel) == 3
     assert [receipt.thread is None for receipt in receipts] == [False, True, True]

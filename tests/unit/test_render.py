@@ -256,10 +256,16 @@ def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
 
 
 def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
-    text = text_of(message(kind="sink_failed", note="sink oncall refused `announced`: 403: invalid_token"))
-    assert text.title == "notbefore on WestNO_0: sink oncall refused `announced`: 403: invalid_token"
+    text = text_of(message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token"))
+    assert text.title == "notbefore on WestNO_0: sink oncall refused a message: 403: invalid_token"
+    assert "The refused message: Freeze of WestNO_0" in text.plain
     assert "notbefore outbox list" in text.plain
-    assert "Freeze" not in text.plain
+
+
+def test_a_vm_that_does_not_come_back_is_not_waited_for() -> None:
+    text = text_of(message({"EventType": "Preempt"} | STARTED, kind="reminder"), at(1_802))
+    assert "has not ended" in text.title
+    assert "It does not come back by itself" in text.advice
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import json
 import logging
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from notbefore.commands.approve import describe
-from notbefore.commands.events import show_events
+from notbefore.commands.events import remarks, show_events
 from notbefore.commands.history import show_history
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
@@ -41,16 +42,53 @@ def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
 
 def test_nothing_is_said_in_words() -> None:
     out = io.StringIO()
-    show_events({"events": []}, out, as_json=False)
+    show_events(answer(last=datetime.now(UTC)), out, as_json=False)
     show_history([], out, as_json=False)
     assert out.getvalue() == "Nothing is scheduled.\nNo change has been seen.\n"
+
+
+def answer(last: datetime | None, **fields: Any) -> dict[str, Any]:
+    """What ``/api/v1/events`` says, with the time of the last good poll."""
+    return {"last_successful_poll": last and last.isoformat(), "unreadable": 0, "events": [], **fields}
+
+
+def test_that_nothing_is_scheduled_is_said_only_where_it_is_known() -> None:
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    assert remarks(answer(last=now - timedelta(seconds=30)), now) == ["Nothing is scheduled."]
+    assert remarks(answer(last=None), now) == [
+        "IMDS has not answered yet: it is not known what is scheduled now.",
+    ]
+    assert remarks(answer(last=now - timedelta(minutes=5), unreadable=1), now) == [
+        "1 listed events cannot be read: the agent's log says why.",
+        "IMDS has not answered since 2026-03-01T11:55:00+00:00: it is not known what is scheduled now.",
+    ]
+    assert remarks(answer(last=now, events=[{}]), now) == []
+
+
+def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() -> None:
+    ended = {"change": "finished", "reason": "gone_after_start", "outcome": "finished"}
+    approved = {"change": "approved", "reason": "accepted", "approval.rule": "drained", "approval.by": "rule"}
+    by_hand = {"change": "approval_failed", "reason": "too_late", "approval.rule": "operator", "approval.by": "ann"}
+    out = io.StringIO()
+    changes = [
+        {"time": "T"} | {f"azure.scheduled_event.{name}": value for name, value in change.items()}
+        for change in (ended, approved, by_hand)
+    ]
+    show_history(changes, out, as_json=False)
+    said = [line.split("None")[-1].strip() for line in out.getvalue().splitlines()[1:]]
+    assert said == [
+        "it was Started, and is no longer listed",
+        "Azure accepted it (rule drained)",
+        "NotBefore came first (by hand, ann)",
+    ]
 
 
 def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
     event = dict.fromkeys(("event_status", "scope", "event_id", "event_source"), "x")
     event |= dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds"))  # type: ignore[arg-type]  # unknown
     out = io.StringIO()
-    show_events({"events": [event | {"event_type": "a\x1b[2Jb\n", "resources": ["r"]}]}, out, as_json=False)
+    listed = [event | {"event_type": "a\x1b[2Jb\n", "resources": ["r"]}]
+    show_events(answer(last=datetime.now(UTC), events=listed), out, as_json=False)
     assert "\x1b" not in out.getvalue()
     assert out.getvalue().count("\n") == 2
 

@@ -19,7 +19,8 @@ from typing import Final, TextIO
 import msgspec
 from msgspec import Struct
 
-from notbefore.commands.tables import table
+from notbefore.commands.options import add_json
+from notbefore.commands.tables import print_json, table
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.core.change import Change
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end the event, so that what it opened is closed (default); --no-resolve leaves it open",
     )
     parser.add_argument("--severity", choices=SEVERITIES, help="instead of the one that the routes say")
+    add_json(parser, "one JSON object")
     parser.add_argument("--wait", default="30s", help="for how long failed attempts are repeated (default 30s)")
 
 
@@ -102,9 +104,12 @@ def run(options: argparse.Namespace) -> int:
                 if options.resolve:
                     exercise.send(end, patience)
                     exercise.close_alerts(end, patience)
-        code = show(exercise.results, config, sys.stdout)
-        still_open = show_open(exercise, end, sys.stdout)
-        return 1 if still_open and options.resolve else code
+        report = Report.of(exercise, config, end)
+    if options.json:
+        print_json([report], sys.stdout)
+    else:
+        show(report, sys.stdout)
+    return 0 if report.results and not report.not_reached and not (report.still_open and options.resolve) else 1
 
 
 def _routing(config: Config, sink: str | None, severity: Severity | None) -> Routing:
@@ -252,16 +257,64 @@ class Exercise:
             self._store.close()
 
 
-def show_open(exercise: Exercise, end: Change, out: TextIO) -> bool:
-    """Print what the routes do not close, and what is still open; returns whether something is."""
-    if exercise.unclosed:
-        names = ", ".join(exercise.unclosed)
-        out.write(f"\nNo route sends the end of an event to {names}: what is opened there stays open.")
-        out.write(" This exercise has closed it.\n")
-    left = sorted(exercise.open_alerts(end))
-    if left:
-        out.write(f"\nSTILL OPEN: {', '.join(left)}. Close the alert of {end.event.event_id} there by hand.\n")
-    return bool(left)
+class Row(Struct, frozen=True):
+    """What came of one message at one sink; ``took_seconds`` is for the last attempt."""
+
+    sink: str
+    kind: str
+    change: str
+    result: str
+    took_seconds: float
+    attempts: int
+    error: str
+
+
+class Report(Struct, frozen=True):
+    """What ``drill --json`` prints; the lists are names of sinks."""
+
+    event_id: str
+    results: list[Row]
+    reached: list[str]
+    not_reached: list[str]
+    without_route: list[str]  # no route sends this to them
+    closed_by_drill: list[str]  # no route sends the end of an event to them
+    still_open: list[str]  # they keep an alert, which somebody has to close
+
+    @classmethod
+    def of(cls, exercise: Exercise, config: Config, end: Change) -> "Report":
+        """What the exercise showed."""
+        rows = _rows(exercise.results, config)
+        missed = {row.sink for row in rows if row.result != "delivered"}
+        tried = {row.sink for row in rows}
+        return cls(
+            event_id=end.event.event_id,
+            results=rows,
+            reached=sorted(tried - missed),
+            not_reached=sorted(missed),
+            without_route=sorted(config.sinks.keys() - tried),
+            closed_by_drill=list(exercise.unclosed),
+            still_open=sorted(exercise.open_alerts(end)),
+        )
+
+
+def _rows(results: list[Result], config: Config) -> list[Row]:
+    last: dict[tuple[str, str], tuple[Result, int]] = {}
+    for result in results:
+        key = (result.delivery.sink, result.delivery.kind)
+        last[key] = (result, last.get(key, (result, 0))[1] + 1)
+    words = {"delivered": "delivered", "retry": "failed", "dead": "refused"}
+    return [
+        Row(
+            sink=sink,
+            kind=config.sinks[sink].kind,
+            change=kind,
+            result=words[result.settled.result],
+            took_seconds=round(result.took, 3),
+            attempts=attempts,
+            error=result.settled.error or _fallback(result, config),
+        )
+        for (sink, kind), (result, attempts) in sorted(last.items(), key=lambda item: item[0][0])
+    ]
 
 
 def _fallback(result: Result, config: Config) -> str:
@@ -273,36 +326,24 @@ def _fallback(result: Result, config: Config) -> str:
     return f"the template failed ({why}): the built-in text was sent"
 
 
-def show(results: list[Result], config: Config, out: TextIO) -> int:
-    """Print what happened at each sink; returns the exit code."""
-    if not results:
+def show(report: Report, out: TextIO) -> None:
+    """Print the report for people."""
+    if not report.results:
         out.write("No route matches this event: nobody was notified.\n")
-        return 1
-    last: dict[tuple[str, str], tuple[Result, int]] = {}
-    for result in results:
-        key = (result.delivery.sink, result.delivery.kind)
-        last[key] = (result, last.get(key, (result, 0))[1] + 1)
-    words = {"delivered": "delivered", "retry": "failed", "dead": "refused"}
+        return
     rows = [
-        (
-            sink,
-            config.sinks[sink].kind,
-            kind,
-            words[result.settled.result],
-            f"{result.took:.2f}s",
-            str(attempts),
-            result.settled.error or _fallback(result, config),
-        )
-        for (sink, kind), (result, attempts) in sorted(last.items(), key=lambda item: item[0][0])
+        (row.sink, row.kind, row.change, row.result, f"{row.took_seconds:.2f}s", str(row.attempts), row.error)
+        for row in report.results
     ]
     table(("SINK", "KIND", "CHANGE", "RESULT", "TOOK", "ATTEMPTS", "ERROR"), rows, out)
-    missed = sorted({row[0] for row in rows if row[3] != "delivered"})
-    reached = sorted({row[0] for row in rows} - set(missed))
-    silent = sorted(config.sinks.keys() - {row[0] for row in rows})
-    if reached:
-        out.write(f"\nReached: {', '.join(reached)}.\n")
-    if missed:
-        out.write(f"\nNOT reached: {', '.join(missed)}.\n")
-    if silent:
-        out.write(f"\nNo route sends this to: {', '.join(silent)}.\n")
-    return 1 if missed else 0
+    sentences = (
+        ("Reached: {}.", report.reached),
+        ("NOT reached: {}.", report.not_reached),
+        ("No route sends this to: {}.", report.without_route),
+        (
+            "No route sends the end of an event to {}: what is opened there stays open. This exercise has closed it.",
+            report.closed_by_drill,
+        ),
+        (f"STILL OPEN: {{}}. Close the alert of {report.event_id} there by hand.", report.still_open),
+    )
+    out.writelines(f"\n{text.format(', '.join(names))}\n" for text, names in sentences if names)

@@ -2,11 +2,15 @@
 
 import argparse
 import sys
-from typing import Any, TextIO
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.tables import print_json, table
 from notbefore.core.duration import span
+
+NOTHING: Final = "Nothing is scheduled."
+STALE: Final = timedelta(minutes=2)  # longer than the longest pause between two polls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,17 +37,24 @@ def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
     if as_json:
         print_json(events, out)
         return
-    unreadable = answer.get("unreadable", 0)
-    if unreadable:
-        out.write(f"{unreadable} listed events cannot be read: the agent's log says why.\n")
-    elif not events:
-        out.write("Nothing is scheduled.\n")
+    out.writelines(f"{text}\n" for text in remarks(answer, datetime.now(UTC)))
     head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
     table(head, [_row(event) for event in events], out)
     approvals = [(event["event_id"], _approval_words(event["approval"])) for event in events if event.get("approval")]
     if approvals:
         out.write("\n")
         table(("EVENT ID", "APPROVAL"), approvals, out)
+
+
+def remarks(answer: dict[str, Any], now: datetime) -> list[str]:
+    """Sentences above the table. It is said that nothing is scheduled only where that is known."""
+    last, unreadable, events = answer["last_successful_poll"], answer["unreadable"], answer["events"]
+    said = [f"{unreadable} listed events cannot be read: the agent's log says why."] if unreadable else []
+    if last is None:
+        return [*said, "IMDS has not answered yet: it is not known what is scheduled now."]
+    if now - datetime.fromisoformat(last) > STALE:
+        return [*said, f"IMDS has not answered since {last}: it is not known what is scheduled now."]
+    return said if said or events else [NOTHING]
 
 
 def _approval_words(approval: dict[str, Any]) -> str:

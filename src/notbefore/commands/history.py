@@ -15,6 +15,7 @@ import msgspec
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
+from notbefore.core.change import APPROVALS, ENDINGS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import rfc3339
 from notbefore.errors import ConfigError, StoreError
@@ -23,6 +24,19 @@ from notbefore.store.spare import file_in_use
 from notbefore.store.state_file import FILE_NAME
 
 PREFIX: Final = "azure.scheduled_event."  # of the names in a record
+HEAD: Final = (
+    "TIME",
+    "CHANGE",
+    "OUTCOME",
+    "TYPE",
+    "SCOPE",
+    "NOTICE",
+    "SCHEDULED",
+    "STARTED",
+    "INTERRUPTION",
+    "EVENT ID",
+    "REASON",  # of an ending or an approval, in words
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,9 +109,7 @@ def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: boo
         return
     if not changes:
         out.write("No change has been seen.\n")
-    # one kind of change in one column: how it ended, or why and by which rule
-    head = ("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "EVENT ID")
-    table(head, [_row(change) for change in changes], out)
+    table(HEAD, [_row(change) for change in changes], out)
 
 
 def _row(change: dict[str, Any]) -> tuple[str, ...]:
@@ -106,18 +118,19 @@ def _row(change: dict[str, Any]) -> tuple[str, ...]:
     return (
         change["time"],
         str(get("change")),
-        _ending_cell(get) or _approval_cell(get) or "-",
+        get("outcome") or "-",
         str(get("type")),
         str(get("scope")),
         *measured,
         str(get("id")),
+        _approval_cell(get) or ENDINGS.get(str(get("reason")), ""),
     )
 
 
-def _ending_cell(get: Callable[[str], Any]) -> str:
-    return f"{get('outcome')} ({get('reason')})" if get("outcome") else ""
-
-
 def _approval_cell(get: Callable[[str], Any]) -> str:
-    rule, by = get("approval.rule"), get("approval.by")
-    return f"{get('reason')}, {rule}" + (f" {by}" if by != "rule" else "") if rule else ""
+    """``Azure accepted it (rule drained)``; empty for what is no approval."""
+    reason, rule, by = str(get("reason")), get("approval.rule"), get("approval.by")
+    if not rule:
+        return ""
+    who = "by hand" if rule == "operator" else f"rule {rule}"
+    return f"{APPROVALS.get(reason, reason)} ({who}{f', {by}' if by != 'rule' else ''})"

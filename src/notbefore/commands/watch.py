@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from notbefore.commands.client import AgentClient
+from notbefore.commands.events import NOTHING, remarks
 from notbefore.commands.tables import columns
 from notbefore.core.duration import span
 from notbefore.core.text import escaped
@@ -77,11 +78,9 @@ class Picture:
         vm = (self.answer["vm"] or {}).get("name") or "this VM"
         title = f"Scheduled events of {escaped(vm)}: {len(events)} listed. {_clock(now)}   Ctrl-C ends"
         lines = [(title, BOLD), *([(self._trouble, RED)] if self._trouble else []), ("", "")]
-        unreadable = self.answer.get("unreadable", 0)
-        if unreadable:
-            lines.append((f"{unreadable} listed events cannot be read: the agent's log says why.", YELLOW))
-        elif not events:
-            lines.append(("Nothing is scheduled.", ""))
+        lines += [
+            (text, "" if text == NOTHING else YELLOW) for text in remarks(self.answer, datetime.fromtimestamp(now, UTC))
+        ]
         left = [_left(event, now - self._answered) for event in events]
         table = columns(HEAD, [_row(event, seconds) for event, seconds in zip(events, left, strict=True)])
         styles = ["", *(_style(event, seconds) for event, seconds in zip(events, left, strict=True))]
@@ -97,12 +96,12 @@ def _follow(picture: Picture, out: TextIO) -> int:
     with suppress(KeyboardInterrupt):
         while True:
             events = by_urgency(picture.answer["events"])
+            said = remarks(picture.answer, datetime.now(UTC))
             listed = [(event["event_id"], event["event_status"], event["not_before"]) for event in events]
-            if listed != shown:
-                shown = listed
+            if (said, listed) != shown:
+                shown = (said, listed)
                 rows = [_row(event, _left(event, 0.0)) for event in events]
-                out.write(f"{_clock(time.time())}\n" + "".join(f"{line}\n" for line in columns(HEAD, rows)))
-                out.write("" if events else "Nothing is scheduled.\n")
+                out.writelines(f"{line}\n" for line in (_clock(time.time()), *said, *columns(HEAD, rows)))
                 out.flush()
             time.sleep(EVERY)
             picture.ask()

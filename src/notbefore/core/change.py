@@ -70,6 +70,22 @@ ENDINGS: Final[dict[str, str]] = {
 }
 """Why an ending is reported as it is, in words."""
 
+APPROVALS: Final[dict[str, str]] = {
+    "accepted": "Azure accepted it",
+    "refused": "Azure refused it",
+    "no_answer": "Azure did not answer in time",
+    "dry_run": "this is a dry run, so nothing was sent",
+    "several_resources": "the event affects other VMs as well, and the rule does not allow that",
+    "not_ready": "the command of `approve_when` says that the VM is not ready",
+    "interrupted": "the agent ended while the command of `approve_when` ran",
+    "changed": "the event changed meanwhile",
+    "no_longer_scheduled": "the event started or was gone before that",
+    "too_late": "NotBefore came first",
+    "state_not_written": "the state could not be written to the disk",
+    "switched_off": "approval was disabled meanwhile",
+}
+"""What became of an approval, in words."""
+
 
 class Gap(Struct, frozen=True):
     """The longest time between two beats beyond what a beat should take, in seconds, on both clocks.

@@ -11,9 +11,10 @@ from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.config.sinks import Links, Messages
-from notbefore.core.change import ENDINGS
+from notbefore.core.change import APPROVALS, ENDINGS
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import SILENT, Record
@@ -59,6 +60,7 @@ _ADVICE_LATE: Final = (
     "If the VM is down, open a support ticket with Azure and give the EventId. If it runs, expect further interruptions"
     " until the event is over."
 )
+GONE: Final = ("Preempt", "Terminate")  # the VM does not come back
 _ADVICE_FINISHED: Final = {
     "Freeze": "Nothing, if the applications on the VM are healthy.",
     "Reboot": "Check that all applications on the VM run again.",
@@ -71,7 +73,7 @@ _NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve EVENT_ID` on 
 _ADVICE_OF_KIND: Final = {
     "canceled": _UNDO,
     "ended": "Check the VM: it may have been interrupted.",
-    "approved": "Nothing. The VM must be ready now.",
+    "approved": "Nothing, if the VM is ready: the event may start at any moment.",
     "approval_failed": _NOT_APPROVED,
     "approval_skipped": _NOT_APPROVED,
 }
@@ -93,20 +95,6 @@ _SUMMARIES: Final = {
     "approval_skipped": (
         "{vm} did not approve the event, although a rule applies to it. Azure will start it after the time below."
     ),
-}
-_REASONS: Final = {  # of what became of an approval; ``core.change.Reason``
-    "accepted": "Azure accepted it",
-    "refused": "Azure refused it",
-    "no_answer": "Azure did not answer in time",
-    "dry_run": "this is a dry run, so nothing was sent",
-    "several_resources": "the event affects other VMs as well, and the rule does not allow that",
-    "not_ready": "the command of `approve_when` says that the VM is not ready",
-    "interrupted": "the agent ended while the command of `approve_when` ran",
-    "changed": "the event changed meanwhile",
-    "no_longer_scheduled": "the event started or was gone before that",
-    "too_late": "NotBefore came first",
-    "state_not_written": "the state could not be written to the disk",
-    "switched_off": "approval was disabled meanwhile",
 }
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
 _MARK: Final = "[EXERCISE]"
@@ -163,7 +151,7 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
     links = tuple(_links(settings.links, record))
     if message.kind == "sink_failed":
         title = one_line(f"notbefore on {record.vm_name or 'an unknown VM'}: {message.note}")
-        return Text(title, "A receiver does not accept messages.", message.delivery_id, _FAILED_ADVICE, links=links)
+        return Text(title, _refused(message, now), message.delivery_id, _FAILED_ADVICE, links=links)
     if record.event_type == SILENT:
         return _silence(message, links)
     time = record.not_before if _is_ahead(message) else None
@@ -176,6 +164,14 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
         links=links,
         time=time,
     )
+
+
+def _refused(message: Message, now: datetime) -> str:
+    """What the readers of a sink that fails do not know."""
+    record = message.record
+    refused = replace(message, kind=record.change)
+    title = one_line(_title(refused, record.not_before if _is_ahead(refused) else None, now))
+    return f"The refused message: {marked(title, record)}. Later messages to that receiver may be refused as well."
 
 
 def marked(title: str, record: Record) -> str:
@@ -316,7 +312,7 @@ def _advice_until_the_end(message: Message) -> str:
     record, event_type = message.record, message.record.event_type
     if _is_ahead(message):
         return _ADVICE.get(event_type, _ADVICE_UNKNOWN)
-    if message.kind == "reminder":
+    if message.kind == "reminder" and event_type not in GONE:
         return _ADVICE_LATE
     crashed = _CRASHED if record.notice_seconds == 0 and event_type in ("Reboot", "Redeploy") else ""
     return crashed + _ADVICE_STARTED.get(event_type, _ADVICE_STARTED["Reboot"])
@@ -412,7 +408,7 @@ def _approval(record: Record) -> str:
         return ""
     by = "by hand" if record.approval_rule == "operator" else f"rule {record.approval_rule}"
     who = f", {record.approval_by}" if record.approval_by not in (None, "rule") else ""
-    why = _REASONS.get(record.reason, record.reason.replace("_", " "))
+    why = APPROVALS.get(record.reason, record.reason.replace("_", " "))
     return f"{why} ({by}{who})" + (f": {record.approval_detail}" if record.approval_detail else "")
 
 

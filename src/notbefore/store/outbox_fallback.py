@@ -78,19 +78,19 @@ def follow(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
 
 def report(db: sqlite3.Connection, result: DeliveryResult) -> None:
     """Notify people through another sink of the same route that a sink refuses messages: once an hour for each sink."""
-    sink, kind, severity, others, record = db.execute(
-        "SELECT sink, kind, severity, others, record FROM outbox WHERE delivery_id = ?", (result.delivery_id,)
+    sink, severity, others, record = db.execute(
+        "SELECT sink, severity, others, record FROM outbox WHERE delivery_id = ?", (result.delivery_id,)
     ).fetchone()
     failing = {name for (name,) in db.execute("SELECT sink FROM sink_reports WHERE time > ?", (_ago(result),))}
     able = [name for name in msgspec.json.decode(others, type=tuple[str, ...]) if name not in {*failing, sink}]
     if sink in failing or not able:
         return
     db.execute("INSERT OR REPLACE INTO sink_reports VALUES (?, ?)", (sink, result.time))
-    put(db, [_report_of((sink, kind, severity, record), able[0], result)])
+    put(db, [_report_of((sink, severity, record), able[0], result)])
 
 
-def _report_of(refused: tuple[str, str, Severity, bytes], to: str, result: DeliveryResult) -> Delivery:
-    sink, kind, severity, record = refused
+def _report_of(refused: tuple[str, Severity, bytes], to: str, result: DeliveryResult) -> Delivery:
+    sink, severity, record = refused
     report: MessageKind = "sink_failed"
     return Delivery(
         delivery_id=delivery_id(result.delivery_id, to, report),
@@ -103,7 +103,7 @@ def _report_of(refused: tuple[str, str, Severity, bytes], to: str, result: Deliv
         expires=result.time + Terms().expire_after,
         expires_with_event=False,
         record=record,
-        note=f"sink {sink} refused `{kind}`: {result.error}",
+        note=f"sink {sink} refused a message: {result.error}",
     )
 
 
