@@ -14,7 +14,8 @@
 # A configuration that is there stays unless --config gives another; one that is wrong, holds a secret, or names what the
 # service cannot read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
 # `url_credential: slack-url`. --uninstall removes the service, and keeps its configuration, credentials and state, which
-# --purge removes as well. DESTDIR is put before every path that is written to, and nothing is started then.
+# --purge removes as well. Links in /usr/local lead to the command, its man page and its completions. DESTDIR is put before
+# every path that is written to, and nothing is started then.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -56,7 +57,8 @@ install_bundle() {
     wheels=${unpacked:-$bundle}
     [ -f "$wheels/requirements.txt" ] || fail "$bundle: not a bundle of notbefore: it has no requirements.txt"
     [ -x "$prefix/bin/python" ] || "$python" -m venv "$prefix"
-    "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --upgrade --no-index \
+    # reinstalled: pip would leave a package of the same version as it is, whatever the bundle holds
+    "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --force-reinstall --no-index \
         --find-links "$wheels/wheels" --require-hashes --requirement "$wheels/requirements.txt" ||
         fail "$bundle: pip did not install it; nothing of the running service has changed"
     [ -z "$unpacked" ] || rm -rf "$unpacked"
@@ -66,9 +68,24 @@ install_bundle() {
     exec "$prefix/share/notbefore/fleet/install.sh" "$@"
 }
 
+# what shells, man and the completions find by themselves; what somebody else put there stays
+link() {
+    for name in bin/notbefore share/man/man1/notbefore.1 share/bash-completion/completions/notbefore \
+        share/zsh/site-functions/_notbefore share/fish/vendor_completions.d/notbefore.fish; do
+        there="$root/usr/local/$name"
+        if [ "$1" = remove ]; then
+            [ "$(readlink "$there")" != "$prefix/$name" ] || rm -f "$there"
+        elif [ -e "$prefix/$name" ] && [ ! -e "$there" ]; then
+            (umask 022 && mkdir -p "$(dirname "$there")")
+            ln -sfn "$prefix/$name" "$there"
+        fi
+    done
+}
+
 uninstall() {
     [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may be gone already
     rm -f "$units/notbefore.service" "$units/notbefore.service.d/credentials.conf"
+    link remove
     if [ -n "$purge" ]; then
         rm -rf "$etc" "$units/notbefore.service.d" "$root/var/lib/notbefore" "$root/var/lib/private/notbefore"
     else
@@ -148,6 +165,7 @@ replace /opt/notbefore/bin/notbefore "\"$(echo "$prefix/bin/notbefore" | replace
         [ ! -f "$file" ] || echo "LoadCredential=$(basename "$file"):/etc/notbefore/credentials/$(basename "$file")"
     done
 } >"$units/notbefore.service.d/credentials.conf"
+link add
 
 if [ "$start" = yes ]; then
     systemctl daemon-reload
@@ -155,4 +173,5 @@ if [ "$start" = yes ]; then
     systemctl restart notbefore.service # returns when it is ready
     "$prefix/bin/notbefore" health /etc/notbefore/notbefore.yml
     systemctl --no-pager --lines=0 status notbefore.service
+    echo "What is scheduled: notbefore events --watch. Sinks and routes: /etc/notbefore/notbefore.yml, then this script again."
 fi

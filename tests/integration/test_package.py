@@ -112,6 +112,9 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
     credentials = (units / "notbefore.service.d" / "credentials.conf").read_text(encoding="utf-8")
     assert credentials == "[Service]\nLoadCredential=hook-key:/etc/notbefore/credentials/hook-key\n"
     assert (etc / "credentials").stat().st_mode & 0o077 == 0
+    local = destination / "usr" / "local"
+    for name in ("bin/notbefore", "share/man/man1/notbefore.1", "share/bash-completion/completions/notbefore"):
+        assert (local / name).readlink() == prefix / name
 
     mine = tmp_path / "mine.yml"
     mine.write_text(
@@ -271,6 +274,7 @@ def test_the_installer_removes_the_service_and_keeps_what_is_the_users(prefix: P
     assert run(script, "--purge", DESTDIR=str(destination)).returncode == 1
     removed = run(script, "--uninstall", DESTDIR=str(destination))
     assert (removed.returncode, removed.stderr) == (0, "")
+    assert not (destination / "usr" / "local" / "bin" / "notbefore").is_symlink()
     assert list(units.iterdir()) == []
     assert (state / "notbefore.db").exists()
     assert is_untouched(destination)

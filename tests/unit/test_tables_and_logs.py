@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from notbefore.commands.approve import describe
-from notbefore.commands.events import remarks, show_events
+from notbefore.commands.events import show_events
 from notbefore.commands.history import show_history
+from notbefore.commands.tables import remarks
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event

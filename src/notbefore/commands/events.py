@@ -2,15 +2,12 @@
 
 import argparse
 import sys
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TextIO
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
-from notbefore.commands.tables import print_json, table
+from notbefore.commands.tables import print_json, remarks, table
 from notbefore.core.duration import span
-
-NOTHING: Final = "Nothing is scheduled."
-STALE: Final = timedelta(minutes=2)  # longer than the longest pause between two polls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,17 +41,6 @@ def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
     if approvals:
         out.write("\n")
         table(("EVENT ID", "APPROVAL"), approvals, out)
-
-
-def remarks(answer: dict[str, Any], now: datetime) -> list[str]:
-    """Sentences above the table. It is said that nothing is scheduled only where that is known."""
-    last, unreadable, events = answer["last_successful_poll"], answer["unreadable"], answer["events"]
-    said = [f"{unreadable} listed events cannot be read: the agent's log says why."] if unreadable else []
-    if last is None:
-        return [*said, "IMDS has not answered yet: it is not known what is scheduled now."]
-    if now - datetime.fromisoformat(last) > STALE:
-        return [*said, f"IMDS has not answered since {last}: it is not known what is scheduled now."]
-    return said if said or events else [NOTHING]
 
 
 def _approval_words(approval: dict[str, Any]) -> str:

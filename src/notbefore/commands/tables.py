@@ -1,10 +1,14 @@
 """How commands print: tables for people, JSON for scripts."""
 
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from datetime import datetime, timedelta
+from typing import Any, Final, TextIO
 
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped
+
+NOTHING: Final = "Nothing is scheduled."
+STALE: Final = timedelta(minutes=2)  # longer than the longest pause between two polls
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
@@ -24,3 +28,14 @@ def columns(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 def print_json(items: Iterable[object], out: TextIO) -> None:
     """Print one JSON object a line."""
     out.writelines(json_line(item).decode() + "\n" for item in items)
+
+
+def remarks(answer: dict[str, Any], now: datetime) -> list[str]:
+    """Sentences above the listed events. That nothing is scheduled is said only where it is known."""
+    last, unreadable, events = answer["last_successful_poll"], answer["unreadable"], answer["events"]
+    said = [f"{unreadable} listed events cannot be read: the agent's log says why."] if unreadable else []
+    if last is None:
+        return [*said, "IMDS has not answered yet: it is not known what is scheduled now."]
+    if now - datetime.fromisoformat(last) > STALE:
+        return [*said, f"IMDS has not answered since {last}: it is not known what is scheduled now."]
+    return said if said or events else [NOTHING]

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from notbefore.commands.client import AgentClient
-from notbefore.commands.events import NOTHING, remarks
-from notbefore.commands.tables import columns
+from notbefore.commands.tables import NOTHING, columns, remarks
 from notbefore.core.duration import span
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError, NotBeforeError

@@ -40,10 +40,11 @@ def check_sinks(config: Config, places: dict[str, str], environment: Mapping[str
         except ConfigError as error:
             raise located(places, dotted, str(error)) from None
     for number, route in enumerate(config.routes):
-        for name in (*route.sinks, *route.fallback):
-            if name not in config.sinks:
-                known = one_of(name, config.sinks) if config.sinks else ": write it under `sinks`"
-                raise located(places, f"routes[{number}].sinks", f"there is no sink {name!r}{known}")
+        for key, names in (("sinks", route.sinks), ("fallback", route.fallback)):
+            for name in names:
+                if name not in config.sinks:
+                    known = one_of(name, config.sinks) if config.sinks else ": write it under `sinks`"
+                    raise located(places, f"routes[{number}].{key}", f"there is no sink {name!r}{known}")
 
 
 def command_problem(program: str) -> str:

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
@@ -12,20 +13,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from notbefore.config.addresses import unlikely
 from notbefore.config.checks import command_problem, webhook_problem
 from notbefore.config.load import ENVIRONMENT_PREFIX, missing_library
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables
 from notbefore.config.sinks import Webhook, otlp_headers
 from notbefore.config.yaml_file import located, read
-from notbefore.core.approval import unknown_words
+from notbefore.core.approval import EVENT_TYPES, unknown_words
 from notbefore.core.change import APPROVAL_KINDS
 from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.routing import EventMatch, Route
 from notbefore.core.text import one_of
 
 LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
-OTLP_PATHS: Final = ("/v1/metrics", "/v1/logs", "/v1/traces")
+PLACES: Final = ("{vm}", "{event_type}")  # in the links of messages
 
 
 def warnings(config: Config, path: Path | None, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -99,7 +101,8 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
     for number, before in _hidden([(rule.matcher, True) for rule in config.approval.rules]):
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
-    yield from _addresses(config)
+    yield from unlikely(config)
+    yield from _messages(config)
     if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
         yield "state.dir", f"{config.state.dir} is another directory wherever the agent is started: give the whole path"
 
@@ -122,6 +125,12 @@ def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
     for word in getattr(match, "event_status", ()):
         if word.casefold() not in (SCHEDULED.casefold(), STARTED.casefold()):
             yield "match.event_status", f"Azure has no {word!r}{one_of(word, (SCHEDULED, STARTED))}"
+    for region in getattr(match, "location", ()):
+        if " " in region:
+            yield "match.location", f"Azure writes regions without spaces: {''.join(region.split()).lower()}"
+    if found := re.search(r"[\w-](?=\*)", getattr(match, "resource", None) or ""):
+        text = f"this is a regular expression, and `{found[0]}*` means any number of `{found[0]}`"
+        yield "match.resource", f"{text}: for any text write `.*`"
     if match.notice_below is not None and not match.notice_below.seconds:
         yield "match.notice_below", "no notice is shorter than 0s: give a longer one, such as 5m"
     if match.duration is not None and match.duration.max is not None and match.duration.max < 0:
@@ -159,17 +168,18 @@ def _covers(earlier: object, later: object) -> bool:
     return {str(word).casefold() for word in later} <= {str(word).casefold() for word in earlier}
 
 
-def _addresses(config: Config) -> Iterator[tuple[str, str]]:
-    """Addresses that hold the path that is added to them."""
-    connections = {f"sinks.{name}.otlp_logs": sink.otlp_logs for name, sink in config.sinks.items() if sink.otlp_logs}
-    for key, connection in ({"otlp": config.otlp} | connections).items():
-        end = urlsplit(connection.endpoint or "").path.rstrip("/") if connection is not None else ""
-        if added := next((path for path in OTLP_PATHS if end.endswith(path)), None):
-            yield f"{key}.endpoint", f"{added} is added to it: leave it out here"
-    for name, sink in config.sinks.items():
-        for url in sink.alertmanager.urls if sink.alertmanager is not None else ():
-            if "/api/v" in url:
-                yield f"sinks.{name}.alertmanager.urls", f"/api/v2/alerts is added to it: leave the path out of {url}"
+def _messages(config: Config) -> Iterator[tuple[str, str]]:
+    """Types of events and placeholders that nothing fills in."""
+    for event_type in config.messages.advice:
+        if event_type.casefold() not in (name.casefold() for name in EVENT_TYPES):
+            yield f"messages.advice.{event_type}", f"Azure has no {event_type!r}{one_of(event_type, EVENT_TYPES)}"
+    for name in config.messages.links.__struct_fields__:
+        for word in re.findall(r"{\w*}", getattr(config.messages.links, name) or ""):
+            if word not in PLACES:
+                yield (
+                    f"messages.links.{name}",
+                    f"nothing is put in place of {word}: expected one of {', '.join(PLACES)}",
+                )
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:

@@ -35,6 +35,7 @@ _YAML: Final = (  # a part of what libyaml or PyYAML says, and what to do about 
         ("expected ',' or", "unexpected end of stream", "did not find expected node content", "while parsing a flow"),
         "a quote or a bracket is opened and not closed, or a comma is missing",
     ),
+    (("found another document",), "one file holds one configuration: remove the line `---`"),
     (
         ("cannot start any token", "did not find expected alphabetic", "undefined alias"),
         "a value that begins with one of @ ` % * & ! | > needs quotes",
@@ -54,7 +55,7 @@ def yaml_sentence(error: Exception, text: str) -> tuple[int, str]:
         return mark.line + 1, f"this is not YAML: {_TAB}"
     about = f"{getattr(error, 'context', None) or ''} {said}"
     advice = next((advice for parts, advice in _YAML if any(part in about for part in parts)), "")
-    return mark.line + 1, f"this is not YAML: {said}" + (f": {advice}" if advice else "")
+    return mark.line + 1, f"this is not YAML: {said.removeprefix('but ')}" + (f": {advice}" if advice else "")
 
 
 def sentence(message: str, value: Any, below: str, root: type) -> str:

@@ -124,9 +124,9 @@ class HeartbeatConfig(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         if not 10 <= self.every.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
-            raise ValueError("heartbeat.every: expected 10s to 1h")
+            raise ValueError("every: expected 10s to 1h")
         if self.ping_url is None and self.sink is None:
-            raise ValueError("heartbeat: expected `ping_url` or `sink`")
+            raise ValueError("expected `ping_url` or `sink`")
 
 
 class Config(_Section, frozen=True):

@@ -108,8 +108,9 @@ class Access:
         """Raise ``ConfigError`` where others can reach ``address`` and there is no TLS, password or ``insecure``."""
         if is_loopback(address) or self._insecure or self._protections:
             return
+        what = f"{address} is not loopback" if address else "without a host it is every address"
         raise ConfigError(
-            f"server.listen: {address or 'every address'} is not loopback, so others can reach it: set "
+            f"server.listen: {what}, so others can reach it: set "
             "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
         )
 
