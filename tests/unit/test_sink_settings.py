@@ -207,6 +207,18 @@ def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> Non
     assert "read by every user" not in " ".join([*warnings(config, path), *warnings(config, None)])
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
+def test_a_configuration_that_everybody_can_write_is_warned_of(place: Path) -> None:
+    path, web = place / "notbefore.yaml", place / "web.yml"
+    web.write_text("", encoding="utf-8")
+    config = read(place, f"server: {{web_config_file: {web}}}")
+    assert warnings(config, path) == []
+    path.chmod(0o646)
+    web.chmod(0o622)
+    found = [text for text in warnings(config, path) if "can be written by every user" in text]
+    assert [text.rpartition("chmod o-w ")[2] for text in found] == [str(path), str(web)]
+
+
 def test_a_secret_from_the_environment_is_no_reason_to_warn_of_the_file(place: Path) -> None:
     path = place / "notbefore.yaml"
     path.write_text("log: {level: info}\n", encoding="utf-8")

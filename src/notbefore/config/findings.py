@@ -37,6 +37,7 @@ def warnings(config: Config, path: Path | None, environment: Mapping[str, str] =
         *_otlp_variables(config, environment),
         *_misspelt_variables(environment),
         *_plain_secrets(config, path, places),
+        *_writable_files(config, path),
     ]
     found += [str(located(places, key, text)) if places else f"{key}: {text}" for key, text in _of_keys(config)]
     return found
@@ -200,6 +201,19 @@ def _plain_secrets(config: Config, path: Path | None, places: dict[str, str]) ->
             f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
             " a file that only the service may read, and name it: KEY_file, or KEY_credential under systemd"
         )
+
+
+def _writable_files(config: Config, path: Path | None) -> Iterator[str]:
+    if not hasattr(os, "geteuid"):  # Windows: its access lists are another matter
+        return
+    web = config.server.web_config_file
+    for file in filter(None, (path, Path(web) if web is not None else None)):
+        # one that is not there is an error elsewhere
+        if file.exists() and file.stat().st_mode & stat.S_IWOTH:
+            yield (
+                f"{file} can be written by every user of this machine: who writes it decides which commands the agent"
+                f" runs, and who may read from it: chmod o-w {file}"
+            )
 
 
 def _otlp_variables(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
