@@ -73,6 +73,7 @@ class Receiver(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.taken: list[tuple[str, str, str]] = []  # delivery id, event, kind
         self.times: list[float] = []  # monotonic seconds at which each was taken
+        self.senders: list[str] = []  # the VM that sent each
         self.answers: collections.Counter[str] = collections.Counter()
         self.calm = False
 
@@ -98,6 +99,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             values = json.loads(body)
             key = str(values["azure.scheduled_event.id"]).casefold()
             self.server.times.append(time.monotonic())
+            self.server.senders.append(str(values.get("host.name")))
             self.server.taken.append((self.headers["X-Notbefore-Delivery-Id"], key, values["notbefore.delivery.kind"]))
         if mood in ("hang", "cut", "take and cut"):
             self.close_connection = True
@@ -450,32 +452,36 @@ def leader(mode: str, rounds: int) -> bool:
 
 
 def leader_account(mode: str, first: Life, world: World, receiver: Receiver, took: float) -> bool:
-    """While the first VM's agent works, one message of each step, at once; else the second one's, a rank later.
+    """While the first VM's agent works, one VM's message of each step, at once; else the second one's, a rank later.
 
     The first one may be back before that, but it may have missed what was listed only while it was gone.
 
     What the event has left behind by then need not be sent. Where the first one came or went meanwhile, two may come.
     """
     times: dict[tuple[str, str], list[float]] = {}
-    for (_, event, kind), at in zip(receiver.taken, receiver.times, strict=True):
-        times.setdefault((event, kind if kind in ("announced", "started") else "over"), []).append(at)
+    senders: dict[tuple[str, str], set[str]] = {}
+    for (_, event, kind), at, sender in zip(receiver.taken, receiver.times, receiver.senders, strict=True):
+        of = (event, kind if kind in ("announced", "started") else "over")
+        times.setdefault(of, []).append(at)
+        senders.setdefault(of, set()).add(sender)
     lost, late, many, twice = [], [], [], 0
+    repeated = len(receiver.taken) - sum(map(len, senders.values()))  # by a courier that was killed before it noted it
     for (event, step), shown in world.shown.items():
         possible = shown if first.works(shown, shown + LATE) else shown + RANK
         following = [at for (other, _), at in world.shown.items() if other == event and at > shown]
         moved_on = min(following, default=float("inf")) < possible + LATE
-        found = times.get((event, step), [])
+        found, by = times.get((event, step), []), senders.get((event, step), set())
         if not found and not moved_on:
             lost.append((event, step))
         elif found and min(found) > possible + LATE and not moved_on:
             late.append((event, step, round(min(found) - shown, 1)))
         most = 1 if LEADER[mode] and first.works(shown - 1, shown + RANK + LATE) else 2
-        twice += len(found) == 2
-        if len(found) > most:
-            many.append((event, step, len(found)))
+        twice += len(by) == 2
+        if len(by) > most:
+            many.append((event, step, sorted(by)))
     print(f"{mode}: leader up {len(first.up)} times, {world.begun} events, {len(world.shown)} steps, {took:.0f} s")
     print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), too many {len(many)} (bar: 0), "
-          f"two messages {twice}", *lost[:5], *late[:5], *many[:5])  # fmt: skip
+          f"of two VMs {twice}, repeated by one VM {repeated}", *lost[:5], *late[:5], *many[:5])  # fmt: skip
     return bool(lost or late or many)
 
 
