@@ -399,6 +399,27 @@ def test_what_was_counted_before_the_state_file_could_be_read_is_added_to(
     assert receiver.accepted == ["a", "b"]
 
 
+def test_what_was_delivered_before_the_state_file_could_not_be_read_is_neither_sent_nor_counted_again(
+    agent: Agent, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.sees("a")
+    receiver.works()
+
+    def fails_to_connect(_: Path) -> None:
+        raise StoreError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("notbefore.store.spare.connect_for_reading", fails_to_connect)
+        with locked(agent.path):
+            agent.sees("a", "b")  # the agent cannot see that `a` was delivered, and puts it in again
+            assert [row.event_key for row in rows(agent.store.spare_path)] == ["a", "b"]
+            receiver.works()
+    agent.store.retry()
+    assert agent.store.degraded is None
+    assert counts(agent) == {"accepted": 2, "delivered": 2}
+    assert receiver.accepted == ["a", "b"]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

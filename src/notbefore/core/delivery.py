@@ -75,6 +75,7 @@ class DeliveryResult(Struct, frozen=True):
     thread: str | None = None  # what the sink is given again with later deliveries of this event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
     fallback: bool = False  # the user's template failed, and the built-in text was sent
+    counted: bool = False  # by another file of the outbox, to which it was reported before
 
 
 class Terms(Struct, frozen=True):

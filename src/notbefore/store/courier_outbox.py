@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, TypeVar
 
+from msgspec.structs import replace
+
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.errors import StoreError
 from notbefore.store import spare
@@ -122,7 +124,8 @@ class CourierOutbox:
     def _arrive(self, outbox: AnyOutbox) -> None:
         outbox.release_all_but(self._held)
         # the agent, if it could not read the state file, has put in again what it wrote there just before
-        outbox.exchange(CourierTurn(self._delivered, {}, time.time()))
+        known = [replace(result, counted=True) for result in self._delivered]
+        outbox.exchange(CourierTurn(known, {}, time.time()))
 
     def _close_main(self) -> None:
         if self._main is not None:

@@ -276,7 +276,7 @@ def _record_result(db: sqlite3.Connection, result: DeliveryResult, *, confirm: b
     if row is None:  # an operator dropped it, or a full outbox pushed it out, while it was on its way
         return
     sink, event_key, state, created, note = row
-    if result.fallback:
+    if result.fallback and not result.counted:
         count(db, sink, FALLBACK)
     if result.pause:  # for all that is due to the sink, whichever courier takes it
         db.execute(
@@ -316,7 +316,7 @@ def _record_result(db: sqlite3.Connection, result: DeliveryResult, *, confirm: b
 
 def _record_delivered(db: sqlite3.Connection, result: DeliveryResult, row: tuple[str, str, str, float]) -> None:
     sink, event_key, state, created = row
-    if state != "repeating":
+    if state != "repeating" and not result.counted:
         count(db, sink, "delivered")
         latency = max(0.0, result.time - created)
         db.execute(

@@ -340,14 +340,18 @@ class Store:
                 file.open()
                 file.write(state, changes, self._moment())
             else:
-                moment, recent = self._moment(), (*self._written, *changes)
-                file = spare.make(
-                    path,
-                    self.path,
-                    # what cannot be read there may not be delivered yet: rather twice, under the same id
-                    lambda new, copied: new.write(state, changes if copied else recent, moment),
-                    spare.HANGING_PATIENCE if self.disk.hangs else spare.COPY_PATIENCE,
-                )
+                moment = self._moment()
+
+                def add(new: StateFile, copied: bool) -> None:  # noqa: FBT001 - as `make` calls it
+                    if (
+                        not copied
+                    ):  # what cannot be read there may not be delivered yet: rather twice, under the same id
+                        new.write(state, self._written, moment)
+                        new.db.execute("DELETE FROM delivery_counts")  # the state file has counted it
+                    new.write(state, changes, moment)
+
+                patience = spare.HANGING_PATIENCE if self.disk.hangs else spare.COPY_PATIENCE
+                file = spare.make(path, self.path, add, patience)
         except (*_TROUBLE, StoreError) as error:
             if not in_memory:
                 self._say_spare_failed(error)
