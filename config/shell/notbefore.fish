@@ -104,6 +104,7 @@ complete -c notbefore -n '_shtab_notbefore_using events' -l cert-file -xka "(__f
 complete -c notbefore -n '_shtab_notbefore_using events' -l key-file -xka "(__fish_complete_path (commandline -ct))" -d 'the key of --cert-file, where it is not in the same file'
 complete -c notbefore -n '_shtab_notbefore_using events' -l user -x -d 'the user, for an agent that requires a password'
 complete -c notbefore -n '_shtab_notbefore_using events' -l password-file -xka "(__fish_complete_path (commandline -ct))" -d 'a file that holds the password'
+complete -c notbefore -n '_shtab_notbefore_using events' -l fleet -d 'ask an instance of `notbefore fleet` what is coming over the fleet'
 complete -c notbefore -n '_shtab_notbefore_using events' -l json -d 'JSON, one object a line'
 complete -c notbefore -n '_shtab_notbefore_using events' -l watch -d 'show it anew each second, with countdowns, until Ctrl-C'
 complete -c notbefore -n '_shtab_notbefore_using events; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the agent'"'"'s configuration: it names the address'

@@ -32,6 +32,7 @@ IMPURE = {
 # modules that are imported where they are needed, and may import much
 LATE = (
     "fleet.checkpoints",
+    "fleet.comparison",
     "fleet.consumer",
     "fleet.keeper",
     "fleet.instance",

@@ -13,6 +13,9 @@ from notbefore.core.duration import span
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the agent is, and the form of the answer."""
     add_agent(parser)
+    parser.add_argument(
+        "--fleet", action="store_true", help="ask an instance of `notbefore fleet` what is coming over the fleet"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="JSON, one object a line")
     form.add_argument("--watch", action="store_true", help="show it anew each second, with countdowns, until Ctrl-C")
@@ -20,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
+    if options.fleet:
+        from notbefore.commands.fleet_events import run_fleet  # noqa: PLC0415 - as below
+
+        return run_fleet(agent_client(options), as_json=options.json, watching=options.watch)
     if options.watch:
         from notbefore.commands.watch import watch  # noqa: PLC0415 - imports what is needed only here
 

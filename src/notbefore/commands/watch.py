@@ -1,12 +1,14 @@
-"""``notbefore events --watch``: what is listed, drawn anew each second; countdowns go on while the agent is silent."""
+"""``notbefore events --watch``: what is listed, drawn anew each second; countdowns go on while nobody answers."""
 
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
+
+from msgspec import Struct
 
 from notbefore.commands.client import AgentClient
 from notbefore.commands.tables import NOTHING, columns, remarks
@@ -22,12 +24,25 @@ OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the other screen
 TOP, END_OF_LINE, BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def watch(agent: AgentClient, out: TextIO) -> int:
+class Board(Struct, frozen=True):
+    """What is drawn of an answer. ``row`` and ``style`` are given the seconds to NotBefore."""
+
+    path: str
+    head: tuple[str, ...]
+    listed: Callable[[dict[str, Any]], list[dict[str, Any]]]  # in the order in which they are shown
+    title: Callable[[dict[str, Any]], str]
+    remarks: Callable[[dict[str, Any], datetime], list[str]]  # lines above them
+    nothing: str  # the one that says that there are none
+    row: Callable[[dict[str, Any], float | None], tuple[str, ...]]
+    style: Callable[[dict[str, Any], float | None], str]
+
+
+def watch(agent: AgentClient, out: TextIO, board: Board | None = None) -> int:
     """Draw until Ctrl-C; returns 0. Without a terminal, the table is printed when what is listed changes.
 
     Raises ``NotBeforeError`` where no agent answers at the start.
     """
-    picture = Picture(agent)
+    picture = Picture(agent, board or OF_AGENT)
     if not out.isatty():
         return _follow(picture, out)
     colours = in_colour(os.environ)
@@ -54,16 +69,17 @@ def by_urgency(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class Picture:
     """What the agent said last, and when; the constructor asks it and raises ``NotBeforeError``."""
 
-    def __init__(self, agent: AgentClient) -> None:
+    def __init__(self, agent: AgentClient, board: Board) -> None:
         self._agent = agent
-        self.answer = agent.ask("/api/v1/events")
+        self.board = board
+        self.answer = agent.ask(board.path)
         self._answered = time.time()
         self._trouble = ""
 
     def ask(self) -> None:
         """Ask again; what was known stays where no answer comes."""
         try:
-            self.answer = self._agent.ask("/api/v1/events")
+            self.answer = self._agent.ask(self.board.path)
         except ConfigError:
             raise
         except NotBeforeError as error:
@@ -73,16 +89,15 @@ class Picture:
 
     def lines(self, size: os.terminal_size, now: float, *, colours: bool) -> list[str]:
         """Return the picture at ``now`` (Unix seconds), as many lines and columns as fit."""
-        events = by_urgency(self.answer["events"])
-        vm = (self.answer["vm"] or {}).get("name") or "this VM"
-        title = f"Scheduled events of {escaped(vm)}: {len(events)} listed. {_clock(now)}   Ctrl-C ends"
+        board = self.board
+        events = board.listed(self.answer)
+        title = f"{escaped(board.title(self.answer))} {_clock(now)}   Ctrl-C ends"
         lines = [(title, BOLD), *([(self._trouble, RED)] if self._trouble else []), ("", "")]
-        lines += [
-            (text, "" if text == NOTHING else YELLOW) for text in remarks(self.answer, datetime.fromtimestamp(now, UTC))
-        ]
+        said = board.remarks(self.answer, datetime.fromtimestamp(now, UTC))
+        lines += [(escaped(text), "" if text == board.nothing else YELLOW) for text in said]
         left = [_left(event, now - self._answered) for event in events]
-        table = columns(HEAD, [_row(event, seconds) for event, seconds in zip(events, left, strict=True)])
-        styles = ["", *(_style(event, seconds) for event, seconds in zip(events, left, strict=True))]
+        table = columns(board.head, [board.row(event, seconds) for event, seconds in zip(events, left, strict=True)])
+        styles = ["", *(board.style(event, seconds) for event, seconds in zip(events, left, strict=True))]
         lines += zip(table, styles, strict=False)
         room = size.lines - 1
         if len(lines) > room:
@@ -92,15 +107,17 @@ class Picture:
 
 def _follow(picture: Picture, out: TextIO) -> int:
     shown: object = None
+    board = picture.board
     with suppress(KeyboardInterrupt):
         while True:
-            events = by_urgency(picture.answer["events"])
-            said = remarks(picture.answer, datetime.now(UTC))
-            listed = [(event["event_id"], event["event_status"], event["not_before"]) for event in events]
+            events = board.listed(picture.answer)
+            said = board.remarks(picture.answer, datetime.now(UTC))
+            listed = [board.row(event, None) for event in events]  # without the countdowns
             if (said, listed) != shown:
                 shown = (said, listed)
-                rows = [_row(event, _left(event, 0.0)) for event in events]
-                out.writelines(f"{line}\n" for line in (_clock(time.time()), *said, *columns(HEAD, rows)))
+                rows = [board.row(event, _left(event, 0.0)) for event in events]
+                lines = (_clock(time.time()), *map(escaped, said), *columns(board.head, rows))
+                out.writelines(f"{line}\n" for line in lines)
                 out.flush()
             time.sleep(EVERY)
             picture.ask()
@@ -123,12 +140,17 @@ def _left(event: dict[str, Any], passed: float) -> float | None:
     return None if seconds is None else seconds - passed
 
 
+def whole_seconds(left: float | None) -> str:
+    """Return a countdown for a column of a table."""
+    return span(float(round(left))).replace(".0s", "s") if left is not None else "-"
+
+
 def _row(event: dict[str, Any], left: float | None) -> tuple[str, ...]:
     return (
         event["event_type"],
         event["event_status"],
         event["scope"],
-        span(float(round(left))).replace(".0s", "s") if left is not None else "-",
+        whole_seconds(left),
         event["not_before"] or "-",
         span(event["expected_duration_seconds"]),
         ", ".join(event["resources"]),
@@ -142,6 +164,23 @@ def _style(event: dict[str, Any], left: float | None) -> str:
     if event["event_status"] == "Started":
         return RED
     return YELLOW if left is not None and left < SOON else ""
+
+
+def _title(answer: dict[str, Any]) -> str:
+    vm = (answer["vm"] or {}).get("name") or "this VM"
+    return f"Scheduled events of {vm}: {len(answer['events'])} listed."
+
+
+OF_AGENT: Final = Board(
+    path="/api/v1/events",
+    head=HEAD,
+    listed=lambda answer: by_urgency(answer["events"]),
+    title=_title,
+    remarks=remarks,
+    nothing=NOTHING,
+    row=_row,
+    style=_style,
+)
 
 
 def _cut(text: str, width: int) -> str:

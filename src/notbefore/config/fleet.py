@@ -54,6 +54,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     rebalance: Duration = Duration("10s")  # between two looks at which instance has which partition
     takeover: Duration = Duration("60s")  # after which the partitions of an instance that is gone are others'
     history: HistoryConfig = HistoryConfig()
+    inventory_file: str | None = None  # the VMs that are to be heard from: names, or the JSON of `az graph query`
+    missing_after: Duration = Duration("15m")  # after which a VM of it that was never heard from is missing
 
     def __post_init__(self) -> None:
         if not self.group_by:

@@ -271,6 +271,9 @@ def _previous_not_before(change: Change) -> datetime | None:
 SILENT: Final = "Silent"
 """The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
 
+MISSING: Final = "In the inventory, and never heard from, or not for a day."
+"""The description of one whose VMs were never heard from."""
+
 
 def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
     if fleet is None:
@@ -367,6 +370,8 @@ def sentence(change: Change, whom: str | None = None) -> str:
 
 def _sentence_of_many(change: Change, whom: str) -> str:
     if change.event.event_type == SILENT:
+        if change.event.description == MISSING:
+            return f"{whom}: {'no longer missing' if change.kind == 'finished' else 'missing'}"
         return f"{whom}: {'heard from again' if change.kind == 'finished' else 'silent'}"
     return sentence(change, whom)
 

@@ -17,7 +17,7 @@ from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import APPROVALS, ENDINGS
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
-from notbefore.core.record import SILENT, Record
+from notbefore.core.record import MISSING, SILENT, Record
 from notbefore.core.text import one_line
 from notbefore.delivery.message import Message
 
@@ -99,7 +99,8 @@ _SUMMARIES: Final = {
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
 _MARK: Final = "[EXERCISE]"
 _EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
-_SILENT: Final = "No sign of life comes from there, and no event explains it."
+_SILENT_WORDS: Final = ("heard from again", "silent", "No sign of life comes from there, and no event explains it.")
+_MISSING_WORDS: Final = ("no longer missing", "missing", MISSING)
 _SILENT_ADVICE: Final = "Check whether the VM runs, whether it reaches the hub, and `systemctl status notbefore` on it."
 _FAILED_ADVICE: Final = (
     "On the VM, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
@@ -182,8 +183,11 @@ def marked(title: str, record: Record) -> str:
 def _silence(message: Message, links: tuple[Fact, ...]) -> Text:
     """That VMs of a fleet have fallen silent, or are heard from again."""
     record = message.record
-    what = "heard from again" if message.over else "silent" + (" (changed)" if message.kind == "updated" else "")
-    summary = "Every VM sends its signs of life again, or is gone for a day." if message.over else _SILENT
+    missing = record.description == MISSING
+    over, now, summary = _MISSING_WORDS if missing else _SILENT_WORDS
+    what = over if message.over else now + (" (changed)" if message.kind == "updated" else "")
+    if message.over:
+        summary = "Every VM sends its signs of life, or is no longer expected."
     return Text(
         title=one_line(f"{subject(record)}: {what}"),
         summary=summary,

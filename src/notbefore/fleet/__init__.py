@@ -11,6 +11,7 @@ reports to one story) -> ``waves`` (stories that belong together, and when peopl
 - ``partition``: the fold over one partition's log, and its snapshot. Pure.
 - ``checkpoints``: where snapshots and checkpoints are kept: files, or Blob Storage.
 - ``consumer``: the hub itself; which partitions are this instance's.
+- ``inventory``, ``comparison``: the VMs that are to be heard from, and those that are not.
 - ``history``: the events that are over, as files; ``report``, ``plots``, ``page``: what they say, as figures and HTML.
 - ``instance``: the process: makes the parts, joins them, looks after the courier.
 - ``view``: what a scrape and the JSON interface show.

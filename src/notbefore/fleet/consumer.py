@@ -27,7 +27,9 @@ from msgspec import Struct
 from notbefore.config.fleet import FleetConfig
 from notbefore.delivery.sinks.event_hub import client_options, make_credential
 from notbefore.fleet.checkpoints import BlobSnapshots, Snapshots
+from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent
+from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import Keeper, Outbox
 from notbefore.fleet.partition import Item, Partition, PartitionFigures
 from notbefore.metrics.fleet import Measured
@@ -55,12 +57,18 @@ class Consumer:
     """Runs in one thread, with an event loop of its own: ``run`` until ``stop``."""
 
     def __init__(
-        self, config: FleetConfig, snapshots: Callable[[Any], Snapshots], outbox: Outbox, history: History
+        self,
+        config: FleetConfig,
+        snapshots: Callable[[Any], Snapshots],
+        outbox: Outbox,
+        history: History,
+        inventory: Inventory | None = None,
     ) -> None:
         self._config = config
         self._make_snapshots = snapshots
         self._outbox = outbox
         self._history = history
+        self._inventory = inventory
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -139,11 +147,15 @@ class Consumer:
             if isinstance(snapshots, BlobSnapshots):
                 snapshots.of_hub(client._address.hostname, client.eventhub_name, self._config.consumer_group)  # noqa: SLF001 - as the SDK's own processor does
             receiving = asyncio.create_task(self._receive(client, await self._positions(client, snapshots)))
-            tidying = asyncio.create_task(self._let_go_of_others(keeper))
+            beside = [asyncio.create_task(self._let_go_of_others(keeper))]
+            if self._inventory is not None:
+                names, patience = partial(self._partitions, client), self._config.missing_after.seconds
+                comparison = Comparison(self._inventory, keeper, snapshots, names, patience)
+                beside.append(asyncio.create_task(comparison.run()))
             waiting = [asyncio.create_task(one.wait()) for one in (self._failed, self._stop) if one is not None]
             await asyncio.wait([receiving, *waiting], return_when=asyncio.FIRST_COMPLETED)
             await keeper.write_all()
-            for task in (tidying, receiving, *waiting):
+            for task in (*beside, receiving, *waiting):
                 task.cancel()
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS)
@@ -166,8 +178,12 @@ class Consumer:
         known = await snapshots.positions()
         if known is None:
             return begin
+        return {name: known.get(name) or begin for name in await self._partitions(client)}
+
+    async def _partitions(self, client: Any) -> list[str]:
         async with asyncio.timeout(self._config.hub.timeout.seconds):
-            return {name: known.get(name) or begin for name in await client.get_partition_ids()}
+            found: list[str] = await client.get_partition_ids()
+            return found
 
     async def _receive(self, client: Any, positions: Any) -> None:
         await client.receive_batch(

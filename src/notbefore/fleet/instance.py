@@ -25,6 +25,7 @@ from notbefore.errors import ConfigError
 from notbefore.fleet.checkpoints import FileSnapshots, make_blob_snapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History, history_directory
+from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
 from notbefore.store.state import Store
@@ -64,6 +65,7 @@ class FleetInstance:
         directory = self._store.path.with_name("partitions")
         keep = fleet.history.keep
         self._history = History(history_directory(config), keep.seconds if keep is not None else None)
+        inventory = Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None
         self._consumer = Consumer(
             fleet,
             lambda credential: (
@@ -71,12 +73,13 @@ class FleetInstance:
             ),
             self._fleet_outbox,
             self._history,
+            inventory,
         )
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
         self._view = FleetView(
             config,
             self._consumer,
-            Stored(self._store, self._fleet_outbox, self._outbox, self._history),
+            Stored(self._store, self._fleet_outbox, self._outbox, self._history, inventory),
             lambda: self._couriers.figures,
         )
         self._server = HttpServer(config.server.listen, make_fleet_app(self._view), access(config.server))

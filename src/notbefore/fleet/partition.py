@@ -55,6 +55,7 @@ class Snapshot(Struct):
     enqueued: float
     waves: list[Wave] = []
     silent: list[Wave] = []
+    missing: list[Wave] = []
     closed: dict[str, Closed] = {}
     unsettled: list[Delivery] = []
 
@@ -90,6 +91,7 @@ class Partition:
         self.waves = Waves(grouping)
         self.stories: dict[str, Story] = {}
         self.silence = Silence(grouping, self._is_gone, self._is_explained)
+        self.missing = Silence(grouping, self._is_gone, self._is_explained, missing=True)
         self._closed: dict[str, Closed] = {}
         self._limit = limit
         self._on_poison = on_poison
@@ -109,6 +111,7 @@ class Partition:
                 self.enqueued,
                 list(self.waves.open.values()),
                 list(self.silence.waves.open.values()),
+                list(self.missing.waves.open.values()),
                 self._closed,
                 unsettled,
             )
@@ -116,7 +119,9 @@ class Partition:
 
     def restore(self, found: Snapshot, heard: Iterable[Heard] = ()) -> None:
         """Go on from a snapshot; ``heard``: the VMs as they were written down, which may be some minutes older."""
+        heard = list(heard)
         self.silence.restore(found.silent, heard)
+        self.missing.restore(found.missing, heard)
         self.sequence, self.offset, self.enqueued = found.sequence, found.offset, found.enqueued
         self._looked = found.enqueued
         self.waves.restore(found.waves)
@@ -130,7 +135,7 @@ class Partition:
 
     def vms(self) -> bytes:
         """The VMs that were heard from, as JSON; see ``read_vms``."""
-        return msgspec.json.encode(list(self.silence.heard.values()))
+        return msgspec.json.encode([*self.silence.heard.values(), *self.missing.heard.values()])
 
     def release(self, key: str) -> Story | None:
         """Give up a story: its event's records come in another partition now (the hub was given more of them)."""
@@ -150,7 +155,9 @@ class Partition:
             return
         if 0 <= self.sequence < item.sequence - 1:
             self.figures.missing += item.sequence - 1 - self.sequence
-        next_due = min(self.waves.next_due, self.silence.waves.next_due, self._looked + LOOK_EVERY)
+        next_due = min(
+            self.waves.next_due, self.silence.waves.next_due, self.missing.waves.next_due, self._looked + LOOK_EVERY
+        )
         if item.enqueued >= next_due:
             yield from self.advance(item.enqueued)
         self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
@@ -168,6 +175,7 @@ class Partition:
             if made is not None:
                 yield made
         yield from self.silence.flush(now)
+        yield from self.missing.flush(now)
 
     def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
         if isinstance(found, Report):
@@ -220,6 +228,7 @@ class Partition:
                     self.figures.given_up += 1
                     self.waves.note(story, now)
         self.silence.look(now, unwatched)
+        self.missing.look(now, unwatched)
         self.figures.fell_silent += self.silence.fell_silent
         self.silence.fell_silent = 0
         forgotten = [key for key, one in self._closed.items() if now - one.at > CLOSED_SECONDS]

@@ -2,10 +2,11 @@
 
 A VM is known from its first heartbeat on. It is silent after three of its intervals without any record of it. The
 silent VMs of one scale set or resource group are one wave, of the type ``Silent``: it starts with the first of them,
-and is over once all are heard from again. Times are Unix seconds of the hub's clock.
+and is over once all are heard from again. The VMs of an inventory that are not heard from at all are missing, by the
+same rules. Times are Unix seconds of the hub's clock.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.core.record import SILENT
+from notbefore.core.record import MISSING, SILENT
 from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.reading import Beat, Place, Report
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
@@ -32,12 +33,31 @@ class Heard(Struct, array_like=True):
     place: Place
     zone: str = ""
     silent: bool = False
+    missing: bool = False  # it is to be heard from, and is not
+
+
+class ExpectedVm(Struct, frozen=True):
+    """A VM of the inventory."""
+
+    name: str
+    place: Place = Place()
+    zone: str = ""
 
 
 class Silence:
-    """Of one partition. ``gone`` says whether a VM was deleted by an event, ``explained`` whether one is under way."""
+    """Of one partition. ``gone`` says whether a VM was deleted by an event, ``explained`` whether one is under way.
 
-    def __init__(self, grouping: Grouping, gone: Callable[[str], bool], explained: Callable[[str], bool]) -> None:
+    ``missing``: it is about VMs of an inventory, which ``expect`` gives, and not about those that were heard from.
+    """
+
+    def __init__(
+        self,
+        grouping: Grouping,
+        gone: Callable[[str], bool],
+        explained: Callable[[str], bool],
+        *,
+        missing: bool = False,
+    ) -> None:
         self.heard: dict[str, Heard] = {}
         self.fell_silent = 0  # VMs, since the last look at it
         self.waves = Waves(replace(grouping, group_by=_TOGETHER))
@@ -45,6 +65,8 @@ class Silence:
         self._places: dict[Place, Place] = {}
         self._gone = gone
         self._explained = explained
+        self._missing = missing
+        self._changed: set[Place] = set()  # places where a missing VM is no longer expected, or was heard from
 
     def restore(self, waves: Iterable[Wave], heard: Iterable[Heard]) -> None:
         """Go on with what another instance has seen."""
@@ -52,7 +74,20 @@ class Silence:
         for wave in self.waves.open.values():
             for story in wave.stories.values():
                 self._stories[story.place] = story
-        self.heard = {one.name.casefold(): one for one in heard}
+        self.heard = {one.name.casefold(): one for one in heard if one.missing == self._missing}
+
+    def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
+        """These are to be heard from, by their names in lower case, and are not: missing in ``patience`` seconds.
+
+        The time of those that were expected before goes on.
+        """
+        for key, vm in vms.items():
+            if key not in self.heard:
+                self.heard[key] = Heard(vm.name, now, patience / INTERVALS, vm.place, vm.zone, missing=True)
+        for key in self.heard.keys() - vms.keys():
+            one = self.heard.pop(key)
+            if one.silent:
+                self._changed.add(one.place)
 
     def hear(self, found: Beat | Report, now: float) -> None:
         """A record of a VM: it is alive."""
@@ -70,13 +105,14 @@ class Silence:
 
         ``unwatched``: seconds before ``now`` in which nothing could be heard; they are nobody's silence.
         """
-        changed: set[Place] = set()
+        changed, self._changed = self._changed, set()
         if unwatched:
             for one in self.heard.values():
                 one.at = min(now, one.at + unwatched)
         for key, one in list(self.heard.items()):
             late = now - one.at > INTERVALS * one.interval
-            if late and (self._gone(key) or now - one.at > FORGET_SECONDS):
+            forgotten = not self._missing and now - one.at > FORGET_SECONDS
+            if late and (self._gone(key) or forgotten):
                 del self.heard[key]
                 if one.silent:
                     changed.add(one.place)
@@ -108,7 +144,8 @@ class Silence:
             began = from_unix(
                 min((one.at for one in self.heard.values() if one.silent and one.place == place), default=now)
             )
-            event = Event(f"silent-{now:.0f}", SILENT, STATUS_STARTED, "VirtualMachine", names)
+            kind, why = ("missing", MISSING) if self._missing else ("silent", None)
+            event = Event(f"{kind}-{now:.0f}", SILENT, STATUS_STARTED, "VirtualMachine", names, description=why)
             mark = (began, "", "")
             story = Story(event, place, "", began, mark, mark, started=began)
             self._stories[place] = story

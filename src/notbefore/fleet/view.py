@@ -11,6 +11,7 @@ from notbefore.config.model import Config
 from notbefore.core.lifecycle import Tracked
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
+from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.merge import OVER, Story
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
@@ -51,6 +52,7 @@ class FleetEvents(Struct, frozen=True):
     waves: tuple[ShownWave, ...]
     heard: int  # VMs that have sent a sign of life
     silent: tuple[str, ...]  # those whose signs of life have stopped, without an event that explains it
+    missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
 
 
 class Stored(NamedTuple):
@@ -60,6 +62,7 @@ class Stored(NamedTuple):
     notified: FleetOutbox
     outbox: OutboxReader
     history: History
+    inventory: Inventory | None = None
 
 
 class FleetView:
@@ -74,7 +77,8 @@ class FleetView:
     ) -> None:
         self._config = config
         self._consumer = consumer
-        self._store, self._notified, self._outbox, self._history = stored
+        self._stored = stored
+        self._store, self._notified, self._outbox = stored[:3]
         self._courier = courier
         self._began = datetime.now(UTC)
         self._text = MetricsText(lambda: [Block(object(), self._families)])
@@ -115,28 +119,40 @@ class FleetView:
         waves = [_shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
         waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
         silent = sorted(one.name for fold in folds for one in fold.silence.silent)
+        missing = sorted(one.name for fold in folds for one in fold.missing.silent)
         heard = sum(len(fold.silence.heard) for fold in folds)
-        return FleetEvents(tuple(fold.name for fold in folds), tuple(waves), heard, tuple(silent))
+        return FleetEvents(tuple(fold.name for fold in folds), tuple(waves), heard, tuple(silent), tuple(missing))
+
+    def _disk_errors(self) -> dict[str, int]:
+        inventory = self._stored.inventory
+        return {"history": self._stored.history.failures} | (
+            {"inventory": inventory.failures} if inventory is not None else {}
+        )
 
     def _families(self) -> Iterator[Family]:
         consumer = self._consumer
         folds = consumer.folds
         heard: dict[Labels, float] = {}
         silent: dict[Labels, float] = {}
+        missing: dict[Labels, float] = {}
         for fold in folds:
             for one in list(fold.silence.heard.values()):
                 place = (one.place.region, one.place.scale_set)
                 heard[place] = heard.get(place, 0.0) + 1.0
                 silent[place] = silent.get(place, 0.0) + float(one.silent)
+            for one in fold.missing.silent:
+                place = (one.place.region, one.place.scale_set)
+                missing[place] = missing.get(place, 0.0) + 1.0
         snapshot = FleetSnapshot(
             now=datetime.now(UTC),
             events=tuple(one for fold in folds for one in _events(fold)),
             heard=heard,
             silent=silent,
+            missing_vms=missing,
             fell_silent=consumer.counts["fell_silent"],
             records=consumer.records,
             poison=consumer.poison,
-            errors=consumer.errors | {"history": self._history.failures},
+            errors=consumer.errors | self._disk_errors(),
             contradictions=consumer.counts["contradictions"],
             given_up=consumer.counts["given_up"],
             missing=consumer.counts["missing"],

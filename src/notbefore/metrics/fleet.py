@@ -32,6 +32,12 @@ SILENT: Final = Metric(
     "VMs whose signs of life have stopped, without an event that explains it.",
     ("region", "scale_set"),
 )
+MISSING_VMS: Final = Metric(
+    "notbefore_fleet_vms_missing",
+    "gauge",
+    "VMs of the inventory that were never heard from, or not for a day.",
+    ("region", "scale_set"),
+)
 FELL_SILENT: Final = Metric(
     "notbefore_fleet_vms_fell_silent", "counter", "VMs that fell silent without an event that explains it."
 )
@@ -49,7 +55,10 @@ MISSING: Final = Metric(
     "notbefore_fleet_records_missing", "counter", "Records that the hub had deleted before they were read."
 )
 ERRORS: Final = Metric(
-    "notbefore_fleet_errors", "counter", "Errors of the hub, of the checkpoint store, and of the history.", ("part",)
+    "notbefore_fleet_errors",
+    "counter",
+    "Errors of the hub, of the checkpoint store, of the history, and of the inventory.",
+    ("part",),
 )
 PARTITIONS: Final = Metric("notbefore_fleet_partitions", "gauge", "Partitions that this instance reads.")
 LAG_RECORDS: Final = Metric(
@@ -107,6 +116,7 @@ class FleetSnapshot(Struct, frozen=True):
     events: tuple[Shown, ...] = ()
     heard: Mapping[Labels, float] = {}  # (region, scale_set) -> VMs
     silent: Mapping[Labels, float] = {}
+    missing_vms: Mapping[Labels, float] = {}
     records: Mapping[str, int] = {}
     poison: Mapping[str, int] = {}
     errors: Mapping[str, int] = {}
@@ -156,6 +166,7 @@ def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
     yield Family(VMS, bounded(vms))
     yield Family(HEARD, bounded(view.heard))
     yield Family(SILENT, bounded(view.silent))
+    yield Family(MISSING_VMS, bounded(view.missing_vms))
     for metric, values in ((RECORDS, view.records), (POISON, view.poison), (ERRORS, view.errors)):
         yield Family(metric, {(name,): float(value) for name, value in values.items()}, view.since)
     for metric, value in (

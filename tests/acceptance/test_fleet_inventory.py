@@ -1,0 +1,92 @@
+"""The inventory of a real instance: missing VMs are measured, shown and notified of; a file that changes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from notbefore.core.record import Heartbeat, Vm
+from support.agent import eventually
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import report, vm
+from support.hub import Hub
+from support.peers import HttpPeer
+
+A, B = vm("web_0"), vm("data_0", scale_set="data")  # in different partitions
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def hook() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
+
+
+def beat(who: Vm) -> Heartbeat:
+    return Heartbeat.of(who, (), "1", datetime.now(UTC), 3600.0)
+
+
+def notified(hook: HttpPeer) -> list[tuple[str, list[str]]]:
+    bodies = [json.loads(one.body) for one in hook.requests]
+    prefix = "azure.scheduled_event."
+    return [(one[f"{prefix}change"], one[f"{prefix}resources"]) for one in bodies if one[f"{prefix}type"] == "Silent"]
+
+
+def events(fleet: RunningFleet, *words: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "notbefore",
+        "events",
+        "--fleet",
+        "--url",
+        f"http://127.0.0.1:{fleet.port}",
+        *words,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.timeout(300)  # the fold looks each 30 s for what is silent or missing
+def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    inventory = tmp_path / "inventory.txt"
+    inventory.write_text("web_0\ndata_0\nweb_9\n")
+    config = configured(tmp_path, hub, hook.url, inventory_file="inventory.txt", missing_after="3s")
+    send(hub, [beat(A), beat(B), report(A, "announced", "E-1")])
+    with RunningFleet(config, tmp_path / "state") as fleet:
+        fleet.ready()
+        eventually(lambda: notified(hook)[-1:] == [("started", ["web_9"])], patience=100)
+        assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
+        assert fleet.metric('notbefore_fleet_vms_missing{region="",scale_set=""}') == 1
+        shown = events(fleet)
+        assert "1 VM is missing: web_9" in shown
+        head, row = [line.split() for line in shown.splitlines()[1:3]]
+        assert (head[:2], row[:2], row[-1]) == (["TYPE", "STATUS"], ["Reboot", "scheduled"], "E-1")
+        (wave,) = [json.loads(line) for line in events(fleet, "--json").splitlines()]
+        assert (wave["event_id"], wave["vms"], wave["reported_by"]) == ("E-1", ["web_0"], 1)
+
+        inventory.write_text('{"data": [')  # as a program writes it that is not done
+        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="inventory"}'), patience=100)
+        assert "the 3 VMs that it named before stay" in fleet.log
+        assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
+
+        inventory.write_text(json.dumps({"data": [{"name": "web_0"}, {"name": "DATA_0"}]}))
+        eventually(lambda: fleet.json("/api/v1/fleet/events")["missing"] == [], patience=100)
+        assert fleet.stop() == 0
+
+
+def test_without_an_instance_the_command_says_so() -> None:
+    command = [sys.executable, "-m", "notbefore", "events", "--fleet", "--url", "http://127.0.0.1:9"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "answers at http://127.0.0.1:9" in found.stderr

@@ -1,0 +1,148 @@
+"""The inventory: files of names and of ``az graph query``, and the VMs in it that are not heard from."""
+
+import json
+from typing import Any
+
+import pytest
+
+from notbefore.core.record import MISSING
+from notbefore.fleet.inventory import read_inventory
+from notbefore.fleet.partition import read_snapshot, read_vms
+from notbefore.fleet.reading import Place
+from notbefore.fleet.silence import ExpectedVm
+from support.fleet_records import vm
+from unit.test_fleet_silence import Vms
+
+A, B = vm("web_0"), vm("web_1")
+SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"
+
+
+def row(name: str, **columns: Any) -> dict[str, Any]:
+    """As `az graph query` writes it."""
+    return {
+        "id": f"/subscriptions/{SUBSCRIPTION}/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/{name}",
+        "location": "westeurope", "name": name, "resourceGroup": "rg", "subscriptionId": SUBSCRIPTION, "tags": None,
+        "type": "microsoft.compute/virtualmachines", "zones": ["2"], **columns,
+    }  # fmt: skip
+
+
+def export(*rows: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps(
+        {"count": len(rows), "data": rows, "skip_token": None, "total_records": len(rows)} | fields
+    ).encode()
+
+
+def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
+    found = read_inventory(b"\xef\xbb\xbf# the web\r\nWeb_0\r\n\r\nweb_1  # the second\n")
+    assert found == {"web_0": ExpectedVm("Web_0"), "web_1": ExpectedVm("web_1")}
+
+
+def test_the_export_of_az_graph_query_says_where_each_vm_is() -> None:
+    found = read_inventory(export(row("db-A")))
+    assert found == {"db-a": ExpectedVm("db-A", Place(SUBSCRIPTION, "rg", "westeurope", ""), "2")}
+    assert (
+        read_inventory(json.dumps([row("db-A")]).encode()) == found
+    )  # as older versions wrote it, and PowerShell does
+
+
+def test_a_vm_of_a_uniform_scale_set_has_the_name_that_imds_gives_it() -> None:
+    of = "/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/web/virtualMachines/12"
+    kind = "microsoft.compute/virtualmachinescalesets/virtualmachines"
+    for name in ("12", "web_12"):
+        (one,) = read_inventory(export(row(name, id=of, type=kind))).values()
+        assert (one.name, one.place.scale_set) == ("web_12", "web")
+
+
+def test_a_vm_of_a_flexible_scale_set_names_it_in_its_properties() -> None:
+    of = "/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/flex"
+    (one,) = read_inventory(export(row("flex_ab12", properties={"virtualMachineScaleSet": {"id": of}}))).values()
+    assert one.place.scale_set == "flex"
+
+
+def test_what_is_no_vm_is_left_out() -> None:
+    disk = row("disk", type="microsoft.compute/disks")
+    assert list(read_inventory(export(row("a"), disk))) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "it names no VM"),
+        (b"# nothing\n", "it names no VM"),
+        (b"{", "truncated"),
+        (b'{"data": [{"id": "x"}]}', "name"),
+        (b'{"rows": []}', "data"),
+        (b"web 0\n", "line 1"),
+        (b"web_0\nweb\x00\n", "line 2"),
+        (b"\xff\xfe", "utf-8"),
+        (export(row("a"), total_records=5000, skip_token="x"), "1 of 5000 rows"),
+    ],
+)
+def test_a_broken_file_says_what_is_wrong(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_inventory(data)
+
+
+# ---- the VMs that are missing
+
+
+def expect(log: Vms, *names: str) -> None:
+    place = Place("sub", "rg", "westeurope", "web")
+    log.fold.missing.expect({name: ExpectedVm(name, place) for name in names}, log.now, 900.0)
+
+
+def missing(log: Vms) -> list[str]:
+    return [one.name for one in log.fold.missing.silent]
+
+
+def test_a_vm_that_is_never_heard_from_is_missing_after_three_intervals_and_notified_once() -> None:
+    log = Vms()
+    log.pass_time(60, A)
+    expect(log, "web_1")
+    assert log.pass_time(840, A) == []
+    assert log.pass_time(180, A) == ["started"]
+    event = log.last.change.event
+    assert (missing(log), event.resources, event.event_type, event.description) == (
+        ["web_1"], ("web_1",), "Silent", MISSING,
+    )  # fmt: skip
+    log.pass_time(2 * 86_400, A)  # nobody forgets it: it is in the inventory still
+    assert (log.kinds, missing(log)) == (["started"], ["web_1"])
+    assert log.silent == []
+
+
+@pytest.mark.parametrize("left", [(), ("web_2",)])
+def test_what_is_heard_from_or_leaves_the_inventory_is_no_longer_missing(left: tuple[str, ...]) -> None:
+    log = Vms()
+    log.pass_time(60, A)
+    expect(log, "web_1", *left)
+    log.pass_time(1200, A)
+    expect(log, *left)
+    log.pass_time(600, A)
+    assert log.kinds == (["started", "updated"] if left else ["started", "finished"])
+    assert missing(log) == list(left)
+
+
+def test_who_is_missing_and_who_is_silent_are_two_notifications() -> None:
+    log = Vms()
+    log.pass_time(600, A, B)
+    expect(log, "web_9")
+    log.pass_time(1500, A)
+    assert log.kinds == ["started", "started"]
+    assert {one.change.event.resources for one in log.made} == {("web_1",), ("web_9",)}
+    assert len({one.change.id for one in log.made}) == 2
+
+
+def test_another_instance_goes_on_with_who_is_missing_and_notifies_nobody_again() -> None:
+    log = Vms()
+    log.pass_time(60, A)
+    expect(log, "web_1")
+    log.pass_time(1200, A)
+    other = Vms()
+    other.now, other.sequence = log.now, log.sequence
+    other.fold.restore(read_snapshot(log.fold.snapshot([])), read_vms(log.fold.vms()))
+    expect(other, "web_1")
+    other.pass_time(1200, A)
+    assert (other.kinds, missing(other), len(other.fold.silence.heard)) == ([], ["web_1"], 1)
+    expect(other)
+    other.pass_time(600, A)
+    assert other.kinds == ["finished"]
