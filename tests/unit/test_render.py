@@ -175,8 +175,15 @@ def test_the_reader_s_own_time_stands_beside_utc() -> None:
 def test_the_usual_interruption_stands_beside_the_expected_one() -> None:
     known = message(REBOOT, usual=Usual(95.0, 4))
     assert "Expected interruption: unknown\nUsual interruption of WestNO_0: 95 s (median of 4)" in text_of(known).plain
-    assert "Usual interruption of WestNO_0: unknown (none measured yet)" in text_of(message(REBOOT)).plain
+    assert "Usual" not in text_of(message(REBOOT)).plain
     assert "Usual" not in text_of(message({"Resources": [PEER]})).plain
+
+
+def test_of_a_vm_that_is_deleted_no_interruption_is_told() -> None:
+    gone = {"EventType": "Preempt", "DurationInSeconds": -1}
+    assert "nterruption" not in text_of(message(gone, gone | STARTED, usual=Usual(95.0, 4))).plain
+    over = text_of(message(gone, gone | STARTED, None))
+    assert (over.title, "nterrupt" in over.plain) == ("Preempt of WestNO_0 is over", False)
 
 
 def test_who_caused_it_is_said_in_words() -> None:

@@ -62,7 +62,7 @@ ENDINGS: Final[dict[str, str]] = {
     "removal_was_the_only_change": "no longer listed after a silence; DocumentIncarnation shows that it did not start",
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
     "gone_from_other_status": "no longer listed, after a status that is not known",
-    "not_watched": "no longer listed after a time in which IMDS gave no answer",
+    "not_watched": "no longer listed after a time in which the agent was down, or IMDS gave no answer",
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
     "as_far_as_known": "over as far as is known: not every VM has said so",

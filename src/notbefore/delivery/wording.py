@@ -256,7 +256,7 @@ def _under_way(message: Message, now: datetime) -> str:
 
 def _measured(record: Record) -> str:
     """The interruption of the one VM that the event affects: of several, this VM measures only its own."""
-    if record.interruption_seconds is None or not _is_one(record):
+    if record.interruption_seconds is None or not _is_one(record) or record.event_type in GONE:
         return ""
     expected = record.expected_duration_seconds
     beside = f" ({words(expected)} expected)" if expected is not None else ""
@@ -289,7 +289,7 @@ def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
 
 def _how_it_went(record: Record) -> str:
     """In the past tense; of several VMs it is not said in one sentence."""
-    if record.scope != "self" or not _is_one(record):
+    if record.scope != "self" or not _is_one(record) or record.event_type in GONE:
         return "Nothing more will happen."
     name, expected = one_line(record.vm_name or "The VM"), record.expected_duration_seconds
     if record.interruption_seconds is None:
@@ -366,9 +366,10 @@ def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
 
 
 def _interruption(message: Message) -> list[Fact]:
-    """What Azure expects, what is usual, what was measured. Nothing of it matters where the event did not happen."""
+    """What Azure expects, what is usual, what was measured. Nothing of it matters where the VM stays, or stays away."""
     record, usual = message.record, message.usual
-    if message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None:
+    unaffected = message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None
+    if unaffected or record.event_type in GONE:
         return []
     expected = record.expected_duration_seconds
     facts = [Fact("Expected interruption", words(expected) if expected is not None else "unknown")]
@@ -380,9 +381,9 @@ def _interruption(message: Message) -> list[Fact]:
         seconds = record.interruption_seconds
         measured = words(seconds) if seconds is not None else "unknown"
         return [*facts, Fact(f"Measured interruption of {one_line(record.vm_name)}", measured)]
-    counted = (
-        f"{words(usual.seconds)} (median of {usual.count})" if usual is not None else "unknown (none measured yet)"
-    )
+    if usual is None:
+        return facts
+    counted = f"{words(usual.seconds)} (median of {usual.count})"
     return [*facts, Fact(f"Usual interruption of {one_line(record.vm_name)}", counted)]
 
 
