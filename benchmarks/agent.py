@@ -2,7 +2,8 @@
 
 It starts a simulator in this process and the real command beside it, and prints: resident size, CPU time a beat (and
 what the beat of an empty loop costs on this machine), bytes written while idle, latency of a scrape with 10 pending
-events, and the time from IMDS's answer to the change being visible in /metrics.
+events, and the time from IMDS's answer to the change being visible in /metrics. Before that: how long a start takes to
+its first poll, and `notbefore events`; both beside an interpreter that does nothing.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from notbefore.imds.poller import Poller
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import SimulatorState
 
-TICKS = os.sysconf("SC_CLK_TCK")
+PORT = 11170
+URL = f"http://127.0.0.1:{PORT}"
+STARTS = 7
 EMPTY_LOOP = """
 import threading, time
 stop, end = threading.Event(), time.monotonic() + {seconds}
@@ -36,24 +39,11 @@ def main() -> None:
     options = parser.parse_args()
     print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory() as state, Simulator() as simulator:
-        agent = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "notbefore",
-                "run",
-                "--imds",
-                simulator.endpoint,
-                "--state-dir",
-                state,
-                "--listen",
-                "127.0.0.1:11170",
-            ],
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "NOTBEFORE_LOG__LEVEL": "warning"},
-        )
+        starts(simulator, Path(state))
+        agent = run(simulator, Path(state))
         try:
             wait_ready()
+            commands()
             idle(agent.pid, options.seconds)
             tight(simulator)
             visible(simulator)
@@ -64,11 +54,41 @@ def main() -> None:
             agent.wait(5)
 
 
+def run(simulator: Simulator, state: Path) -> "subprocess.Popen[bytes]":
+    words = ("run", "--imds", simulator.endpoint, "--state-dir", str(state), "--listen", URL.removeprefix("http://"))
+    environment = {**os.environ, "NOTBEFORE_LOG__LEVEL": "warning"}
+    return subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL, env=environment)
+
+
+def starts(simulator: Simulator, state: Path) -> None:
+    """From the start of the process to its first request."""
+    times = []
+    for _ in range(STARTS):
+        begun, before = time.monotonic(), simulator.requests
+        agent = run(simulator, state)
+        while simulator.requests == before:
+            time.sleep(0.001)
+        times.append((time.monotonic() - begun) * 1e3)
+        agent.terminate()
+        agent.wait(5)
+    print(f"start to the first poll: median {statistics.median(times):.0f} ms, min {min(times):.0f} ms")
+
+
+def commands() -> None:
+    for what, words in (("notbefore events", ["-m", "notbefore", "events", "--url", URL]), ("nothing", ["-c", "pass"])):
+        times = []
+        for _ in range(STARTS):
+            begun = time.monotonic()
+            subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+            times.append((time.monotonic() - begun) * 1e3)
+        print(f"an interpreter that runs {what}: median {statistics.median(times):.0f} ms, min {min(times):.0f} ms")
+
+
 def wait_ready() -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            AgentClient("http://127.0.0.1:11170").ask("/readyz")
+            AgentClient(URL).ask("/readyz")
         except Exception:  # noqa: BLE001 - not ready yet, for whatever reason
             time.sleep(0.1)
         else:
@@ -95,7 +115,7 @@ def written(pid: int) -> int:
 
 
 def idle(pid: int, seconds: float) -> None:
-    time.sleep(6)  # the first polls, the identity, the first commit, and that the outbox is read after it
+    time.sleep(12)  # the first polls, the identity, the first commit, and that the outbox is read after it
     before, wrote = cpu(pid), written(pid)
     empty = subprocess.Popen([sys.executable, "-c", EMPTY_LOOP.format(seconds=seconds + 2)])
     time.sleep(1)
@@ -154,7 +174,7 @@ def note_answer(simulator: Simulator, name: str) -> list[float]:
 
 
 def scrape() -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", 11170, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
     connection.request("GET", "/metrics")
     body = connection.getresponse().read()
     connection.close()
@@ -166,7 +186,7 @@ def scrapes(simulator: Simulator) -> None:
     for number in range(10):
         simulator.start("live-migration", event_id=f"pending-{number}")
     time.sleep(2)
-    connection = http.client.HTTPConnection("127.0.0.1", 11170, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
     times = []
     for _ in range(1000):
         begun = time.perf_counter()

@@ -221,6 +221,7 @@ class Watched(NamedTuple):
     """What a run without cachegrind shows."""
 
     wakings: float  # a second
+    preempted: float  # a second: those of the wakings before which another process had taken the core
     memory: dict[str, float]  # MiB by the names of smaps_rollup
     body: bytes  # of a scrape
     body_with_one: bytes  # of a scrape while one event is listed
@@ -232,23 +233,27 @@ def watched(program: Program, events: int, seconds: float) -> Watched:
         run.imds.wait(SETTLED)
         before, begun = _switches(run.process.pid), time.monotonic()
         time.sleep(seconds)
-        after = _switches(run.process.pid)
-        wakings = sum(after[task] - before.get(task, 0) for task in after) / (time.monotonic() - begun)
+        after, elapsed = _switches(run.process.pid), time.monotonic() - begun
+        voluntary, preempted = (
+            sum(found[kind] - before.get(task, (0, 0))[kind] for task, found in after.items()) / elapsed
+            for kind in (0, 1)
+        )
         memory = _memory(run.process.pid)  # before the first scrape
         body = run.scrape()
         run.imds.list(1)
         run.imds.wait(run.imds.polls + 3)
-        return Watched(wakings, memory, body, run.scrape())
+        return Watched(voluntary + preempted, preempted, memory, body, run.scrape())
     finally:
         run.end()
 
 
-def _switches(pid: int) -> dict[str, int]:
+def _switches(pid: int) -> dict[str, list[int]]:
+    """Of each thread: how often it waited, and how often another process took the core."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             lines = (task / "status").read_text(encoding="ascii", errors="replace").splitlines()
-            found[task.name] = sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+            found[task.name] = [int(line.split()[1]) for line in lines if "ctxt_switches" in line]
     return found
 
 
@@ -279,8 +284,9 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, list[flo
             for (scraped, events), future in counts.items():
                 what = "instructions of a poll and a scrape" if scraped else "instructions of a poll"
                 add(f"{what}, {events or 'no'} events listed (thousands)", future.result() / 1000)
-        add("wakings a second, idle", idle.result().wakings)
-        add("wakings a second, 10 events listed", ten.result().wakings)
+        for what, result in (("idle", idle.result()), ("10 events listed", ten.result())):
+            add(f"wakings a second, {what}", result.wakings)
+            add(f"wakings a second, {what}: only since another process took the core", result.preempted)
         for name in ("Rss", "Pss"):
             what = {"Rss": "resident", "Pss": "proportional"}[name]
             add(f"{what}, idle (MiB)", idle.result().memory[name])

@@ -378,14 +378,17 @@ def test_there_is_no_outbox_without_an_agent(tmp_path: Path) -> None:
         Outbox(tmp_path / "none.db")
 
 
-def test_the_reader_follows_a_file_that_is_set_aside(box: Box, tmp_path: Path) -> None:
+def test_the_reader_follows_a_file_that_is_set_aside_and_says_when_there_is_none(box: Box, tmp_path: Path) -> None:
     box.put(delivery())
     assert box.view.rows == {("chat", "pending"): 1}
+    assert box.reader.readable
     for path in tmp_path.glob(FILE_NAME + "*"):
         path.rename(path.with_name("aside-" + path.name))
     assert box.view.rows == {("chat", "pending"): 1}  # nothing to read: what was known
+    assert not box.reader.readable
     Store(tmp_path).close()
     assert box.view.rows == {}
+    assert box.reader.readable
 
 
 class Opened(list[sqlite3.Connection]):
