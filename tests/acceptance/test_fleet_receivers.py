@@ -1,0 +1,156 @@
+"""What people get of a fleet: a wave of 500 VMs, and single events, at an Alertmanager, a pager, Slack and by mail."""
+
+import email
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notbefore.core.record import Record
+from peers.pagerduty import ROUTING_KEY, PagerDuty
+from peers.slack import CHANNEL, TOKEN, SlackServer
+from support.agent import eventually
+from support.alertmanager import cluster_of_two
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import report, vm
+from support.hub import Hub
+from support.peers import HttpPeer, MailPeer
+
+VMS = [vm(f"web_{number}") for number in range(500)]
+PATIENCE = 120.0
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus-alertmanager") is None,
+    reason="there is no Alertmanager: apt-get install prometheus-alertmanager",
+)
+
+
+class Receivers:
+    """All of them, and what each got."""
+
+    def __init__(self, stack: ExitStack, directory: Path) -> None:
+        self.hub = stack.enter_context(Hub(directory))
+        self.slack, self.pager = stack.enter_context(SlackServer()), stack.enter_context(PagerDuty())
+        self.hook, self.behind = stack.enter_context(HttpPeer()), stack.enter_context(HttpPeer())
+        self.mail = stack.enter_context(MailPeer(directory))
+        route = {"group_by": ["alertname", "event_id"], "group_wait": "1s", "group_interval": "1s"}
+        hook = {"name": "hook", "webhook_configs": [{"url": self.behind.url, "send_resolved": True}]}
+        routing = {"route": {"receiver": "hook", **route}, "receivers": [hook]}
+        # one of the two is notified: what a cluster makes of it is test_alertmanager's
+        self.alertmanager = f"http://127.0.0.1:{stack.enter_context(cluster_of_two(directory, routing))[0]}"
+
+    def configuration(self, directory: Path, **fleet: Any) -> Path:
+        path = configured(directory, self.hub, self.hook.url, **fleet)
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        mail = {"host": "127.0.0.1", "port": self.mail.port, "tls": "none", "from": "a@b.org", "to": ["c@b.org"]}
+        values["sinks"] |= {
+            "chat": {"slack": {"token": TOKEN, "channel": CHANNEL, "api": f"{self.slack.url}/api"}},
+            "pager": {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{self.pager.url}/v2/enqueue"}},
+            "am": {"alertmanager": {"urls": [self.alertmanager]}},
+            "mail": {"email": mail},
+        }
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        return path
+
+    @property
+    def steps(self) -> list[str]:
+        """What the webhook was notified of."""
+        return [json.loads(one.body)["azure.scheduled_event.change"] for one in self.hook.requests]
+
+    @property
+    def alerts(self) -> list[str]:
+        """What the receiver behind the Alertmanagers was notified of."""
+        return [json.loads(one.body)["status"] for one in self.behind.requests]
+
+    @property
+    def threads(self) -> set[str]:
+        """The threads of the mails."""
+        return {str(email.message_from_bytes(body)["References"]) for _, body in self.mail.mails}
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What ``amtool`` finds."""
+        words = ["amtool", f"--alertmanager.url={self.alertmanager}", "--output=json", "alert"]
+        done = subprocess.run(words, capture_output=True, check=True, timeout=30)
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+        return found
+
+    def say(self, what: str) -> None:
+        sys.stdout.write(
+            f"{what}: webhook {len(self.steps)}, PagerDuty {self.pager.effects}, Alertmanager {self.alerts}, Slack"
+            f" {len(self.slack.channel)} in the channel and {len(self.slack.messages)}, mails {len(self.mail.mails)}\n"
+        )
+
+
+@pytest.fixture
+def receivers(tmp_path: Path) -> Iterator[Receivers]:
+    with ExitStack() as stack:
+        yield Receivers(stack, tmp_path)
+
+
+def reports(kind: Any, numbers: range, **more: Any) -> list[Record]:
+    """Each VM has an event of its own, which it reports, and so do its two neighbours."""
+    return [
+        report(VMS[(number + other) % 500], kind, f"E-{number}", resources=[VMS[number].name], **more)
+        for number in numbers
+        for other in range(3)
+    ]
+
+
+def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: Receivers, tmp_path: Path) -> None:
+    grouping = {"group_by": ["scale_set", "event_type"], "group_wait": "2s", "group_interval": "4s"}
+    with RunningFleet(receivers.configuration(tmp_path, **grouping), tmp_path / "state") as fleet:
+        fleet.ready()
+        news = 'notbefore_fleet_records_total{result="news"}'
+        send(receivers.hub, reports("announced", range(100)))
+        eventually(lambda: receivers.steps == ["announced"], PATIENCE)
+        eventually(lambda: len(receivers.listed()) == 1, PATIENCE)
+        send(receivers.hub, reports("announced", range(100, 500)))
+        eventually(lambda: receivers.steps[-1] == "updated", PATIENCE)  # the digest
+        eventually(lambda: len(fleet.json("/api/v1/fleet/events")["waves"][0]["vms"]) == 500, PATIENCE)
+        send(receivers.hub, reports("started", range(500)))
+        eventually(lambda: "started" in receivers.steps, PATIENCE)
+        eventually(lambda: (fleet.metric(news) or 0) >= 1000, PATIENCE)
+        send(receivers.hub, reports("finished", range(500), interruption=7.0))
+        eventually(lambda: receivers.steps[-1] == "finished", PATIENCE)
+        eventually(lambda: receivers.alerts[-1:] == ["resolved"], PATIENCE)
+        eventually(lambda: receivers.pager.effects[-1:] == ["resolved"], PATIENCE)
+        eventually(lambda: len(receivers.mail.mails) == len(receivers.steps), PATIENCE)
+        eventually(lambda: receivers.listed() == [], PATIENCE)
+        assert fleet.stop() == 0
+    receivers.say("a wave of 500 VMs")
+    digests = [step for step in receivers.steps if step == "updated"]
+    assert [step for step in receivers.steps if step != "updated"] == ["announced", "started", "finished"]
+    assert 1 <= len(digests) <= 10, "one in each group_interval"
+    assert json.loads(receivers.hook.requests[-1].body)["azure.scheduled_event.fleet.vms"] == 500
+    effects = receivers.pager.effects
+    assert (effects.count("opened"), effects.count("resolved"), receivers.pager.wrong) == (1, 1, [])
+    assert len(receivers.slack.channel) <= 4  # the message, which is kept up to date, and the steps that all are to see
+    assert [one for one in receivers.slack.messages.values() if "thread_ts" not in one] == receivers.slack.channel[:1]
+    assert receivers.alerts == ["firing", "resolved"]
+    assert len(receivers.threads) == 1
+
+
+def test_with_event_id_each_event_is_an_incident_of_its_own(receivers: Receivers, tmp_path: Path) -> None:
+    with RunningFleet(receivers.configuration(tmp_path), tmp_path / "state") as fleet:
+        fleet.ready()
+        for number, step in enumerate(("announced", "started", "finished"), start=1):
+            send(receivers.hub, reports(step, range(3)))
+            eventually(lambda: receivers.steps.count(step) == 3, PATIENCE)  # noqa: B023 - it is called here
+            if step == "announced":
+                eventually(lambda: len(receivers.listed()) == 3, PATIENCE)
+            eventually(lambda: len(receivers.mail.mails) == 3 * number, PATIENCE)  # noqa: B023 - as above
+        eventually(lambda: receivers.alerts.count("resolved") == 3, PATIENCE)
+        eventually(lambda: receivers.pager.effects.count("resolved") == 3, PATIENCE)
+        assert fleet.stop() == 0
+    receivers.say("three events")
+    assert len(receivers.steps) == 9
+    assert receivers.pager.effects.count("opened") == 3
+    assert sorted(receivers.alerts) == ["firing"] * 3 + ["resolved"] * 3
+    assert len(receivers.threads) == 3
+    assert len([one for one in receivers.slack.messages.values() if "thread_ts" not in one]) == 3
