@@ -23,6 +23,7 @@ from notbefore.config.yaml_file import located, read
 from notbefore.core.approval import EVENT_TYPES, unknown_words
 from notbefore.core.change import APPROVAL_KINDS
 from notbefore.core.document import SCHEDULED, STARTED
+from notbefore.core.record import SILENT
 from notbefore.core.routing import EventMatch, Route
 from notbefore.core.text import one_of
 
@@ -93,7 +94,9 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield from _broken(config)
     yield from _unused(config)
     for number, route in enumerate(config.routes):
-        for key, text in (*_never_matching(route.match), *_never_notifying(route), *_leaderless(route)):
+        for key, text in (
+            *_never_matching(route.match, fleet=config.fleet is not None), *_never_notifying(route), *_leaderless(route)
+        ):  # fmt: skip
             yield f"routes[{number}].{key}", text
         for name in set(route.sinks) & set(route.fallback):
             yield f"routes[{number}].fallback", f"{name} is one of `sinks` already: leave it out here"
@@ -120,9 +123,12 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
         yield "peers", "nobody is asked: only routes with `announce_by: leader` ask the agents of other VMs"
 
 
-def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
+def _never_matching(match: EventMatch, *, fleet: bool = False) -> Iterator[tuple[str, str]]:
     for key, text in unknown_words(match):
-        yield f"match.{key}", f"{text}. This word matches no event"
+        if not (fleet and SILENT in getattr(match, key)):
+            yield f"match.{key}", f"{text}. This word matches no event"
+    if fleet and getattr(match, "tags", {}):
+        yield "match.tags", "records have no tags, so no event of the fleet matches: use scale_set or resource_group"
     for word in getattr(match, "event_status", ()):
         if word.casefold() not in (SCHEDULED.casefold(), STARTED.casefold()):
             yield "match.event_status", f"Azure has no {word!r}{one_of(word, (SCHEDULED, STARTED))}"

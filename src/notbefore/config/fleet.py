@@ -15,6 +15,32 @@ GroupBy = Literal[
 ]
 
 
+class FleetHub(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The Event Hub that is read: a ``connection_string``, or ``namespace`` and ``hub`` with an identity."""
+
+    connection_string: Secret | None = None  # with a key, instead of an identity
+    namespace: str | None = None  # such as fleet.servicebus.windows.net
+    hub: str | None = None  # the name of the hub
+    auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
+    client_id: str | None = None  # of a user-assigned identity
+    authority: str | None = None  # of another cloud: login.microsoftonline.us, beside `auth: default`
+    audience: str | None = None  # of another cloud: https://eventhubs.azure.us
+    transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
+    proxy_host: str | None = None  # for websockets
+    proxy_port: int = 8080  # beside `proxy_host`
+    endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
+    ca_file: str | None = None  # of a private CA, instead of the known ones
+    timeout: Duration = Duration("15s")  # for one question to the hub
+
+    def __post_init__(self) -> None:
+        _ = self.settings  # the same is right and wrong of both
+
+    @property
+    def settings(self) -> EventHub:
+        """How to reach it, as the sink ``event_hub`` has it. Raises ``ValueError``, with what is wrong."""
+        return EventHub(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Blob Storage, which lets several instances share a hub: ``container_url`` or ``connection_string``."""
 
@@ -43,7 +69,7 @@ class HistoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
-    hub: EventHub  # the keys of the sink `event_hub`: where it is, and as whom to read
+    hub: FleetHub  # where it is, and as whom to read
     consumer_group: str = "$Default"
     checkpoints: Checkpoints | None = None  # without it one instance reads alone, and keeps them in `state.dir`
     window: Duration = Duration("2h")  # how far back it reads at the first start, or where a snapshot is lost

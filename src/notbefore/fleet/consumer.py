@@ -108,7 +108,7 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        hub = self._config.hub
+        hub = self._config.hub.settings
         credential = make_credential(hub) if hub.connection_string is None else None
         snapshots = self._make_snapshots(credential)
         failed = partial(self._note_error, "store")
@@ -282,7 +282,8 @@ def item_of(event: EventData) -> Item:
 
 def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
     """A client that does not retry."""
-    hub, options = config.hub, client_options(config.hub)
+    hub = config.hub.settings
+    options = client_options(hub)
     if isinstance(snapshots, BlobSnapshots):
         options |= {
             "checkpoint_store": snapshots,
