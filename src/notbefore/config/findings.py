@@ -24,7 +24,7 @@ from notbefore.core.approval import EVENT_TYPES, unknown_words
 from notbefore.core.change import APPROVAL_KINDS
 from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.record import SILENT
-from notbefore.core.routing import EventMatch, Route
+from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
 
 LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
@@ -94,12 +94,14 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield from _broken(config)
     yield from _unused(config)
     for number, route in enumerate(config.routes):
-        for key, text in (
-            *_never_matching(route.match, fleet=config.fleet is not None), *_never_notifying(route), *_leaderless(route)
-        ):  # fmt: skip
+        match = route.match if config.fleet is None else _without_silent(route.match)
+        for key, text in (*_never_matching(match), *_never_notifying(route), *_leaderless(route)):
             yield f"routes[{number}].{key}", text
         for name in set(route.sinks) & set(route.fallback):
             yield f"routes[{number}].fallback", f"{name} is one of `sinks` already: leave it out here"
+        if config.fleet is not None and route.match.tags:
+            text = "records have no tags, so no event of the fleet matches: use scale_set or resource_group"
+            yield f"routes[{number}].match.tags", text
     for number, before in _hidden([(route.match, not route.go_on) for route in config.routes]):
         text = f"it is never reached, since routes[{before}] matches all that it matches: move it up"
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
@@ -123,12 +125,14 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
         yield "peers", "nobody is asked: only routes with `announce_by: leader` ask the agents of other VMs"
 
 
-def _never_matching(match: EventMatch, *, fleet: bool = False) -> Iterator[tuple[str, str]]:
+def _without_silent(match: Match) -> Match:
+    """Without the type that only a fleet has."""
+    return msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
+
+
+def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
     for key, text in unknown_words(match):
-        if not (fleet and SILENT in getattr(match, key)):
-            yield f"match.{key}", f"{text}. This word matches no event"
-    if fleet and getattr(match, "tags", {}):
-        yield "match.tags", "records have no tags, so no event of the fleet matches: use scale_set or resource_group"
+        yield f"match.{key}", f"{text}. This word matches no event"
     for word in getattr(match, "event_status", ()):
         if word.casefold() not in (SCHEDULED.casefold(), STARTED.casefold()):
             yield "match.event_status", f"Azure has no {word!r}{one_of(word, (SCHEDULED, STARTED))}"
