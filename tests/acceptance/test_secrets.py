@@ -218,7 +218,7 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, silent: int, monkey
     printed["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
     for file in (tmp_path / "state").iterdir():
         printed[file.name] = file.read_bytes()
-    assert "heartbeat: ping_url does not get it" in printed["log"]
+    assert "heartbeat: ping_url was not reached" in printed["log"]
     assert "urllib3" in printed["log"]  # the libraries were as talkative as they can be
     for where, text in printed.items():
         found = text if isinstance(text, bytes) else str(text).encode()

@@ -237,7 +237,7 @@ def test_the_keys_of_the_sink_win_over_the_address() -> None:
 
 
 def test_no_password_is_sent_in_the_clear_unasked() -> None:
-    with pytest.raises(ConfigError, match="in the clear"):
+    with pytest.raises(ConfigError, match="unencrypted"):
         read_url("mailto://me:hunter2@mail.example.org")
 
 

@@ -104,10 +104,10 @@ def test_what_does_not_arrive_is_logged_once_and_never_with_the_address(
     for _ in range(5):
         found._ping(60.0)
     assert caplog.messages[:2] == [
-        "heartbeat: ping_url does not get it: 127.0.0.1 answers 500",
-        "heartbeat: ping_url does not get it: 127.0.0.1 answers 302",
+        "heartbeat: ping_url was not reached: 127.0.0.1 answers 500",
+        "heartbeat: ping_url was not reached: 127.0.0.1 answers 302",
     ]
-    assert caplog.messages[-1] == "heartbeat: ping_url gets it again"
+    assert caplog.messages[-1] == "heartbeat: ping_url is reached again"
     assert len(caplog.messages) == 4
     assert len(peer.requests) == 5  # no redirect was followed
     assert "secret" not in caplog.text
@@ -131,7 +131,7 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
 def test_an_address_that_is_none_is_not_shown(peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str) -> None:
     pinged(config_of(url=f"{peer.url}{place}"))
     (said,) = caplog.messages
-    assert said.startswith("heartbeat: ping_url does not get it: ")
+    assert said.startswith("heartbeat: ping_url was not reached: ")
     assert "ret" not in said
     assert not peer.requests
 

@@ -197,7 +197,9 @@ def test_imds_is_asked_once_more_right_before_the_request(
     assert world.send() == ""
     ending.join()
     assert world.imds.start_requests == []
-    assert (f"approval of {ID}: not sent, IMDS cannot be asked once more: " in caplog.text) == (document == b"<html>")
+    assert (f"approval of {ID}: nothing was sent, because IMDS did not confirm the event: " in caplog.text) == (
+        document == b"<html>"
+    )
 
 
 def test_what_imds_confirms_is_sent_once_it_answers(world: World) -> None:

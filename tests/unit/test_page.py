@@ -166,7 +166,7 @@ def test_an_event_id_that_came_back_has_two_lives() -> None:
     assert [event.outcome for event in agent.model(31).ended] == ["finished", "canceled"]
 
 
-def test_a_start_whose_record_is_no_longer_kept_is_reckoned_from_the_end() -> None:
+def test_a_start_whose_record_is_no_longer_kept_is_computed_from_the_end() -> None:
     agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(1500)
     del agent.records[:2]
     assert agent.model(1501).ended[0].started == at(900)

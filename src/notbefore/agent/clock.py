@@ -11,7 +11,7 @@ from notbefore.core.document import read_time
 from notbefore.store.confirmed_time import boot_id, uptime
 
 SAME_BOOT: Final = 120.0
-"""Seconds by which two times of the same boot may differ, where the system does not name its boots: they are reckoned
+"""Seconds by which two times of the same boot may differ, where the system does not name its boots: they are computed
 from the wall clock, which drifts and is set."""
 
 
@@ -62,15 +62,15 @@ class Clock:
         return Instant(reading.wall, self.boot_id, reading.boot, read_time(date) if date else None)
 
     def recognize(self, earlier: Instant) -> None:
-        """Take over the name of the boot in which ``earlier`` was, if it is this one and its name is only reckoned."""
-        then, now = _reckoned(earlier.boot), _reckoned(self.boot_id)
+        """Take over the name of the boot in which ``earlier`` was, if it is this one and its name is only computed."""
+        then, now = _computed(earlier.boot), _computed(self.boot_id)
         if then is None or now is None or self.boot_time() < earlier.uptime:
             return
         if abs(now - then) <= SAME_BOOT:
             self.boot_id = earlier.boot
 
 
-def _reckoned(boot_id: str) -> float | None:
+def _computed(boot_id: str) -> float | None:
     """The Unix time of a boot that the system does not name; ``None`` for a name."""
     word, _, seconds = boot_id.partition("-")
     return float(seconds) if word == "booted" and seconds.isdigit() else None

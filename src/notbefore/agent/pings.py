@@ -132,9 +132,9 @@ class Pings:
             self._failing[whom] = why
             self._contexts.clear()  # a certificate may have been renewed
         if why and why != before:
-            log.warning("heartbeat: %s does not get it: %s", whom, why)
+            log.warning("heartbeat: %s was not reached: %s", whom, why)
         elif before and not why:
-            log.info("heartbeat: %s gets it again", whom)
+            log.info("heartbeat: %s is reached again", whom)
 
     def _sent(self, post: Post) -> str:
         """Send it, follow no redirect; returns why it was not accepted, without the address; empty if it was."""

@@ -248,7 +248,9 @@ class StartRequest:
                 answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)
             document = parse(answer.body or b"", settings.api_version)
         except (ImdsError, DocumentError) as error:
-            log.warning("approval of %s: not sent, IMDS cannot be asked once more: %s", self.event_id, error)
+            log.warning(
+                "approval of %s: nothing was sent, because IMDS did not confirm the event: %s", self.event_id, error
+            )
             return False
         flawed = any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws)
         return not flawed and any(one.key == event.key and one.digest() == event.digest() for one in document.events)

@@ -214,7 +214,7 @@ def _ask(make_sink: Callable[[], Any], drill: str = "") -> tuple[bool | None, st
             if not isinstance(sink, ConnectableSink):
                 return (
                     None,
-                    f"it can only be sent something: `notbefore drill {drill}` sends an exercise, marked as one",
+                    f"it cannot be checked without sending a message: `notbefore drill {drill}` sends an exercise",
                 )
             asked = sink.connect() or Asked()
             return asked.accepts, asked.remark

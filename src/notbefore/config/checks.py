@@ -121,7 +121,7 @@ def check_heartbeat(config: Config, places: dict[str, str], environment: Mapping
         if heartbeat.sink is not None and (sink is None or (sink.webhook is None and otlp is None)):
             raise ConfigError(  # noqa: TRY301 - as above
                 f"sink: expected the name of a webhook or of otlp_logs, got {heartbeat.sink!r}. An event_hub has a key"
-                " `heartbeat` of its own; of most other receivers `ping_url` is the way"
+                " `heartbeat` of its own; for most other receivers use `ping_url`"
             )
         if otlp is not None and (otlp.protocol == "grpc" or not (otlp.endpoint or otlp.logs_endpoint)):
             raise ConfigError("sink: a heartbeat goes over HTTP: expected an endpoint, and not protocol grpc")  # noqa: TRY301 - as above

@@ -110,7 +110,10 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield from unlikely(config)
     yield from _messages(config)
     if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
-        yield "state.dir", f"{config.state.dir} is another directory wherever the agent is started: give the whole path"
+        yield (
+            "state.dir",
+            f"{config.state.dir} is relative to the directory in which the agent is started: give an absolute path",
+        )
 
 
 def _unused(config: Config) -> Iterator[tuple[str, str]]:

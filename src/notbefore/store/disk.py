@@ -91,7 +91,7 @@ class Job(Generic[T]):
         except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
             self._error = error
             if self.given_up:
-                log.warning("what the disk was asked for has failed late: %s", error)
+                log.warning("a disk operation that nobody waited for any more has failed: %s", error)
         self._done.set()
 
     def wait(self, seconds: float) -> bool:

@@ -431,7 +431,10 @@ class Store:
 
         The open connection still reads the old file, so its outbox and history are not lost either.
         """
-        log.error("the state file %s was deleted or replaced: all that is known is written to it anew", self.path)
+        log.error(
+            "the state file %s was deleted or replaced: everything that the agent knows is written to a new one",
+            self.path,
+        )
         self._main.remove_log()
         state, changes, revision = self._staged()
         with closing(self._successor()) as new:

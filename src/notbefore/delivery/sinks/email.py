@@ -187,7 +187,7 @@ def read_url(text: str) -> Account:
         raise ConfigError(EXPECTED)
     user, password = given.get("user") or unquote(url.username or ""), given.get("pass") or unquote(url.password or "")
     if password and tls == "none" and "mode" not in given:
-        raise ConfigError("the password would be sent in the clear: write mailtos://, or mode=insecure to have it so")
+        raise ConfigError("the password would be sent unencrypted: write mailtos://, or allow it with mode=insecure")
     sender = given.get("from") or (user if "@" in user else f"{user}@{url.hostname}" if user else "")
     to = [*_addresses(given.get("to", "")), *(unquote(one) for one in url.path.split("/") if one)]
     return Account(

@@ -164,12 +164,12 @@ class Sink:
         if self._token is not None:
             said = self._call("auth.test", {})
             whose = f"{said.get('user')} of {said.get('team')}"
-            return Asked(remark=f"the token of {whose}; whether it may write to the channel, a drill shows")
+            return Asked(remark=f"the token of {whose}; `notbefore drill` shows whether it may write to the channel")
         answer = self._http.post(self._url, b'{"text": ""}', {"Content-Type": "application/json"})
         if answer.body.strip() in WITHOUT_TEXT:
             return Asked()
         if answer.status == HTTPStatus.BAD_REQUEST:  # another service that takes Slack's messages
-            return Asked(None, f"it answers {answer.cause}; whether it accepts a message, a drill shows")
+            return Asked(None, f"it answers {answer.cause}; `notbefore drill` shows whether it accepts a message")
         answer.check()
         raise SendError(f"this is not an answer of Slack: {answer.cause}")
 

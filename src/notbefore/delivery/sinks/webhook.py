@@ -35,7 +35,7 @@ class Sink:
     def connect(self) -> Asked:
         """Ask for the head of the page, which changes nothing: whether a record is accepted stays unknown."""
         answer = self._http.ask("HEAD", self._url, self._headers)
-        return Asked(None, f"it answers ({answer.status} to HEAD); whether it accepts a record, a drill shows")
+        return Asked(None, f"it answers ({answer.status} to HEAD); `notbefore drill` shows whether it accepts a record")
 
     def close(self) -> None:
         """Close the connection."""

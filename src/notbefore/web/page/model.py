@@ -35,7 +35,7 @@ IMDS_CAUSES: Final[dict[str, str]] = {  # ``errors.ImdsReason`` in words
     "throttled": "it is asked too often",
     "server_error": "it has an error of its own",
     "status": "it answers with another status than 200",
-    "rejected": "its answer is no document",
+    "rejected": "its answer is not a Scheduled Events document",
 }
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
