@@ -56,4 +56,4 @@ def test_what_fails_after_it_was_given_up_is_logged(disk: DiskThread, caplog: py
     with pytest.raises(DiskHangsError):
         disk.do(fail)
     answers.set()
-    eventually(lambda: "failed late: Input/output error" in caplog.text)
+    eventually(lambda: "nobody waited for any more has failed: Input/output error" in caplog.text)
