@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from notbefore.core.delivery import Delivery, DeliveryResult
+from notbefore.core.record import Record
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
-from notbefore.store import outbox_intake, outbox_reader
+from notbefore.store import outbox_fallback, outbox_intake, outbox_reader
 from notbefore.store.copying import copy_readable
 from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import BATCH_ROWS, DEAD_SECONDS, REPEAT_SECONDS, CourierTurn, Outbox
@@ -884,7 +885,9 @@ def test_what_is_not_accepted_in_time_goes_to_the_fallback_as_well(box: Box) -> 
     assert (mail.sink, hub.sink) == ("mail", "hub")
     assert mail.note == "chat has not accepted it within 60 s: 503"
     assert mail.delivery_id != hub.delivery_id
-    assert box.lease(100, delivered(mail), delivered(hub), chat=9, mail=9, hub=9)[0].delivery_id == one.delivery_id
+    assert (mail.due, mail.expires, mail.fallback, mail.expires_with_event) == (60.0, 60.0 + 86_400.0, (), True)
+    # each copy is sent once: after its receiver has accepted it, it does not come back
+    assert ids(box.lease(100, delivered(mail), delivered(hub), chat=9, mail=9, hub=9)) == [one.delivery_id]
     assert box.lease(1000, delivered(one), chat=9, mail=9, hub=9) == []
 
 
@@ -906,6 +909,28 @@ def test_what_was_accepted_has_no_fallback_and_what_two_sinks_refuse_is_one_mess
     assert box.lease(100, mail=9, hub=9) == []
     box.put(critical(), critical(sink="pager"))
     assert len(box.lease(100, mail=9, hub=9)) == 2
+
+
+def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_beginning(box: Box) -> None:
+    box.put(critical())
+    mail, hub = box.lease(60, mail=9, hub=9)
+    box.lease(61, delivered(mail, thread="1234.5"))  # the hub has not answered yet
+    box.put(delivery(sink="pager", expires=1e9))
+    with transaction(box.outbox._db) as db:
+        db.execute("UPDATE outbox SET expires = 0 WHERE sink = 'pager'")  # withdrawn: it gets no beginning
+    record = msgspec.structs.replace(Record.read(RECORD), change_id="the end").line()
+    end = critical(kind="finished", created=200.0, due=220.0, ahead=("leader",), others=("mail",))
+    end = msgspec.structs.replace(end, record=record, fallback=("mail", "hub", "pager", "other"))
+    for _ in range(2):  # a second time it is there already
+        with transaction(box.outbox._db) as db:
+            outbox_fallback.follow(db, [end])
+    followed = [one for one in box.outbox.rows() if one.kind == "finished"]
+    assert [one.sink for one in followed] == ["mail", "hub"]
+    for one in followed:
+        assert one.note == "an earlier message of this event came here instead of chat"
+        assert (one.ahead, one.fallback, one.fallback_at, one.others, one.due) == ((), (), None, (), 200.0)
+        assert one.delivery_id not in ids([end, mail, hub])
+        assert (one.event_key, one.severity, one.record) == (end.event_key, "critical", record)
 
 
 def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: Box) -> None:
