@@ -202,7 +202,7 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, silent: int, monkey
                 printed["left"] = zoo.sinks.keys() - failed
                 return not printed["left"]
 
-            eventually(tried, patience=90)
+            eventually(tried, patience=240)
             eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics", "/v1/logs"})
             courier = Path("/proc") / str(agent.courier())
             printed["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
