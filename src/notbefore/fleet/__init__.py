@@ -14,5 +14,5 @@ reports to one story) -> ``waves`` (stories that belong together, and when peopl
 - ``inventory``, ``comparison``: the VMs that are to be heard from, and those that are not.
 - ``history``: the events that are over, as files; ``report``, ``plots``, ``page``: what they say, as figures and HTML.
 - ``instance``: the process: makes the parts, joins them, looks after the courier.
-- ``view``: what a scrape and the JSON interface show.
+- ``view``: what a scrape, the page and the interface show; ``coming``: of waves; ``month``: of the last 30 days.
 """

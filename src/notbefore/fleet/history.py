@@ -123,7 +123,7 @@ class History:
     """
 
     def __init__(self, directory: Path, keep: float | None = None) -> None:
-        self._directory = directory
+        self.directory = directory
         self._keep = keep
         self._known: Known | None = None  # None before the files were read
         self._waiting: list[PastEvent] = []
@@ -198,7 +198,7 @@ class History:
             for one in lines:
                 if known.get(one.key) != one.outcome:
                     known[one.key] = one.outcome
-                    new.setdefault(self._directory / f"{one.closed:%Y-%m}{SUFFIX}", []).append(one)
+                    new.setdefault(self.directory / f"{one.closed:%Y-%m}{SUFFIX}", []).append(one)
             for path, found in new.items():
                 if not path.exists():
                     self._delete_old()
@@ -206,18 +206,16 @@ class History:
                 _remember(self._known, found)
         except OSError as error:
             if not self._failed:
-                log.warning(
-                    "the history in %s cannot be written (%s): its lines wait in memory", self._directory, error
-                )
+                log.warning("the history in %s cannot be written (%s): its lines wait in memory", self.directory, error)
             return False
         return True
 
     def _begin(self) -> Known:
         """The events of the last two months that have any."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._delete_old()
         known: Known = OrderedDict()
-        for path in _files(self._directory)[-2:]:
+        for path in _files(self.directory)[-2:]:
             _append(path, b"")
             _remember(known, _read(path, []))
         return known
@@ -226,7 +224,7 @@ class History:
         if self._keep is None:
             return
         last = datetime.now(UTC) - timedelta(seconds=self._keep)
-        for path in _files(self._directory):
+        for path in _files(self.directory):
             if path.stem < f"{last:%Y-%m}":  # a month is deleted once all of it is older
                 path.unlink()
                 log.info("%s is older than fleet.history.keep: deleted", path)

@@ -4,55 +4,26 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.core.lifecycle import Tracked
+from notbefore.fleet.coming import FleetEvents, shown
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.merge import OVER, Story
+from notbefore.fleet.month import Month
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.waves import Wave, event_of_wave, facts_of, standing_of
 from notbefore.metrics.families import Block, Family, Snapshot
 from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
+from notbefore.web.page.model import PageModel
 from notbefore.web.prometheus import MetricsText
-from notbefore.web.view import CheckResult
-
-
-class ShownWave(Struct, frozen=True):
-    """One wave in ``/api/v1/fleet/events``; durations in seconds."""
-
-    event_id: str  # of the event, or of the wave
-    event_type: str
-    event_source: str | None
-    status: str  # scheduled, started, canceled, finished, ended
-    region: str
-    scale_set: str
-    events: int
-    vms: tuple[str, ...]  # that it affects
-    reported_by: int
-    first_seen: datetime
-    not_before: datetime | None
-    seconds_to_not_before: float | None
-    started: datetime | None
-    description: str | None
-
-
-class FleetEvents(Struct, frozen=True):
-    """The body of ``/api/v1/fleet/events``: of the partitions of this instance."""
-
-    partitions: tuple[str, ...]
-    waves: tuple[ShownWave, ...]
-    heard: int  # VMs that have sent a sign of life
-    silent: tuple[str, ...]  # those whose signs of life have stopped, without an event that explains it
-    missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
+from notbefore.web.view import AgentStatus, CheckResult
 
 
 class Stored(NamedTuple):
@@ -81,6 +52,7 @@ class FleetView:
         self._store, self._notified, self._outbox = stored[:3]
         self._courier = courier
         self._began = datetime.now(UTC)
+        self._month = Month(stored.history.directory)
         self._text = MetricsText(lambda: [Block(object(), self._families)])
 
     def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
@@ -116,12 +88,36 @@ class FleetView:
         """What is coming over the fleet, the most urgent first."""
         now = datetime.now(UTC)
         folds = self._consumer.folds
-        waves = [_shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
+        waves = [shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
         waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
         silent = sorted(one.name for fold in folds for one in fold.silence.silent)
         missing = sorted(one.name for fold in folds for one in fold.missing.silent)
         heard = sum(len(fold.silence.heard) for fold in folds)
-        return FleetEvents(tuple(fold.name for fold in folds), tuple(waves), heard, tuple(silent), tuple(missing))
+        return FleetEvents(
+            tuple(sorted((fold.name for fold in folds), key=lambda name: (len(name), name))),
+            tuple(waves),
+            heard,
+            tuple(silent),
+            tuple(missing),
+        )
+
+    def page(self) -> bytes:
+        """The page of this instance, as HTML."""
+        from notbefore.fleet.page import InstancePage, instance_page  # noqa: PLC0415 - only when somebody opens it
+
+        config, process = self._config, self._stored
+        agent = AgentStatus(
+            version=__version__,
+            state_file=str(process.store.path),
+            degraded=process.store.degraded,
+            damaged_files=process.store.damaged_files,
+            courier_running=self._courier().running,
+            sinks={name: sink.kind for name, sink in config.sinks.items()},
+            outbox=process.outbox.view,
+            links=config.messages.links,
+        )
+        status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
+        return instance_page(InstancePage(status, self.fleet(), self._month.get()))
 
     def _disk_errors(self) -> dict[str, int]:
         inventory = self._stored.inventory
@@ -188,27 +184,3 @@ def _events(fold: Partition) -> Iterable[Shown]:
 
 def _labels(story: Story) -> Labels:
     return (story.event.event_type, story.place.region, story.place.scale_set, story.zone)
-
-
-def _shown(wave: Wave, now: datetime) -> ShownWave:
-    stories = list(wave.stories.values())
-    standing = standing_of(wave)
-    event, facts, story = event_of_wave(wave, standing), facts_of(stories), stories[0]
-    starts = [one.started for one in stories if one.started is not None]
-    not_before = event.not_before
-    return ShownWave(
-        event_id=event.event_id,
-        event_type=event.event_type,
-        event_source=event.event_source,
-        status=standing.name.lower(),
-        region=story.place.region,
-        scale_set=story.place.scale_set,
-        events=len(stories),
-        vms=event.resources,
-        reported_by=facts.reported_by,
-        first_seen=min(one.first_seen for one in stories),
-        not_before=not_before,
-        seconds_to_not_before=(not_before - now).total_seconds() if not_before is not None else None,
-        started=min(starts, default=None),
-        description=event.description,
-    )

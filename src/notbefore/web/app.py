@@ -89,13 +89,16 @@ def make_app(view: View) -> App:
 
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
+    page = Recent(view.page)
     return _application(
         {
+            "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
             "/metrics": lambda environ: _metrics(view, environ),
             "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
             "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
             "/api/v1/fleet/events": lambda _: Response(json_line(view.fleet())),
             "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+            **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
         }
     )
 

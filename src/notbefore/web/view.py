@@ -69,3 +69,6 @@ class FleetPages(ProcessView, Protocol):
 
     def fleet(self) -> Struct:
         """The body of ``/api/v1/fleet/events``."""
+
+    def page(self) -> bytes:
+        """The page for people, as HTML."""
