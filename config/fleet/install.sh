@@ -21,6 +21,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 prefix=$(cd "$here/../../.." 2>/dev/null && pwd)
 root="${DESTDIR:-}"
+[ -x "$prefix/bin/notbefore" ] || prefix="$root/opt/notbefore" # the script of a bundle or a clone
 etc="$root/etc/notbefore"
 units="$root/etc/systemd/system"
 config='' start=yes wrong='' remove='' purge='' bundle='' unpacked=''

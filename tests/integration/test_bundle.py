@@ -114,6 +114,20 @@ def test_an_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bun
     assert own.read_text(encoding="utf-8").endswith("log: {format: json}\n")
 
 
+def test_the_script_of_a_bundle_removes_what_it_installed(bundle: Path, tmp_path: Path) -> None:
+    with tarfile.open(bundle) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (script,) = tmp_path.glob("*/install.sh")
+    root = tmp_path / "root"
+    root.mkdir()
+    assert without_a_network(script, "--no-start", cwd=tmp_path, DESTDIR=str(root)).returncode == 0
+    link = root / "usr" / "local" / "bin" / "notbefore"
+    assert link.readlink() == root / "opt" / "notbefore" / "bin" / "notbefore"
+    done = run(script, "--uninstall", cwd=tmp_path, DESTDIR=str(root))
+    assert (done.returncode, link.is_symlink()) == (0, False), done.stderr
+    assert f"the package itself is still in {root}/opt/notbefore" in done.stdout
+
+
 def test_a_wheel_that_was_changed_is_refused(bundle: Path, tmp_path: Path) -> None:
     changed, root = tmp_path / "changed.tar.gz", tmp_path / "root"
     root.mkdir()
