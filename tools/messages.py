@@ -124,6 +124,8 @@ def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]
     end = example.notice + 600
     yield "Announced", _message(example, (2, listed))
     yield "Updated: NotBefore moved", _message(example, (2, listed), (60, later))
+    described = example.item(Description=f"{example.description} It takes longer.".strip())
+    yield "Updated: not NotBefore", _message(example, (2, listed), (60, described))
     yield "Updated: it no longer affects this VM", _message(example, (2, listed), (60, others))
     yield "Reminder", _reminder(example, example.notice * 2 // 3, (2, listed))
     yield "Started", _message(example, (2, listed), (example.notice, started))

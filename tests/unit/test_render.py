@@ -166,6 +166,14 @@ def test_a_moved_not_before_says_what_it_was() -> None:
     assert "Not before: 2026-03-01 12:30:00 UTC, in 29 min" in text.plain
 
 
+def test_an_update_says_what_changed_also_where_it_is_not_the_time() -> None:
+    assert "What changed" not in text_of(message({}, LATER)).plain
+    joined = message({"Resources": [PEER]}, {"Resources": [ME, PEER]})
+    assert "What changed: WestNO_0 is affected now" in text_of(joined).plain
+    said = "What changed: the affected VMs, or what Azure says of the event"
+    assert said in text_of(message({}, {"Description": "x"})).plain
+
+
 def test_the_reader_s_own_time_stands_beside_utc() -> None:
     assert "12:15:00 UTC (13:15:00 Europe/Berlin), in 14 min" in text_of(message(), time_zone="Europe/Berlin").plain
     zone = "Pacific/Auckland"  # where it is the next day

@@ -330,6 +330,7 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
     facts = [
         Fact("Sent here because", message.note),
         *_times(message, now, time_zone),
+        Fact("What changed", _what_changed(message)),
         Fact("Affected VMs", _names(record.resources)),
         *_interruption(message),
         Fact("Caused by", _SOURCES.get(record.event_source or "", record.event_source or "unknown")),
@@ -363,6 +364,17 @@ def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
         name = "Started" if message.kind in ("started", "reminder") else "Changed"
         return [Fact(name, seen)]
     return [Fact("Not before", planned)]
+
+
+def _what_changed(message: Message) -> str:
+    """What an update is about where it is not NotBefore: that stands in a line of its own."""
+    record = message.record
+    moved = record.previous_not_before is not None and record.previous_not_before != record.not_before
+    if message.kind != "updated" or moved or record.no_longer_affected:
+        return ""
+    if record.previous_scope is not None:
+        return f"{record.vm_name or 'this VM'} is affected now"
+    return "the affected VMs, or what Azure says of the event"
 
 
 def _interruption(message: Message) -> list[Fact]:
