@@ -96,5 +96,7 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    if level == "info":  # they write several lines for each request
+        logging.getLogger("azure").setLevel(logging.WARNING)
     handler.setLevel(level.upper())  # a library's own logger may have a lower level, for another handler
     logging.raiseExceptions = False  # when stderr is closed, logging would print its own traceback to it

@@ -7,7 +7,9 @@ disk with ``--store``, so that it survives a kill. It is not Azure: what it says
 
 Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze``, ``refuse:STATUS``
 (what ``$cbs`` says to a token) until ``calm``; ``cut:N`` ends the connection in the middle of each of the next N
-transfers; ``drop`` and ``close`` end the connections of the moment.
+transfers; ``drop`` and ``close`` end the connections of the moment. ``busy``: receivers are throttled, until ``calm``.
+``forget:N`` deletes all but the last N events of each partition, as retention does; ``anew`` all, with their numbers,
+as where a hub is made anew; ``resize:N`` gives it N partitions.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from proton import (
@@ -47,6 +49,10 @@ from proton import (
 from . import amqp
 
 CREDIT = 300
+BUSY = (
+    "com.microsoft:server-busy",
+    "The request was terminated because the entity is being throttled. Wait 4 seconds.",
+)
 SELECTORS = {"offset", "sequence-number", "enqueued-time"}
 
 
@@ -77,6 +83,8 @@ class Hub:
         self.name = name
         self.created = int(time.time() * 1000)
         self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
+        self.begins = [0] * partitions  # index of the first event that retention has left
+        self._file: BinaryIO | None = None
         self._next = 0  # partition for events without a key
         if store is not None and store.exists():
             whole = store.read_bytes().rpartition(b"\n")
@@ -86,7 +94,35 @@ class Hub:
                 self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
         self._file = store.open("ab") if store is not None else None
 
+    def change(self, how: str, number: int) -> None:
+        """``forget``: leave so many events in each partition. ``resize``: to so many. ``anew``: count from 0 again."""
+        if how == "resize":
+            self._resize(number)
+        elif how == "forget":
+            self.begins = [max(0, len(log) - number) for log in self.logs]
+        else:
+            self.logs, self.begins = [[] for _ in self.logs], [0] * len(self.logs)
+            if self._file is not None:
+                self._file.truncate(0)
+
+    def _resize(self, partitions: int) -> None:
+        more = max(0, partitions - len(self.logs))  # Azure takes none away either
+        self.logs += [[] for _ in range(more)]
+        self.begins += [0] * more
+
+    def refusal(self, partition: int, selector: str | None) -> str | None:
+        """Why a receiver is refused: its offset is beyond the last one; the words are Event Hubs'."""
+        log, (kind, bound) = self.logs[partition], _bound(selector)
+        last = log[-1].offset if log else -1
+        return (
+            f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
+            if kind == "offset" and bound > last
+            else None
+        )
+
     def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
+        if partition >= len(self.logs):  # it was resized, and read again
+            self._resize(partition + 1)
         log = self.logs[partition]
         offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
         log.append(Entry(offset, enqueued, key, message))
@@ -111,20 +147,32 @@ class Hub:
     def first(self, partition: int, selector: str | None) -> int:
         """The index of the first event that a receiver's selector lets through."""
         log = self.logs[partition]
-        words = (selector or "").replace("amqp.annotation.x-opt-", "").split(" ")
-        if len(words) != 3 or words[0] not in SELECTORS or words[2] == "'@latest'":
+        kind, bound = _bound(selector)
+        if kind is None:
             return len(log)
-        bound, inclusive = int(words[2].strip("'")), words[1] == ">="
+        inclusive = ">=" in (selector or "")
         values: dict[str, Callable[[int], int]] = {
             "offset": lambda index: log[index].offset,
             "sequence-number": lambda index: index,
             "enqueued-time": lambda index: log[index].enqueued,
         }
-        value = values[words[0]]
+        value = values[kind]
         return next(
-            (index for index in range(len(log)) if value(index) > bound or (inclusive and value(index) == bound)),
+            (
+                index
+                for index in range(self.begins[partition], len(log))
+                if value(index) > bound or (inclusive and value(index) == bound)
+            ),
             len(log),
         )
+
+
+def _bound(selector: str | None) -> tuple[str | None, int]:
+    """What a selector asks for, and from which value on; ``None``: only what comes."""
+    words = (selector or "").replace("amqp.annotation.x-opt-", "").split(" ")
+    if len(words) != 3 or words[0] not in SELECTORS or words[2] == "'@latest'":
+        return None, 0
+    return words[0], int(words[2].strip("'"))
 
 
 class Reader:
@@ -188,6 +236,7 @@ class Peer:
     def pump(self, reader: Reader) -> None:
         """Send a receiver what it has credit for."""
         log = reader.hub.logs[reader.partition]
+        reader.next = max(reader.next, reader.hub.begins[reader.partition])
         while reader.link.credit > 0 and reader.next < len(log):
             entry = log[reader.next]
             values: dict[str, str | int] = {
@@ -210,14 +259,32 @@ class Peer:
 
     def order(self, word: str) -> None:
         """A fault from now on, or one at once."""
+        name, _, number = word.partition(":")
         if word in ("drop", "close"):
-            for talk in list(self.talks):
-                talk.end(abruptly=word == "drop")
-            return
-        if word.startswith("cut:"):
-            self.cuts = int(word.removeprefix("cut:"))
-            return
-        self.fault = "" if word == "calm" else word
+            self._end_all(abruptly=word == "drop")
+        elif name == "cut":
+            self.cuts = int(number)
+        elif name in ("forget", "resize", "anew"):
+            for hub in self.hubs.values():
+                hub.change(name, int(number or 0))
+            if name == "anew":
+                self._end_all(abruptly=True)
+        else:
+            self.fault = "" if word == "calm" else word
+            if word == "busy":
+                self._throttle()
+
+    def _end_all(self, *, abruptly: bool) -> None:
+        for talk in list(self.talks):
+            talk.end(abruptly=abruptly)
+
+    def _throttle(self) -> None:
+        for readers in self.readers.values():
+            for reader in readers:
+                reader.link.condition = condition(*BUSY)
+                reader.link.close()
+                reader.talk.flush()
+            readers.clear()
 
     async def serve(self) -> None:
         context = None
@@ -308,7 +375,8 @@ class Talk(asyncio.Protocol):
             self.engine.pop(len(octets))
             self.to_send += octets
         for frame in amqp.frames(self.to_send):
-            self.transport.write(amqp.padded(frame))
+            if not self.transport.is_closing():
+                self.transport.write(amqp.padded(frame))
         if pending < 0 or self.engine.closed:
             self.transport.close()
 
@@ -374,14 +442,20 @@ class Talk(asyncio.Protocol):
     def _read_from(self, link: Any, address: str) -> None:
         hub, rest = self.peer.path(address)
         why = self._denied(hub, rest)
+        if why is None and self.peer.fault == "busy":
+            why = BUSY
         if why is None and (len(rest) != 4 or rest[0].casefold() != "consumergroups"):
             why = ("amqp:not-found", f"{address} is no receiver's address")
         if why is not None:
             self._refuse(link, *why)
             return
+        partition, selector = int(rest[3]), _selector(link.remote_source)
+        invalid = self.peer.hubs[hub].refusal(partition, selector)
+        if invalid is not None:
+            self._refuse(link, "com.microsoft:argument-error", invalid)
+            return
         properties = {str(name): value for name, value in (link.remote_properties or {}).items()}
         epoch = properties.get("com.microsoft:epoch")
-        partition = int(rest[3])
         readers = self.peer.readers.setdefault((hub, rest[1].casefold(), partition), [])
         highest = max((reader.epoch for reader in readers if reader.epoch is not None), default=None)
         if highest is not None and (epoch is None or epoch < highest):
@@ -394,7 +468,7 @@ class Talk(asyncio.Protocol):
                 reader.talk.flush()
             readers.clear()
         link.open()
-        start = self.peer.hubs[hub].first(partition, _selector(link.remote_source))
+        start = self.peer.hubs[hub].first(partition, selector)
         readers.append(Reader(link, (self.peer.hubs[hub], partition), start, epoch, self))
 
     def _denied(self, hub: str, rest: list[str]) -> tuple[str, str] | None:
@@ -561,7 +635,7 @@ def _described(hub: Hub, properties: dict[str, str]) -> dict[str, Any] | None:
         "name": hub.name,
         "type": kind,
         "partition": str(number),
-        "begin_sequence_number": 0,
+        "begin_sequence_number": hub.begins[number],
         "last_enqueued_sequence_number": len(log) - 1,
         "last_enqueued_offset": str(log[-1].offset if log else -1),
         "last_enqueued_time_utc": timestamp(log[-1].enqueued if log else 0),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,11 @@ class Azurite:
             self._process.kill()
             self._process.wait(PATIENCE)
         self._process = None
+
+    def hang(self, number: signal.Signals) -> None:
+        """``SIGSTOP``: it answers nothing; ``SIGCONT``: it goes on."""
+        assert self._process
+        self._process.send_signal(number)
 
     def make_container(self) -> None:
         async def make() -> None:

@@ -33,13 +33,13 @@ class Stored(NamedTuple):
 
 
 class Hub:
-    """``python -m tests.peers.eventhub`` with a hub ``changes`` of four partitions, kept on disk."""
+    """``python -m tests.peers.eventhub`` with a hub ``changes``, kept on disk."""
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
         self.port = free_port()
         self._store = directory / "hub"
         self._command = [
-            sys.executable, "-m", "tests.peers.eventhub", "--port", str(self.port), "--hub", "changes:4",
+            sys.executable, "-m", "tests.peers.eventhub", "--port", str(self.port), "--hub", f"changes:{partitions}",
             "--key", f"root={KEY}", "--store", str(self._store), *words,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
@@ -51,6 +51,11 @@ class Hub:
         assert self._process.stdout
         assert self._process.stdout.readline().startswith("listening")
         return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
 
     def order(self, word: str) -> None:
         """See ``tests/peers/eventhub.py``."""

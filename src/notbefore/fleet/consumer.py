@@ -22,6 +22,7 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError
 from azure.eventhub import CloseReason, EventData
 from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
+from azure.eventhub.exceptions import EventHubError
 from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
@@ -36,6 +37,7 @@ from notbefore.metrics.fleet import Measured
 
 BATCH: Final = 300  # records taken in at once
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
+PARTITIONS_EVERY: Final = 20.0  # seconds between two looks at how many partitions the hub has
 LOOK_EVERY: Final = 10.0  # seconds between two looks at how far the hub is ahead
 MARGIN: Final = 2.0  # seconds by which the hub's clock may be behind ours
 CLOSE_SECONDS: Final = 5.0
@@ -147,7 +149,7 @@ class Consumer:
             if isinstance(snapshots, BlobSnapshots):
                 snapshots.of_hub(client._address.hostname, client.eventhub_name, self._config.consumer_group)  # noqa: SLF001 - as the SDK's own processor does
             receiving = asyncio.create_task(self._receive(client, await self._positions(client, snapshots)))
-            beside = [asyncio.create_task(self._let_go_of_others(keeper))]
+            beside = [asyncio.create_task(one) for one in (self._let_go_of_others(keeper), self._watch_size(client))]
             if self._inventory is not None:
                 names, patience = partial(self._partitions, client), self._config.missing_after.seconds
                 comparison = Comparison(self._inventory, keeper, snapshots, names, patience)
@@ -165,6 +167,18 @@ class Consumer:
             self.lag = {}
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+
+    async def _watch_size(self, client: Any) -> None:
+        """Make another client once the hub has been given more partitions: the SDK asks for them once, at its start."""
+        known = None
+        while True:
+            with suppress(EventHubError, TimeoutError, OSError):  # it is noticed elsewhere
+                found = len(await client.get_partition_ids())
+                if known is not None and found != known:
+                    log.warning("the hub has %d partitions now, and had %d", found, known)
+                    self._failed.set()
+                known = found
+            await asyncio.sleep(PARTITIONS_EVERY)
 
     async def _let_go_of_others(self, keeper: Keeper) -> None:
         """Of the partitions that the client before had, let go of those that have gone to other instances."""
@@ -216,6 +230,8 @@ class Consumer:
         name, keeper = context.partition_id, self._keeper
         held = await keeper.of(name) if keeper is not None else None
         if keeper is None or held is None:
+            if keeper is not None and keeper.lost_for(name) > self._config.takeover.seconds:
+                self._failed.set()  # the SDK still has it: another client goes on from what is written
             return
         fold = held.fold
         made = [one for event in events for one in fold.add(item_of(event))]
@@ -255,10 +271,11 @@ class Consumer:
         if time.monotonic() - self._looked.get(name, 0.0) < LOOK_EVERY:
             return
         self._looked[name] = time.monotonic()
-        async with asyncio.timeout(self._config.hub.timeout.seconds):
-            found = await self._client.get_partition_properties(name)
-        events = max(0, int(found["last_enqueued_sequence_number"]) - max(fold.sequence, -1))
-        self.lag[name] = Lag(events, max(0.0, time.time() - fold.enqueued) if events and fold.enqueued else 0.0)
+        with suppress(EventHubError, TimeoutError, OSError):  # a lag that is not known ends no reading
+            async with asyncio.timeout(self._config.hub.timeout.seconds):
+                found = await self._client.get_partition_properties(name)
+            events = max(0, int(found["last_enqueued_sequence_number"]) - max(fold.sequence, -1))
+            self.lag[name] = Lag(events, max(0.0, time.time() - fold.enqueued) if events and fold.enqueued else 0.0)
 
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1

@@ -115,7 +115,7 @@ class Keeper:
         self._history = history
         self._failed = failed
         self.partitions: dict[str, Held] = {}
-        self._lost: set[str] = set()
+        self._lost: dict[str, float] = {}  # since when, in monotonic seconds
 
     # ---- taking over and letting go
 
@@ -125,7 +125,7 @@ class Keeper:
         if held is None or not await self._snapshots.holds(name):
             self._forget(name)
             held = await self._restored(name)
-        self._lost.discard(name)
+        self._lost.pop(name, None)
         self.partitions[name] = held
         log.info("partition %s: reading from sequence number %d on", name, held.fold.sequence + 1)
         return held
@@ -133,6 +133,10 @@ class Keeper:
     async def of(self, name: str) -> Held | None:
         """A partition of which records came; ``None``: another instance has it by now."""
         return None if name in self._lost else self.partitions.get(name) or await self.take(name)
+
+    def lost_for(self, name: str) -> float:
+        """Seconds since another instance was seen to have taken a partition; 0 where none has."""
+        return time.monotonic() - self._lost.get(name, time.monotonic())
 
     async def let_go(self, name: str) -> None:
         """Another instance is to have it: write all down, and send nothing of it any more."""
@@ -243,7 +247,7 @@ class Keeper:
             await self._write(held, whole=held.is_due(now))
         except LostPartitionError:
             log.warning("partition %s: another instance has it by now", held.fold.name)
-            self._lost.add(held.fold.name)
+            self._lost[held.fold.name] = time.monotonic()
             self._forget(held.fold.name)
         except STORE_ERRORS as error:
             held.failed_until = time.monotonic() + STORE_PAUSE

@@ -1,0 +1,37 @@
+"""``notbefore fleet`` under faults, in short; ``benchmarks/fleet.py faults`` is the long form."""
+
+from pathlib import Path
+
+from support import fleet_faults
+from support.fleet_faults import Account
+
+
+def nothing_lost(account: Account) -> None:
+    assert (account.lost, account.out_of_order, account.twice) == (0, 0, 0), account.line
+    assert account.wanted > 0
+
+
+def test_two_instances_of_which_one_is_killed_again_and_again_lose_nothing(tmp_path: Path) -> None:
+    account, _ = fleet_faults.kills(tmp_path, 4)
+    nothing_lost(account)
+    assert account.repeated <= 4  # one a kill at most
+
+
+def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothing(tmp_path: Path) -> None:
+    account, _ = fleet_faults.hub_away(tmp_path, 3)
+    nothing_lost(account)
+
+
+def test_what_the_hub_has_deleted_is_counted_and_the_rest_is_notified_also_by_a_hub_made_anew(tmp_path: Path) -> None:
+    account, _ = fleet_faults.tail_lost(tmp_path)
+    nothing_lost(account)
+
+
+def test_what_cannot_be_read_is_set_aside_with_its_place_and_stops_nothing(tmp_path: Path) -> None:
+    account, _ = fleet_faults.poison(tmp_path, 3)
+    nothing_lost(account)
+
+
+def test_events_go_on_where_the_hub_is_given_more_partitions(tmp_path: Path) -> None:
+    account, _ = fleet_faults.resized(tmp_path)
+    nothing_lost(account)

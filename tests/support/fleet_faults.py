@@ -1,0 +1,483 @@
+"""``notbefore fleet`` under faults, with an account of what must have been notified that shares no code with it.
+
+A writer sends the changes of many VMs to the hub, as bytes of its own making; a receiver notes what arrives. Each event
+is announced, started and finished by each VM of its scale set: so three notifications are wanted of it, in this order,
+each under one delivery id of its own.
+"""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import yaml
+from azure.eventhub import EventData
+from azure.eventhub.aio import EventHubProducerClient
+from azure.eventhub.exceptions import EventHubError
+
+from support.agent import eventually, free_port
+from support.azurite import Azurite
+from support.hub import Hub
+from support.peers import HttpPeer
+
+STEPS = ("announced", "started", "finished")
+VMS = 3  # of each scale set
+SETS = 40
+LIFE = 6  # of an event, in turns of the writer
+PATIENCE = 240.0  # seconds without anything new, after which the rest counts as lost
+
+
+def change_of(event: str, vm: str, step: str, not_before: datetime, clock: float = 0.0) -> bytes:
+    """What the agent of a VM sends; ``clock``: seconds by which its clock is ahead."""
+    scale_set = vm.partition("_")[0]
+    now = datetime.now(UTC) + timedelta(seconds=clock)
+    status = "Scheduled" if step == "announced" else "Started"
+    data = {
+        "time": now.isoformat(),
+        "event.name": f"azure.scheduled_event.{step}",
+        "body": step,
+        "cloud.region": "westeurope",
+        "cloud.account.id": "sub",
+        "azure.resource_group.name": "rg",
+        "azure.vm.scaleset.name": scale_set,
+        "host.id": f"id-{vm}",
+        "host.name": vm,
+        "azure.scheduled_event.change_id": f"{event}-{step}",
+        "azure.scheduled_event.change": step,
+        "azure.scheduled_event.reason": "status_started" if step == "started" else "first_seen_scheduled",
+        "azure.scheduled_event.id": event,
+        "azure.scheduled_event.type": "Reboot",
+        "azure.scheduled_event.status": status,
+        "azure.scheduled_event.source": "Platform",
+        "azure.scheduled_event.scope": "self" if vm.endswith("_0") else "peer",
+        "azure.scheduled_event.resource_type": "VirtualMachine",
+        "azure.scheduled_event.resources": [f"{scale_set}_0"],
+        "azure.scheduled_event.first_seen": now.isoformat(),
+        "azure.scheduled_event.not_before": not_before.isoformat(),
+    }
+    return json.dumps({"specversion": "1.0", "type": f"notbefore.scheduled_event.{step}.v1", "data": data}).encode()
+
+
+class Writer:
+    """Begins ``rate`` events a second while it runs, and sends all of their changes, until the hub has each of them."""
+
+    def __init__(self, hub: Hub, rate: float = 2.0, clocks: float = 0.0) -> None:
+        self._hub, self._pause, self._clocks = hub, 1 / rate, clocks
+        self._over = threading.Event()
+        self._client: EventHubProducerClient | None = None
+        self._not_before = datetime.now(UTC) + timedelta(hours=1)  # Azure's, the same on each VM
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.begun: list[str] = []
+        self.extra: list[bytes] = []  # sent as they are, with what comes next
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    async def _run(self) -> None:
+        turn, last = 0, None
+        while last is None or turn < last:
+            if self._over.is_set() and last is None:
+                last = turn + 2 * LIFE  # what has begun comes to its end
+            for key, bodies in self._turn(turn, begins=last is None).items():
+                await self._send(key, bodies)
+            turn += 1
+            await asyncio.sleep(self._pause)
+        if self._client is not None:
+            await self._client.close()
+
+    def _turn(self, turn: int, *, begins: bool) -> dict[str, list[bytes]]:
+        """The changes of one turn, by partition key: an event begins, an older one starts, a still older one ends."""
+        found: dict[str, list[bytes]] = {}
+        if self.extra:
+            found["sub/rg/extra"] = [self.extra.pop() for _ in range(len(self.extra))]
+        if begins:
+            self.begun.append(f"E{turn}")
+        for age, step in enumerate(STEPS):
+            number = turn - age * LIFE
+            if 0 <= number < len(self.begun):
+                name = f"set{number % SETS}"
+                clocks = [self._clocks * (vm - 1) for vm in range(VMS)]  # one is behind, one right, one ahead
+                found.setdefault(f"sub/rg/{name}", []).extend(
+                    change_of(f"E{number}", f"{name}_{vm}", step, self._not_before, clock)
+                    for vm, clock in enumerate(clocks)
+                )
+        return found
+
+    async def _send(self, key: str, bodies: list[bytes]) -> None:
+        """Send until the hub has it: what comes next waits, so the order is kept."""
+        while True:
+            try:
+                self._client = self._client or EventHubProducerClient.from_connection_string(
+                    self._hub.connection_string(), retry_total=0
+                )
+                async with asyncio.timeout(10):
+                    await self._client.send_batch([EventData(one) for one in bodies], partition_key=key)
+            except (EventHubError, TimeoutError, OSError):
+                with suppress(EventHubError, TimeoutError, OSError):
+                    if self._client is not None:
+                        await asyncio.wait_for(self._client.close(), 5)
+                self._client = None
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+
+class Account(NamedTuple):
+    """What came of it."""
+
+    wanted: int  # notifications
+    lost: int
+    out_of_order: int
+    twice: int  # under another delivery id: people were notified of the same step again
+    repeated: int  # under the same delivery id
+
+    @classmethod
+    def of(cls, events: list[str], hook: HttpPeer, without: Callable[[str, str], bool] = lambda *_: False) -> "Account":
+        """``without``: of which event and step nothing is wanted."""
+        found = notified(hook)
+        first: dict[tuple[str, str], int] = {}
+        ids: dict[tuple[str, str], set[str]] = {}
+        for place, (event, step, delivery) in enumerate(found):
+            first.setdefault((event, step), place)
+            ids.setdefault((event, step), set()).add(delivery)
+        wanted = [(event, step) for event in events for step in STEPS if not without(event, step)]
+        places = [[first[event, step] for step in STEPS if (event, step) in first] for event in events]
+        return cls(
+            wanted=len(wanted),
+            lost=sum(1 for one in wanted if one not in first),
+            out_of_order=sum(1 for one in places if one != sorted(one)),
+            twice=sum(len(one) - 1 for one in ids.values()),
+            repeated=sum(count - 1 for count in Counter(delivery for *_, delivery in found).values()),
+        )
+
+    @property
+    def line(self) -> str:
+        return (
+            f"{self.wanted:,} notifications wanted, {self.lost} lost, {self.out_of_order} events out of order,"
+            f" {self.twice} notified twice, {self.repeated} repeated under the same id"
+        )
+
+
+def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
+    """Event, step and delivery id of what the receiver has accepted, in the order in which it came."""
+    found = []
+    for one in list(hook.requests):
+        record = json.loads(one.body)
+        event, step = record["azure.scheduled_event.id"], record["azure.scheduled_event.change"]
+        found.append((event, step, one.headers["x-notbefore-delivery-id"]))
+    return found
+
+
+class Instance:
+    """``notbefore fleet``, as a process."""
+
+    def __init__(self, config: Path, state: Path) -> None:
+        self._config, self.state = config, state
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        words = ["fleet", str(self._config), "--state-dir", str(self.state), "--listen", f"127.0.0.1:{self.port}"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL, stderr=log, env=dict(os.environ)
+            )
+        return self
+
+    @property
+    def log(self) -> Path:
+        return self.state.with_suffix(".log")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process
+        self._process.send_signal(number)
+
+    def kill(self, *, disk: bool = False) -> None:
+        """``disk``: its machine is gone with its disk."""
+        self.signal(signal.SIGKILL)
+        assert self._process
+        self._process.wait(60)
+        if disk:
+            eventually(lambda: _removed(self.state), patience=30)  # its courier may write for a moment yet
+
+    def stop(self) -> None:
+        self.signal(signal.SIGTERM)
+        assert self._process
+        self._process.wait(90)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series; 0 where it does not answer."""
+        with suppress(OSError):
+            url = f"http://127.0.0.1:{self.port}/metrics"
+            text = urllib.request.urlopen(url, timeout=20).read().decode()
+            return sum(
+                float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name
+            )
+        return 0.0
+
+
+def _removed(path: Path) -> bool:
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+class Scene:
+    """A hub, perhaps a checkpoint store, a receiver, a writer and instances, each of which is ended."""
+
+    def __init__(self, directory: Path, stack: ExitStack, partitions: int, *, store: bool, **writer: float) -> None:
+        self._directory = directory
+        self.hub = stack.enter_context(Hub(directory, partitions=partitions))
+        self.hook = stack.enter_context(HttpPeer())
+        self.blobs = stack.enter_context(Azurite(directory)) if store else None
+        self._stack = stack
+        self.instances: list[Instance] = []
+        self.config = self._configured()
+        self.writer = stack.enter_context(Writer(self.hub, **writer))
+
+    def _configured(self) -> Path:
+        (self._directory / "hub-key").write_text(self.hub.connection_string(), encoding="utf-8")
+        fleet: dict[str, Any] = {"hub": {"connection_string_file": "hub-key"}, "rebalance": "1s", "takeover": "5s"}
+        if self.blobs is not None:
+            fleet["checkpoints"] = {"connection_string": self.blobs.connection_string, "container": "notbefore"}
+        # by default what announces an event is not sent any more once that is over: here it is wanted
+        hook = {"webhook": {"url": self.hook.url, "allow_private": True, "expire_on_end": False}}
+        sinks = {"hook": hook}
+        path = self._directory / "fleet.yaml"
+        path.write_text(yaml.safe_dump({"fleet": fleet, "sinks": sinks}), encoding="utf-8")
+        return path
+
+    def add(self) -> Instance:
+        made = Instance(self.config, self._directory / f"instance{len(self.instances)}").start()
+        self.instances.append(made)
+        self._stack.callback(_end, made)
+        return made
+
+    def notified(self) -> int:
+        return len(set(notified(self.hook)))
+
+    def progress(self, count: int = 1, patience: float = PATIENCE) -> None:
+        """Wait until so many more steps were notified."""
+        wanted = self.notified() + count
+        eventually(lambda: self.notified() >= wanted, patience=patience)
+
+    def settle(self, without: Callable[[str, str], bool] = lambda *_: False) -> Account:
+        """Have the writer end, wait for what is wanted, and count."""
+        self.writer.__exit__(None, None, None)
+        account, since, seen = Account.of(self.writer.begun, self.hook, without), time.monotonic(), 0
+        while account.lost and time.monotonic() - since < PATIENCE:
+            time.sleep(0.5)
+            if len(self.hook.requests) > seen:
+                since, seen = time.monotonic(), len(self.hook.requests)
+            account = Account.of(self.writer.begun, self.hook, without)
+        return account
+
+
+def _end(instance: Instance) -> None:
+    with suppress(Exception):
+        instance.kill()
+
+
+@contextmanager
+def scene(directory: Path, partitions: int = 8, *, store: bool = True, **writer: float) -> Iterator[Scene]:
+    """``writer``: see ``Writer``."""
+    with ExitStack() as stack:
+        yield Scene(directory, stack, partitions, store=store, **writer)
+
+
+# ---- the faults; each returns the account, and what else is to be known
+
+
+def kills(directory: Path, times: int, minutes: float = 60.0) -> tuple[Account, str]:
+    """Two instances, of which one is killed again and again; every other time its disk is gone with it."""
+    return _kill(directory, times, minutes, instances=2)
+
+
+def kills_alone(directory: Path, times: int, minutes: float = 60.0) -> tuple[Account, str]:
+    """One instance that keeps its checkpoints on its own disk is killed, and started again."""
+    return _kill(directory, times, minutes, instances=1)
+
+
+def _kill(directory: Path, times: int, minutes: float, instances: int) -> tuple[Account, str]:
+    with scene(directory, store=instances > 1) as at:
+        for _ in range(instances):
+            at.add()
+        at.progress(6)
+        chance = random.Random(16)  # noqa: S311 - no secret
+        end, killed = time.monotonic() + minutes * 60, 0
+        while killed < times and time.monotonic() < end:
+            time.sleep(chance.random())
+            victim = at.instances[killed % instances]
+            victim.kill(disk=instances > 1 and killed % 4 < 2)
+            victim.start()
+            killed += 1
+            at.progress()
+        return at.settle(), f"killed {killed} times"
+
+
+def fights(directory: Path, partitions: int = 32) -> tuple[Account, str]:
+    """Two and three instances for 32 partitions; one hangs, one is stopped."""
+
+    def shares() -> list[int]:
+        return [int(one.metric("notbefore_fleet_partitions")) for one in at.instances]
+
+    with scene(directory, partitions) as at:
+        said = []
+        for number in (2, 3):
+            while len(at.instances) < number:
+                at.add()
+            eventually(lambda: sum(shares()) == partitions and max(shares()) - min(shares()) <= 2, patience=PATIENCE)
+            said.append(f"{number} instances have {shares()}")
+            at.progress(3)
+        first = at.instances[0]
+        first.signal(signal.SIGSTOP)  # longer than `takeover`: the others have its partitions when it wakes up
+        at.progress(6)
+        time.sleep(8)
+        first.signal(signal.SIGCONT)
+        at.progress(6)
+        at.instances.pop().stop()
+        at.progress(6)
+        return at.settle(), "; ".join(said) + "; one hung, one was stopped"
+
+
+def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
+    """The checkpoint store is away, and then it hangs."""
+    with scene(directory) as at:
+        assert at.blobs
+        at.add(), at.add()
+        at.progress(6)
+        at.blobs.kill()
+        began = at.notified()
+        time.sleep(seconds)
+        said = f"away for {seconds:.0f} s, in which {at.notified() - began} were notified"
+        at.blobs.start()
+        at.progress(6)
+        at.blobs.hang(signal.SIGSTOP)
+        began = at.notified()
+        time.sleep(seconds / 2)
+        said += f"; hung for {seconds / 2:.0f} s, in which {at.notified() - began} were"
+        at.blobs.hang(signal.SIGCONT)
+        at.progress(6)
+        return at.settle(), said
+
+
+def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
+    """The hub is away, throttles, ends connections."""
+    with scene(directory) as at:
+        at.add(), at.add()
+        at.progress(6)
+        at.hub.kill()
+        time.sleep(seconds)
+        at.hub.start()
+        at.progress(6)
+        at.hub.order("busy")
+        time.sleep(seconds)
+        at.hub.order("calm")
+        at.progress(6)
+        for word in ("drop", "close"):
+            at.hub.order(word)
+            at.progress(6)
+        return at.settle(), f"away for {seconds:.0f} s, throttling for {seconds:.0f} s, all connections ended twice"
+
+
+def tail_lost(directory: Path) -> tuple[Account, str]:
+    """Retention deletes what no instance has read; then the hub is made anew, so that offsets are beyond its end."""
+    with scene(directory, store=False) as at:
+        begun = at.writer.begun
+
+        def more(count: int) -> int:
+            wanted = len(begun) + count
+            eventually(lambda: len(begun) >= wanted, patience=PATIENCE)
+            return len(begun)
+
+        one = at.add()
+        at.progress(6)
+        more(4 * LIFE)
+        one.kill()
+        killed = len(begun)
+        more(2 * LIFE)
+        at.hub.order("forget:0")
+        forgotten = len(begun)
+        one.start()
+        at.progress(1)
+        more(6 * LIFE)
+        eventually(lambda: any(event == f"E{forgotten + 3}" for event, *_ in notified(at.hook)), patience=PATIENCE)
+        missing = one.metric("notbefore_fleet_records_missing_total")
+        anew = len(begun)
+        at.hub.order("anew")
+        made = more(4 * LIFE)
+
+        def touched(event: str, _step: str) -> bool:
+            """Some of what belongs to it may have been in what the hub has lost."""
+            number = int(event[1:])
+            return killed - 3 * LIFE <= number <= forgotten + 2 or anew - 3 * LIFE <= number <= made - 3 * LIFE
+
+        account = at.settle(touched)
+        assert missing > 0
+        return account, f"{missing:.0f} records counted as missing; then a hub that was made anew"
+
+
+def poison(directory: Path, each: int = 20) -> tuple[Account, str]:
+    """Records of another schema, of a newer version, of another product, and huge ones."""
+    bad = [
+        b"{",
+        b'{"type": "com.example.other", "data": {}}',
+        b'{"type": "notbefore.scheduled_event.announced.v9", "data": {}}',
+        b'{"type": "notbefore.scheduled_event.announced.v1", "data": {"time": 5}}',
+        json.dumps({"type": "notbefore.x.v1", "data": "x" * 900_000}).encode(),
+    ]
+    with scene(directory, store=False) as at:
+        one = at.add()
+        at.progress(3)
+        for _ in range(each):
+            at.writer.extra += bad[:4]
+        for _ in range(3):  # a batch holds one of them
+            at.writer.extra.append(bad[4])
+            eventually(lambda: not at.writer.extra, patience=60)
+        account = at.settle()
+        wanted = each * 4 + 3
+        eventually(lambda: one.metric("notbefore_fleet_poison_records_total") >= wanted, patience=60)
+        counted = one.metric("notbefore_fleet_poison_records_total")
+        rows = [json.loads(line) for line in (one.state / "poison.jsonl").read_text(encoding="utf-8").splitlines()]
+        places = {(row["partition"], row["offset"]) for row in rows}
+        assert counted == wanted == len(places), (counted, wanted, len(places))
+        return account, f"{wanted} sent, {counted:.0f} counted, {len(places)} set aside with partition and offset"
+
+
+def clocks(directory: Path, seconds: float = 300.0, events: int = 30) -> tuple[Account, str]:
+    """The clocks of the VMs of one scale set differ by minutes."""
+    with scene(directory, store=False, clocks=seconds) as at:
+        at.add()
+        at.progress(events)
+        return at.settle(), f"clocks from {-seconds / 60:+.0f} to {seconds / 60:+.0f} minutes"
+
+
+def resized(directory: Path) -> tuple[Account, str]:
+    """The hub is given twice the partitions while events are under way, so that most of them move."""
+    with scene(directory, 4, store=False) as at:
+        one = at.add()
+        at.progress(12)
+        at.hub.order("resize:8")
+        at.progress(12)
+        partitions = int(one.metric("notbefore_fleet_partitions"))
+        return at.settle(), f"from 4 partitions to 8, of which the instance reads {partitions}"
