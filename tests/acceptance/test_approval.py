@@ -556,8 +556,8 @@ def test_the_command_of_a_rule_runs_once_whatever_is_done_by_hand_meanwhile(imds
         assert runs.read_text(encoding="utf-8") == "run\n"
         assert imds.start_requests == []
         table = notbefore("history", "--state-dir", str(agent.state)).stdout
-        assert "not_ready, users" in table
-        assert "refused, operator root" in table
+        assert "the VM is not ready (rule users)" in table
+        assert "Azure refused it (by hand, root)" in table
 
 
 @pytest.mark.parametrize(
