@@ -445,7 +445,7 @@ def leader(mode: str, rounds: int) -> bool:
                 group[0].end(random.choice([signal.SIGKILL, signal.SIGTERM]))
         world.stop()
         time.sleep(RANK + LATE + 2)
-        for one in group:
+        for one in reversed(group):  # else one that waits for those before it finds them gone, and sends
             if one.works(time.monotonic(), time.monotonic()):
                 one.end(signal.SIGTERM)
     return leader_account(mode, group[0], world, receiver, time.monotonic() - begun)
