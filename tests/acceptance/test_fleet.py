@@ -191,7 +191,11 @@ def test_while_the_checkpoint_store_is_away_notifications_go_on(
         blobs.start()
         send(hub, [report(A, "finished")])
         eventually(lambda: "finished" in kinds(hook), patience=60)
-    assert kinds(hook) == ["announced", "started", "finished"]
+    # what was sent while the store was away is marked nowhere: if the instance had to take its partition anew, it is
+    # sent once more, under its id
+    steps = dict.fromkeys(zip(ids(hook), kinds(hook), strict=True))
+    assert [kind for _, kind in steps] == ["announced", "started", "finished"]
+    assert len(ids(hook)) <= len(steps) + 1
 
 
 def test_the_hub_may_be_away_and_come_back(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
