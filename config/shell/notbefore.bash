@@ -24,7 +24,7 @@ _shtab_notbefore_outbox_retry_option_strings=(-h --help --all --sink --json --co
 _shtab_notbefore_outbox_drop_option_strings=(-h --help --all --sink --json --config --state-dir)
 _shtab_notbefore_outbox_option_strings=(-h --help)
 _shtab_notbefore_simulate_option_strings=(-h --help --listen --vm --scenario --all --speed --cancel --reschedule --hold --loop --fault --list --json)
-_shtab_notbefore_demo_option_strings=(-h --help --keep)
+_shtab_notbefore_demo_option_strings=(-h --help --keep --fleet)
 _shtab_notbefore_version_option_strings=(-h --help --json)
 _shtab_notbefore_option_strings=(-h --help --version)
 
@@ -147,6 +147,7 @@ _shtab_notbefore_simulate___json_nargs=0
 _shtab_notbefore_demo__h_nargs=0
 _shtab_notbefore_demo___help_nargs=0
 _shtab_notbefore_demo___keep_nargs=0
+_shtab_notbefore_demo___fleet_nargs=0
 _shtab_notbefore_version__h_nargs=0
 _shtab_notbefore_version___help_nargs=0
 _shtab_notbefore_version___json_nargs=0

@@ -194,6 +194,7 @@ complete -c notbefore -n '_shtab_notbefore_using simulate' -l json -d 'the list 
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a demo -d 'Watch events be announced, start and finish: a simulator and an agent, in fast time.'
 complete -c notbefore -n '_shtab_notbefore_using demo' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using demo' -l keep -d 'go on until Ctrl-C'
+complete -c notbefore -n '_shtab_notbefore_using demo' -l fleet -d '200 VMs, an Event Hub and `notbefore fleet` (needs the extra `demo`)'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a version -d 'Show the version.'
 complete -c notbefore -n '_shtab_notbefore_using version' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using version' -l json -d JSON

@@ -33,14 +33,14 @@ class Stored(NamedTuple):
 
 
 class Hub:
-    """``python -m tests.peers.eventhub`` with a hub ``changes``, kept on disk."""
+    """``python -m notbefore.simulator.event_hub`` with a hub ``changes``, kept on disk."""
 
     def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
         self.port = free_port()
         self._store = directory / "hub"
         self._command = [
-            sys.executable, "-m", "tests.peers.eventhub", "--port", str(self.port), "--hub", f"changes:{partitions}",
-            "--key", f"root={KEY}", "--store", str(self._store), *words,
+            sys.executable, "-m", "notbefore.simulator.event_hub", "--port", str(self.port),
+            "--hub", f"changes:{partitions}", "--key", f"root={KEY}", "--store", str(self._store), *words,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
 
@@ -58,7 +58,7 @@ class Hub:
         return self._process.pid
 
     def order(self, word: str) -> None:
-        """See ``tests/peers/eventhub.py``."""
+        """See ``notbefore/simulator/event_hub.py``."""
         assert self._process
         assert self._process.stdin
         assert self._process.stdout

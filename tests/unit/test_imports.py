@@ -43,6 +43,7 @@ LATE = (
     "otlp.sender",
     "otlp.session",
     "otlp.signals",
+    "simulator.event_hub",
     "web.page.render",
 )
 HEAVY = (  # only inside functions: nobody pays for them unasked

@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,13 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, Final
 
-from notbefore.commands.client import AgentClient
+from notbefore.commands.client import AgentClient, free_port
 from notbefore.commands.history import PREFIX, ask_changes, show_history
 from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
 
 VMS: Final = ("WestNO_0", "WestNO_1")
-USUAL_PORT: Final = 10169
 START_PATIENCE: Final = 20.0  # seconds for the agent to answer
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
 TICK: Final = 2.0  # seconds between two lines of the countdown
@@ -43,12 +41,19 @@ SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed,
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whether to stay."""
     parser.add_argument("--keep", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument(
+        "--fleet", action="store_true", help="200 VMs, an Event Hub and `notbefore fleet` (needs the extra `demo`)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Play; returns 0 if every expected change was seen. Raises ``NotBeforeError`` when the agent does not start."""
+    if options.fleet:
+        from notbefore.commands.demo_fleet import run_demo  # noqa: PLC0415 - only where it is asked for
+
+        return run_demo(keep=options.keep)
     with tempfile.TemporaryDirectory(prefix="notbefore-demo-") as state, Simulator(VMS) as simulator:
-        listen = f"127.0.0.1:{_free_port()}"
+        listen = f"127.0.0.1:{free_port()}"
         agent = _start_agent(simulator.endpoint, state, listen)
         try:
             show = _Show(agent, f"http://{listen}")
@@ -62,16 +67,6 @@ def run(options: argparse.Namespace) -> int:
         finally:
             _stop_agent(agent)
     return 0 if complete else 1
-
-
-def _free_port() -> int:
-    for port in (USUAL_PORT, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            free: int = probe.getsockname()[1]
-            return free
-    raise NotBeforeError("no free port on 127.0.0.1")
 
 
 def _start_agent(imds: str, state: str, listen: str) -> subprocess.Popen[bytes]:

@@ -1,4 +1,6 @@
-"""A small Event Hub on loopback, for tests: ``python -m tests.peers.eventhub --hub changes:4 --key root=SECRET``.
+"""A small Event Hub on loopback, for the tests and `notbefore demo --fleet`; the extra `demo` has what it needs.
+
+``python -m notbefore.simulator.event_hub --hub changes:4 --key root=SECRET`` starts it.
 
 AMQP 1.0 by the Qpid Proton engine; asyncio moves the octets. It speaks what the unmodified Azure SDK asks for with
 ``UseDevelopmentEmulator=true``: SASL, ``$cbs`` with a real check of the SAS signature, ``$management`` READ, senders
@@ -46,7 +48,7 @@ from proton import (
     timestamp,
 )
 
-from . import amqp
+from notbefore.simulator import amqp
 
 CREDIT = 300
 BUSY = (
@@ -333,7 +335,7 @@ class Talk(asyncio.Protocol):
     # ---- octets
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a server's is
         self.transport = transport
         self.peer.talks.add(self)
         self.flush()
@@ -675,6 +677,7 @@ def events_of(payload: bytes, message_format: int) -> tuple[str | None, list[byt
 
 
 def main(words: list[str] | None = None) -> None:
+    """Serve until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=5672, help="0: any (it is printed)")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME:PARTITIONS")
