@@ -223,8 +223,9 @@ def _instances() -> Panel:
     partitions = f"max by ({by}) (notbefore_fleet_partitions{{{JOB}}})"
     asked = [
         rows(partitions, "partitions"),
-        rows(f"({waiting}) and on ({by}) {partitions}", "waiting"),
-        rows(f"({dead}) and on ({by}) {partitions}", "dead"),
+        # an instance without any has no series
+        rows(f"({waiting} or 0 * {partitions}) and on ({by}) {partitions}", "waiting"),
+        rows(f"({dead} or 0 * {partitions}) and on ({by}) {partitions}", "dead"),
         rows(f"max by ({by}) (process_resident_memory_bytes{{{JOB}}}) and on ({by}) {partitions}", "memory"),
     ]
     columns = [
