@@ -41,7 +41,8 @@ class Receivers:
         self.mail = stack.enter_context(MailPeer(directory))
         route = {"group_by": ["alertname", "event_id"], "group_wait": "1s", "group_interval": "1s"}
         hook = {"name": "hook", "webhook_configs": [{"url": self.behind.url, "send_resolved": True}]}
-        routing = {"route": {"receiver": "hook", **route}, "receivers": [hook]}
+        # an alert that has no end of its own is over soon: one of the fleet is not sent again while its event lasts
+        routing = {"global": {"resolve_timeout": "1s"}, "route": {"receiver": "hook", **route}, "receivers": [hook]}
         # one of the two is notified: what a cluster makes of it is test_alertmanager's
         self.alertmanager = f"http://127.0.0.1:{stack.enter_context(cluster_of_two(directory, routing))[0]}"
 

@@ -2,12 +2,14 @@
 
 Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all, and it does not
 matter which VM was the last to write.
-While the event lasts the alert is sent again before Alertmanager would resolve it.
+While the event lasts the alert is sent again before Alertmanager would resolve it. One of ``notbefore fleet`` is not:
+whoever takes a partition over would have to go on with it. It says itself when it ends, long after the fleet does.
 """
 
 import base64
 import logging
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +26,7 @@ from notbefore.errors import SendError
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # within resolve_timeout
+FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: `over_after` ends each event of a fleet, by default in 1 h
 
 log = logging.getLogger("notbefore.alertmanager")
 
@@ -65,7 +68,7 @@ class Sink:
         # of an event that no longer affects this VM, those repeat it which it still affects
         repeat = (
             None
-            if message.over or message.record.no_longer_affected
+            if message.over or message.record.no_longer_affected or message.record.fleet_events is not None
             else self._settings.resolve_timeout.seconds / REPEATS
         )
         return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
@@ -153,6 +156,8 @@ def alert(message: Message, text: Text, settings: Alertmanager) -> dict[str, Any
     }
     if message.over:
         values["endsAt"] = rfc3339(record.time)
+    elif record.fleet_events is not None:
+        values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
     return values
 
 
