@@ -184,7 +184,7 @@ def test_while_the_checkpoint_store_is_away_notifications_go_on(
         fleet.ready()
         send(hub, [report(A, "announced")])
         notified(hook, "announced")
-        blobs.kill()
+        blobs.stop()
         send(hub, [report(A, "started")])
         notified(hook, "announced", "started")
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="store"}'), patience=60)

@@ -86,7 +86,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         partitions = "notbefore_fleet_partitions"
         eventually(lambda: (one.metric(partitions), two.metric(partitions)) == (2, 2), patience=90)
         tell(hub)
-        blobs.kill()
+        blobs.stop()
         errors = 'notbefore_fleet_errors_total{part="store"}'
         eventually(lambda: prometheus.value(errors), patience=60)
         blobs.start()

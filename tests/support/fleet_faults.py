@@ -366,7 +366,7 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
         assert at.blobs
         at.add(), at.add()
         at.progress(6)
-        at.blobs.kill()
+        at.blobs.stop()
         began = at.notified()
         time.sleep(seconds)
         said = f"away for {seconds:.0f} s, in which {at.notified() - began} were notified"
