@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from notbefore.core.change import LIFECYCLE_KINDS
 from support.agent import eventually
@@ -154,6 +155,31 @@ def test_an_instance_that_is_killed_in_a_burst_repeats_one_notification_at_most(
     with RunningFleet(config, tmp_path / "two"):
         eventually(lambda: len(set(ids(hook))) == len(burst), patience=60)
     assert len(ids(hook)) <= len(burst) + 1
+
+
+def test_whoever_takes_over_ends_the_alert_that_another_instance_began(
+    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
+) -> None:
+    config = shared(tmp_path, hub, hook, blobs)
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    with HttpPeer() as alertmanager:
+        values["sinks"]["am"] = {"alertmanager": {"urls": [alertmanager.url]}}
+        began = {"match": {"change": ["announced"]}, "severity": "info", "sinks": ["am", "hook"]}
+        values["routes"] = [began, {"sinks": ["am", "hook"]}]
+        config.write_text(yaml.safe_dump(values), encoding="utf-8")
+        with RunningFleet(config, tmp_path / "one") as one:
+            one.ready()
+            send(hub, [report(A, "announced")])
+            eventually(lambda: {thread["sink"] for thread in blobs.threads()} >= {"am"}, patience=60)
+            one.stop(signal.SIGKILL)
+        shutil.rmtree(tmp_path / "one")
+        send(hub, [report(A, "started"), report(A, "finished")])
+        with RunningFleet(config, tmp_path / "two"):
+            eventually(lambda: "finished" in kinds(hook), patience=60)
+            eventually(lambda: len(alertmanager.requests) >= 3, patience=60)
+        alerts = [json.loads(request.body)[0] for request in alertmanager.requests]
+    assert [alert["labels"] == alerts[0]["labels"] for alert in alerts] == [True] * len(alerts)  # it is one alert
+    assert alerts[-1]["endsAt"] < alerts[0]["endsAt"]
 
 
 def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(

@@ -69,6 +69,20 @@ class Azurite:
 
         asyncio.run(make())
 
+    def threads(self) -> list[dict[str, Any]]:
+        """What the instances have written down of what sinks said of the events that are open."""
+
+        async def read() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = []
+            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
+                async for blob in store._container_client.list_blobs():
+                    if "/checkpoint/" in blob.name:
+                        client = store._container_client.get_blob_client(blob.name)
+                        found += json.loads(await (await client.download_blob()).readall())["threads"]
+            return found
+
+        return asyncio.run(read())
+
     def unsettled(self) -> list[str]:
         """The ids of the deliveries that the instances have written down as not accepted."""
 

@@ -139,7 +139,7 @@ def test_another_instance_goes_on_with_who_is_missing_and_notifies_nobody_again(
     log.pass_time(1200, A)
     other = Vms()
     other.now, other.sequence = log.now, log.sequence
-    other.fold.restore(read_snapshot(log.fold.snapshot([])), read_vms(log.fold.vms()))
+    other.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
     expect(other, "web_1")
     other.pass_time(1200, A)
     assert (other.kinds, missing(other), len(other.fold.silence.heard)) == ([], ["web_1"], 1)

@@ -305,7 +305,7 @@ def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
     for number, (who, event, kind) in enumerate(steps):
         if number == cut:
             second = Log(WAVES, taken.sequence)
-            second.fold.restore(read_snapshot(taken.fold.snapshot([])))
+            second.fold.restore(read_snapshot(taken.fold.snapshot([], [])))
             second.now, second.made = taken.now, taken.made
             taken = second
         for log in (whole, taken):
@@ -319,7 +319,7 @@ def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
 def test_records_before_the_snapshot_say_nothing_again() -> None:
     log = Log()
     log.add(A, "announced")
-    snapshot = log.fold.snapshot([])
+    snapshot = log.fold.snapshot([], [])
     again = Log()
     again.fold.restore(read_snapshot(snapshot))
     again.add(A, "announced")
@@ -329,7 +329,7 @@ def test_records_before_the_snapshot_say_nothing_again() -> None:
 
 def test_a_snapshot_of_another_form_is_refused() -> None:
     with pytest.raises(ValueError, match="form 99"):
-        read_snapshot(Log().fold.snapshot([]).replace(b'"form":1', b'"form":99'))
+        read_snapshot(Log().fold.snapshot([], []).replace(b'"form":1', b'"form":99'))
 
 
 def test_records_that_the_hub_deleted_before_they_were_read_are_counted() -> None:

@@ -97,7 +97,7 @@ def test_who_takes_over_knows_the_vms_and_who_is_silent() -> None:
     log.pass_time(1200, A, B)
     again = Vms(sequence=log.sequence)
     again.fold = Partition("0", EACH, LIMIT, lambda *_: None)
-    again.fold.restore(read_snapshot(log.fold.snapshot([])), read_vms(log.fold.vms()))
+    again.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
     again.now = log.now
     again.pass_time(1200, A, B)
     assert (again.silent, again.kinds) == (["web_2"], [])

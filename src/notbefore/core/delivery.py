@@ -78,6 +78,15 @@ class DeliveryResult(Struct, frozen=True):
     counted: bool = False  # by another file of the outbox, to which it was reported before
 
 
+class SinkThread(Struct, frozen=True):
+    """What a sink said of the first message of an event: it is given again with the later ones."""
+
+    sink: str
+    event_key: str
+    thread: str
+    time: float  # Unix seconds: when it said so
+
+
 class Terms(Struct, frozen=True):
     """How long a sink's deliveries are worth sending."""
 

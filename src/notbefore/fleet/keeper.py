@@ -20,7 +20,7 @@ from azure.core.exceptions import AzureError
 from msgspec import MsgspecError
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.merge import Story
@@ -53,6 +53,14 @@ class Outbox(Protocol):
         """Have deliveries of another instance, or of an earlier life, sent."""
         ...
 
+    def threads(self, event_keys: Collection[str]) -> list[SinkThread] | None:
+        """What the sinks have said of these events; ``None`` where that cannot be read now."""
+        ...
+
+    def put_threads(self, threads: Sequence[SinkThread]) -> None:
+        """Go on with events that another instance, or an earlier life, has notified of."""
+        ...
+
     def pending(self) -> set[str] | None:
         """The ids of the deliveries that are to be sent yet; ``None``: as at the last call, or it cannot be read."""
         ...
@@ -82,6 +90,7 @@ class Held:
         self.unsettled: dict[str, Delivery] = {}  # in the outbox
         self.inherited: dict[str, None] = {}  # marks of what the fold, read again, will make again
         self.accepted: dict[str, None] = {}  # marks of what was accepted since the snapshot
+        self.threads: list[SinkThread] = []  # what the sinks have said of the events that are open
         self.unsaved: list[str] = []  # ids of those whose mark is not written yet
         self.stored = False  # there is a snapshot
         self.changed = False  # something was made or accepted since the snapshot
@@ -174,6 +183,7 @@ class Keeper:
         fold = Partition(name, grouping, config.over_after.seconds, self._outbox.set_aside, self._adopt)
         body, accepted = await self._snapshots.take(name)
         waiting: list[Delivery] = []
+        threads: list[SinkThread] = []
         if body:
             try:
                 found = read_snapshot(body)
@@ -181,11 +191,14 @@ class Keeper:
                 log.error("partition %s: its snapshot cannot be read, events that are open are new: %s", name, error)  # noqa: TRY400 - its text says all
             else:
                 fold.restore(found, await self._heard(name))
+                threads = found.threads
                 waiting = [one for one in found.unsettled if mark_of(one.delivery_id) not in accepted]
         held = Held(fold)
         held.stored = bool(body)
         held.inherited = dict.fromkeys(accepted)
         held.unsettled = {one.delivery_id: one for one in waiting}
+        held.threads = threads
+        self._outbox.put_threads(threads)
         self._outbox.put(waiting)
         return held
 
@@ -271,7 +284,10 @@ class Keeper:
                 return
             began = time.monotonic()
             covered, inherited = list(held.accepted), list(held.inherited)[-MAX_MARKS:]
-            position, body = Position(fold.offset, fold.sequence), fold.snapshot(list(held.unsettled.values()))
+            threads = self._outbox.threads(fold.event_keys())
+            held.threads = held.threads if threads is None else threads
+            body = fold.snapshot(list(held.unsettled.values()), held.threads)
+            position = Position(fold.offset, fold.sequence)
             held.changed = False  # what comes while this is written is for the next one
             try:
                 if self._history.waiting:  # events that the snapshot no longer has

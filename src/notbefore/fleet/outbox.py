@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.delivery import Delivery, Routing, SinkThread, deliveries
 from notbefore.core.record import Record, Vm, json_line
 from notbefore.errors import StoreError
 from notbefore.fleet.partition import Item, mark_of
@@ -75,20 +75,32 @@ class FleetOutbox:
             self._store.put(sent)
             self._notify()
 
+    def threads(self, event_keys: Collection[str]) -> list[SinkThread] | None:
+        """What the sinks have said of these events; ``None`` where that cannot be read now."""
+        try:
+            db = self._connection()
+            if db is None:
+                return None
+            rows = db.execute("SELECT sink, event_key, thread, time FROM threads").fetchall()
+        except (sqlite3.Error, StoreError):
+            self.close()
+            return None
+        return [SinkThread(*row) for row in rows if row[1] in event_keys]
+
+    def put_threads(self, threads: Sequence[SinkThread]) -> None:
+        """Go on with events that another instance, or an earlier life, has notified of."""
+        if threads:
+            self._store.put_threads(threads)
+
     def pending(self) -> set[str] | None:
         """The ids of the deliveries that wait: all others were accepted, refused or have expired.
 
         ``None`` where nothing has changed since the last call, or the outbox cannot be read now.
         """
-        if self._store.degraded is not None:  # the outbox may be in another file, or in memory
-            self.close()
-            return None
-        path = self._store.path
         try:
-            if self._reading is None or self._reading[1] != inode_of(path):
-                self.close()
-                self._reading = (connect(path, "ro"), inode_of(path))
-            db = self._reading[0]
+            db = self._connection()
+            if db is None:
+                return None
             version = db.execute("PRAGMA data_version").fetchone()[0]
             if version == self._version:
                 return None
@@ -98,6 +110,17 @@ class FleetOutbox:
             return None
         self._version = version
         return found
+
+    def _connection(self) -> sqlite3.Connection | None:
+        """To the state file, for reading; ``None`` while the outbox may be in another file, or in memory."""
+        if self._store.degraded is not None:
+            self.close()
+            return None
+        path = self._store.path
+        if self._reading is None or self._reading[1] != inode_of(path):
+            self.close()
+            self._reading = (connect(path, "ro"), inode_of(path))
+        return self._reading[0]
 
     def confirm(self, ids: Collection[str]) -> None:
         """It is written down that these were accepted: their sinks go on."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.fleet.merge import CANCELED, NEW, STARTED, STRENGTH, VANISHING, Standing, Story
 from notbefore.fleet.reading import Beat, Poison, Report, read
 from notbefore.fleet.silence import Heard, Silence
@@ -47,7 +47,10 @@ class Closed(Struct):
 
 
 class Snapshot(Struct):
-    """What goes on after a restart. ``unsettled``: deliveries that no receiver has accepted yet."""
+    """What goes on after a restart. ``unsettled``: deliveries that no receiver has accepted yet.
+
+    ``threads``: what the sinks have said of the events that are open.
+    """
 
     form: int
     sequence: int
@@ -58,6 +61,7 @@ class Snapshot(Struct):
     missing: list[Wave] = []
     closed: dict[str, Closed] = {}
     unsettled: list[Delivery] = []
+    threads: list[SinkThread] = []
 
 
 class PartitionFigures(Struct):
@@ -101,7 +105,12 @@ class Partition:
 
     # ---- snapshots
 
-    def snapshot(self, unsettled: list[Delivery]) -> bytes:
+    def event_keys(self) -> set[str]:
+        """What the notifications of all that is open are known by."""
+        every = (self.waves, self.silence.waves, self.missing.waves)
+        return {wave.event_key for waves in every for wave in waves.open.values()}
+
+    def snapshot(self, unsettled: list[Delivery], threads: list[SinkThread]) -> bytes:
         """All that is needed to go on from here, as JSON."""
         return msgspec.json.encode(
             Snapshot(
@@ -114,6 +123,7 @@ class Partition:
                 list(self.missing.waves.open.values()),
                 self._closed,
                 unsettled,
+                threads,
             )
         )
 

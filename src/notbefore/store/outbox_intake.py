@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from notbefore.core.change import APPROVAL_KINDS
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.core.routing import SEVERITIES
 
 MAX_ROWS: Final = 10_000
@@ -79,6 +79,12 @@ def event_ended(db: sqlite3.Connection, event_key: str) -> None:
 def confirm(db: sqlite3.Connection, ids: Iterable[str]) -> None:
     """That these deliveries were accepted is written elsewhere as well: their sinks may be given more."""
     db.executemany("DELETE FROM unconfirmed WHERE delivery_id = ?", [(one,) for one in ids])
+
+
+def put_threads(db: sqlite3.Connection, threads: Iterable[SinkThread]) -> None:
+    """What sinks said of the first messages of events, which went through another outbox."""
+    rows = [(one.sink, one.event_key, one.thread, one.time) for one in threads]
+    db.executemany("INSERT OR REPLACE INTO threads VALUES (?, ?, ?, ?)", rows)
 
 
 def leave(db: sqlite3.Connection, ids: Iterable[str] | None) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.errors import StoreError
 from notbefore.store import history, spare
 from notbefore.store.agent_outbox import OutboxInMemory, answer
@@ -116,6 +116,11 @@ class Store:
         """Add deliveries that no change causes; they are lost while neither file can be written."""
         with self._turn:
             self._attempt(lambda file: file.put(deliveries, self._moment()))
+
+    def put_threads(self, threads: Sequence[SinkThread]) -> None:
+        """Go on with events that another instance has notified of."""
+        with self._turn:
+            self._attempt(lambda file: file.put_threads(threads))
 
     def leave(self, event_keys: Sequence[str]) -> None:
         """Withdraw the reminders of these events, and end their repetitions: they are other VMs'."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
 from notbefore.core.record import Vm
 from notbefore.metrics.totals import Totals
@@ -237,6 +237,11 @@ class StateFile:
         """See ``outbox_intake``."""
         with transaction(self.db) as db:
             outbox_intake.confirm(db, ids)
+
+    def put_threads(self, threads: Iterable[SinkThread]) -> None:
+        """See ``outbox_intake``."""
+        with transaction(self.db) as db:
+            outbox_intake.put_threads(db, threads)
 
     def leave(self, ids: Iterable[str] | None) -> None:
         """See ``outbox_intake``."""
