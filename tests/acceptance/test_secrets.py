@@ -167,6 +167,8 @@ def zoo_of(directory: Path, stack: ExitStack, silent: int) -> Zoo:
     return zoo
 
 
+@pytest.mark.timeout(300)  # each of its fifty sinks is a thread of the courier, which has to begin
+@pytest.mark.alone
 def test_no_secret_is_printed_whatever_fails(tmp_path: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         zoo = zoo_of(tmp_path, stack, silent)

@@ -1,5 +1,6 @@
 """No text of any sink has a control character, or a mark that changes the direction of text, that came from Azure."""
 
+import sys
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from notbefore.config.sinks import KINDS, Alertmanager, Email, Messages, SinkSettings
 from notbefore.core.record import Vm
+from notbefore.core.text import escaped
 from notbefore.delivery.message import Message
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
@@ -73,6 +75,7 @@ def _windows(one: Message, text: Text) -> Any:
     return windows_event_log.entry(one, text)[2]
 
 
+CATEGORIES = ("Cc", "Cf", "Zl", "Zp")  # controls, format characters, separators of lines and paragraphs
 SINKS: dict[str, tuple[Any, Any]] = {
     "slack": (_slack, slack.inert),
     "email": (_email, str),
@@ -108,6 +111,12 @@ def test_nothing_forges_a_line_or_turns_the_text_around(sink: str, templates: st
         text = render(one, NOW)
         assert not text.fallback
         for found in texts(make(one, text)):
-            wrong = {letter for letter in found if unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp")}
+            wrong = {letter for letter in found if unicodedata.category(letter) in CATEGORIES}
             assert wrong <= {"\n"}  # the line ends are ours
         assert "\n" not in text.title
+
+
+def test_every_control_and_format_character_of_unicode_is_escaped() -> None:
+    wrong = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in CATEGORIES]
+    assert [f"{ord(letter):x}" for letter in wrong if letter in escaped(letter)] == []
+    assert escaped("a\U000e0020\u202e") == r"a\U000e0020\u202e"

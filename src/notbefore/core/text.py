@@ -4,15 +4,24 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-# control characters, line and paragraph separators, and the marks that change the direction of text
-_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+# control characters, line and paragraph separators, and format characters, such as the marks that change the direction
+# of text: Unicode's categories Cc, Zl, Zp and Cf
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e007f]"
+)
 
 
 def escaped(text: str) -> str:
     r"""Return the text as one line that cannot forge another, nor rearrange what is shown: ``\uXXXX`` for the rest."""
     if text.isprintable():
         return text
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda found: _code_of(ord(found[0])), text)
+
+
+def _code_of(number: int) -> str:
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"  # noqa: PLR2004 - so many digits each has
 
 
 def one_line(text: str) -> str:

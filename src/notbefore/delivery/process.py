@@ -61,7 +61,7 @@ def run(
                     text = None  # what is not written yet goes on being written
                     if stopped() or time.monotonic() >= deadline:
                         raise SendError(f"not done after {timeout:g} s: ended") from None
-        return process.returncode, output.tail(wait=process.returncode != 0)
+        return process.returncode, output.tail()
 
 
 def ending(code: int, output: str) -> str:
@@ -137,10 +137,9 @@ class _Output:
                 del self._kept[:-TAIL]
         self._ended.set()
 
-    def tail(self, *, wait: bool) -> str:
-        """The last characters, on one line; ``wait``: nobody writes any more, so there is an end to wait for."""
-        if wait:
-            self._ended.wait(DRAIN_SECONDS)
+    def tail(self) -> str:
+        """The last characters, on one line; the pipe may stay open where something is left in the background."""
+        self._ended.wait(DRAIN_SECONDS)
         return " ".join(bytes(self._kept).decode(errors="replace").split())[-MAX_OUTPUT:]
 
 
