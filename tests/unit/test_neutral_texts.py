@@ -1,5 +1,6 @@
 """No text of any sink has a control character, or a mark that changes the direction of text, that came from Azure."""
 
+import json
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -119,4 +120,5 @@ def test_nothing_forges_a_line_or_turns_the_text_around(sink: str, templates: st
 def test_every_control_and_format_character_of_unicode_is_escaped() -> None:
     wrong = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in CATEGORIES]
     assert [f"{ord(letter):x}" for letter in wrong if letter in escaped(letter)] == []
-    assert escaped("a\U000e0020\u202e") == r"a\U000e0020\u202e"
+    assert escaped("a\u202e\U000e0020") == r"a\u202e\udb40\udc20"
+    assert json.loads(escaped(json.dumps("".join(wrong), ensure_ascii=False))) == "".join(wrong)

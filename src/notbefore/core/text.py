@@ -17,11 +17,13 @@ def escaped(text: str) -> str:
     r"""Return the text as one line that cannot forge another, nor rearrange what is shown: ``\uXXXX`` for the rest."""
     if text.isprintable():
         return text
-    return _UNSAFE.sub(lambda found: _code_of(ord(found[0])), text)
+    return _UNSAFE.sub(lambda found: _code_of(found[0]), text)
 
 
-def _code_of(number: int) -> str:
-    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"  # noqa: PLR2004 - so many digits each has
+def _code_of(letter: str) -> str:
+    """As JSON writes it: beyond U+FFFF in two halves."""
+    units = letter.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
 def one_line(text: str) -> str:
