@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import Change, Gap
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import Record, Vm, cloud_event, json_line, sentence
+from notbefore.core.record import FleetFacts, Record, Vm, cloud_event, json_line, sentence
 from support.azure import ID, ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -46,6 +46,24 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
     assert flat["azure.scheduled_event.interruption_wall_seconds"] == 2.5
     assert flat["azure.scheduled_event.interruption_monotonic_seconds"] == 2.25
     assert flat["azure.scheduled_event.not_before"] == "2026-03-01T12:15:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("vms", "vm", "many", "in_the_sentence"),
+    [
+        (48, Vm(scale_set="web"), "48 VMs of the scale set web", "48 VMs of the scale set web"),
+        (48, Vm(resource_group="rg"), "48 VMs of the resource group rg", "48 VMs of the resource group rg"),
+        (0, None, "VMs that Azure does not name", "VMs that Azure does not name"),
+        (0, Vm(location="westeurope"), "VMs that Azure does not name in westeurope", "does not name in westeurope"),
+        (1, VM, "", ME),
+        (1, None, "", "1 VM"),
+    ],
+)
+def test_the_record_of_many_vms_says_which_ones(vms: int, vm: Vm | None, many: str, in_the_sentence: str) -> None:
+    *_, last = changes((0, (), {}), (1, (item(),), {}))
+    record = Record.of(last, vm, fleet=FleetFacts(events=1, vms=vms, reported_by=1))
+    assert record.many == many
+    assert in_the_sentence in record.body
 
 
 def test_what_is_unknown_is_left_out() -> None:

@@ -8,10 +8,11 @@ import pytest
 from notbefore.core.change import Change, Gap
 from notbefore.core.delivery import FALLBACK
 from notbefore.core.lifecycle import Tracked, diff
+from notbefore.metrics import fleet
 from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, Histogram, Totals
+from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, Histogram, Labels, Totals
 from support.azure import ID, ME, PEER, at, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -282,3 +283,25 @@ def test_no_label_holds_what_could_forge_a_line_or_turn_text_around() -> None:
     ]
     assert all(text.isprintable() for text in labels)
     assert r"a\u000ab\u202e" in labels
+
+
+def test_a_fleet_of_many_scale_sets_shows_the_largest_and_adds_up_the_rest() -> None:
+    heard: dict[Labels, float] = {("westeurope", f"set{number}"): float(number) for number in range(1, 2 * MAX_SERIES)}
+    process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures())
+    view = fleet.FleetSnapshot(now=at(0), heard=heard)
+    found = {family.metric: family for family in fleet.samples(view, process)}[fleet.HEARD].samples
+    assert len(found) == MAX_SERIES
+    assert sum(found.values()) == sum(heard.values())  # type: ignore[arg-type] # a gauge has no histograms
+    assert ("westeurope", f"set{2 * MAX_SERIES - 1}") in found
+    assert ("westeurope", "set1") not in found
+    assert found["other", "other"] > 1  # type: ignore[operator]
+
+
+def test_what_the_vms_of_a_fleet_measured_stays_bounded_and_nothing_is_left_out() -> None:
+    measured = fleet.Measured()
+    for number in range(MAX_SERIES):
+        measured.add((f"Type{number}", "westeurope"), notice=60.0, interruption=None)
+    measured.add(("Reboot", "westeurope"), notice=None, interruption=9.0)
+    assert len(measured.notice) == MAX_SERIES // 4 + 1
+    assert sum(sum(one.counts) for one in measured.notice.values()) == MAX_SERIES
+    assert measured.interruption["Reboot", "westeurope"].sum == 9.0
