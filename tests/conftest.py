@@ -1,10 +1,11 @@
 """What holds for all tests: hypothesis without a stopwatch, nobody asks Azure, and skips say what to install."""
 
+import gc
 import os
 import runpy
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"skipped, but nothing may be skipped here: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """What a test leaves to the garbage collector is found at its own end, and not within another test."""
+    yield
+    gc.collect()
 
 
 def pytest_unconfigure() -> None:

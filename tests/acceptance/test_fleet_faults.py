@@ -7,6 +7,12 @@ import pytest
 from support import fleet_faults
 from support.fleet_faults import Account
 
+# the SDK's producer, with which this process sends, leaves its socket to a hub that was killed to the garbage collector
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
+
 
 def nothing_lost(account: Account) -> None:
     assert (account.lost, account.out_of_order, account.twice) == (0, 0, 0), account.line
@@ -19,8 +25,6 @@ def test_two_instances_of_which_one_is_killed_again_and_again_lose_nothing(tmp_p
     assert account.repeated <= 4  # one a kill at most
 
 
-# the SDK's producer, with which this process sends, leaves its socket to a hub that was killed to the garbage collector
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothing(tmp_path: Path) -> None:
     account, _ = fleet_faults.hub_away(tmp_path, 3)
     nothing_lost(account)

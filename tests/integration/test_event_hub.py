@@ -27,7 +27,10 @@ from support.peers import ConnectProxy
 from support.websockets import PATH, Bridge
 
 # an attempt that is cut off in the middle leaves the SDK's socket to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 
 GROUP = "s-1/rg-1/westno"  # subscription, resource group and scale set of the VM that reports
 

@@ -5,7 +5,8 @@ import re
 import signal
 import sys
 import time
-from types import FrameType
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Final
 
 from notbefore.commands.options import add_json
@@ -17,7 +18,7 @@ from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FAULTS
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
-PAUSE: Final = 5.0  # seconds between two rounds of --loop
+PAUSES: Final = 25  # of 0.2 s between two rounds of --loop
 _NUMBER: Final = r"\d{1,9}(?:\.\d{1,9})?"
 _FAULT: Final = re.compile(
     rf"(?P<kind>[a-z]+)(?::(?P<value>{_NUMBER}))?(?:x(?P<times>\d{{1,9}}))?(?:@(?P<seconds>{_NUMBER}))?", re.ASCII
@@ -68,15 +69,16 @@ def run(options: argparse.Namespace) -> int:
         host, port = host_and_port(options.listen)
     except ValueError as error:
         raise ConfigError(f"--{error}") from None
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        with _simulator(options, host or "127.0.0.1", port) as simulator:
-            for spec in options.fault:
-                _order_fault(simulator, spec)
-            _introduce(simulator)
-            _play(simulator, options)
-    except KeyboardInterrupt:
-        return 0
+    signals: list[int] = []  # that came; an exception raised by their handler can be lost within a generator's end
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: signals.append(number))
+    with _simulator(options, host or "127.0.0.1", port) as simulator:
+        for spec in options.fault:
+            _order_fault(simulator, spec)
+        _introduce(simulator)
+        steps = _play(simulator, options)
+        while not signals:
+            time.sleep(next(steps))
     return 0
 
 
@@ -97,20 +99,17 @@ def _introduce(simulator: Simulator) -> None:
     sys.stdout.flush()
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _play(simulator: Simulator, options: argparse.Namespace) -> None:
+def _play(simulator: Simulator, options: argparse.Namespace) -> Iterator[float]:
+    """Play what is wanted, without an end; yields the seconds to wait before each step."""
     names = list(SCENARIOS) if options.all else options.scenario
     while True:
         for name in names:
             simulator.start(name, cancel=options.cancel, reschedule=options.reschedule, hold=options.hold)
             while options.all and not simulator.idle():
-                time.sleep(0.05)
+                yield 0.05
         while not simulator.idle() or not (names and options.loop):
-            time.sleep(0.2)
-        time.sleep(PAUSE)
+            yield 0.2
+        yield from repeat(0.2, PAUSES)
 
 
 def _order_fault(simulator: Simulator, spec: str) -> None:
