@@ -8,12 +8,14 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from notbefore.commands.approve import describe
-from notbefore.commands.events import show_events
+from notbefore.commands.events import OF_AGENT
 from notbefore.commands.history import show_history
 from notbefore.commands.tables import remarks
+from notbefore.commands.watch import show
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
@@ -21,6 +23,7 @@ from notbefore.core.duration import span
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingEvent
 from notbefore.logs import JsonFormatter, TextFormatter, goes_to_journal, set_up
+from support.fleet_records import report, vm
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
 
 def test_nothing_is_said_in_words() -> None:
     out = io.StringIO()
-    show_events(answer(last=datetime.now(UTC)), out, as_json=False)
+    show(OF_AGENT, answer(last=datetime.now(UTC)), out)
     show_history([], out, as_json=False)
     assert out.getvalue() == "Nothing is scheduled.\nNo change has been seen.\n"
 
@@ -67,16 +70,13 @@ def test_that_nothing_is_scheduled_is_said_only_where_it_is_known() -> None:
 
 
 def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() -> None:
-    ended = {"change": "finished", "reason": "gone_after_start", "outcome": "finished"}
-    approved = {"change": "approved", "reason": "accepted", "approval.rule": "drained", "approval.by": "rule"}
-    by_hand = {"change": "approval_failed", "reason": "too_late", "approval.rule": "operator", "approval.by": "ann"}
+    seen = report(vm("vm_0"), "finished", reason="gone_after_start")
+    accepted = {"change": "approved", "reason": "accepted", "approval_rule": "drained", "approval_by": "rule"}
+    too_late = {"change": "approval_failed", "reason": "too_late", "approval_rule": "operator", "approval_by": "ann"}
+    records = [seen, *(msgspec.structs.replace(seen, **changed) for changed in (accepted, too_late))]
     out = io.StringIO()
-    changes = [
-        {"time": "T"} | {f"azure.scheduled_event.{name}": value for name, value in change.items()}
-        for change in (ended, approved, by_hand)
-    ]
-    show_history(changes, out, as_json=False)
-    said = [line.split("None")[-1].strip() for line in out.getvalue().splitlines()[1:]]
+    show_history([record.flat() for record in records], out, as_json=False)
+    said = [line.partition(seen.event_id)[2].strip() for line in out.getvalue().splitlines()[1:]]
     assert said == [
         "it was Started, and is no longer listed",
         "Azure accepted it (rule drained)",
@@ -89,7 +89,7 @@ def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
     event |= dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds"))  # type: ignore[arg-type]  # unknown
     out = io.StringIO()
     listed = [event | {"event_type": "a\x1b[2Jb\n", "resources": ["r"]}]
-    show_events(answer(last=datetime.now(UTC), events=listed), out, as_json=False)
+    show(OF_AGENT, answer(last=datetime.now(UTC), events=listed), out)
     assert "\x1b" not in out.getvalue()
     assert out.getvalue().count("\n") == 2
 

@@ -5,7 +5,6 @@ Everything shown comes from the agent: the records from its standard output, the
 
 import argparse
 import http.client
-import json
 import os
 import queue
 import signal
@@ -16,10 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from notbefore.commands.client import AgentClient, free_port
-from notbefore.commands.history import PREFIX, ask_changes, show_history
+from notbefore.commands.history import ask_changes, show_history
+from notbefore.core.record import Record
 from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
 
@@ -94,7 +94,7 @@ class _Show:
         self._agent = agent
         self._url = url
         self._client = AgentClient(url)
-        self._records: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._records: queue.Queue[Record] = queue.Queue()
         self._begun = time.monotonic()
         self._frozen = False
         self._kinds: list[str] = []
@@ -103,7 +103,7 @@ class _Show:
 
     def _read(self, stdout: IO[bytes]) -> None:
         for line in stdout:
-            self._records.put(json.loads(line))
+            self._records.put(Record.read(line))
 
     def introduce(self, imds: str) -> None:
         """Wait for the agent, and say where to look."""
@@ -155,14 +155,12 @@ class _Show:
             return bool(self._client.ask("/api/v1/events")["events"])
         return False
 
-    def _show(self, record: dict[str, Any]) -> None:
-        get = {key.removeprefix(PREFIX): value for key, value in record.items()}.get
-        kind, event_type = str(get("change")), str(get("type"))
-        self._kinds.append(kind)
-        labels = f'{{change="{kind}",event_type="{event_type}"}}'
-        _say(f"{time.monotonic() - self._begun:5.1f}s  {kind:<10} {record['body']}{_measured(get)}")
+    def _show(self, record: Record) -> None:
+        self._kinds.append(record.change)
+        labels = f'{{change="{record.change}",event_type="{record.event_type}"}}'
+        _say(f"{time.monotonic() - self._begun:5.1f}s  {record.change:<10} {record.body}{_measured(record)}")
         _say(_indented(_read_metrics(self._url, "azure_scheduled_event_changes_total" + labels)))
-        if kind == "started" and get("scope") == "self" and event_type == "Freeze" and not self._frozen:
+        if (record.change, record.scope, record.event_type) == ("started", "self", "Freeze") and not self._frozen:
             self._freeze()
 
     def _freeze(self) -> None:
@@ -205,16 +203,16 @@ def _indented(lines: str) -> str:
     return "\n".join(f"{'':19}{line}" for line in lines.splitlines())
 
 
-def _measured(get: Callable[[str], Any]) -> str:
-    """Return what was measured until now, in words; empty where nothing was."""
-    names = (
-        ("notice_seconds", "notice"),
-        ("started_seconds", "started for"),
-        ("interruption_seconds", "measured interruption"),
-    )
-    if get("outcome") is None:
+def _measured(record: Record) -> str:
+    """Return what was measured of an event that is over, in words; empty where nothing was."""
+    if record.outcome is None:
         return ""
-    parts = [f"{text} {get(name):.1f} s" for name, text in names if get(name) is not None]
+    measured = (
+        ("notice", record.notice_seconds),
+        ("started for", record.started_seconds),
+        ("measured interruption", record.interruption_seconds),
+    )
+    parts = [f"{text} {seconds:.1f} s" for text, seconds in measured if seconds is not None]
     return f" ({', '.join(parts)})" if parts else ""
 
 

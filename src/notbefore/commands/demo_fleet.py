@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final
 
 from notbefore.commands.client import AgentClient, free_port
-from notbefore.commands.fleet_events import show as show_fleet
+from notbefore.commands.fleet import LIBRARY
+from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.commands.fleet_report import show as show_report
+from notbefore.commands.watch import show as show_board
+from notbefore.config.checks import installed
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.history import read_past
@@ -43,19 +45,12 @@ SETTINGS: Final = {
     "group_wait": "2s",
     "group_interval": "5s",
 }
-EXTRA: Final = "notbefore demo --fleet needs more libraries: pip install 'azure-notbefore[demo]'"
-PREFIX: Final = "azure.scheduled_event."
 
 
 def run_demo(*, keep: bool) -> int:
     """Play; returns 0 if everything came as expected. Raises ``NotBeforeError`` when something does not start."""
-    for library in ("azure.eventhub", "azure.eventhub.extensions.checkpointstoreblobaio", "proton"):
-        try:
-            missing = find_spec(library) is None
-        except ModuleNotFoundError:
-            missing = True
-        if missing:
-            raise ConfigError(EXTRA)
+    if not all(map(installed, (LIBRARY, "azure.eventhub", "proton"))):
+        raise ConfigError("notbefore demo --fleet needs more libraries: pip install 'azure-notbefore[demo]'")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-")))
         show = _Show(directory, stack)
@@ -74,7 +69,7 @@ class _Show:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._begun = time.monotonic()
         self._directory, self._stack = directory, stack
-        self._notified: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._notified: queue.Queue[Record] = queue.Queue()
         self._seen: list[tuple[str, str]] = []  # type and change of each notification
         self._connection = _start_hub(stack)
         self._listen = f"127.0.0.1:{_start_receiver(self._notified, stack)}"
@@ -102,7 +97,7 @@ class _Show:
         )
         vms.report(web, wave, "announced")
         self._expect("Freeze", "announced")
-        show_fleet(self._ask(), sys.stdout, as_json=False)
+        show_board(OF_FLEET, self._ask(), sys.stdout)
         for number, event in enumerate(wave):
             if number == len(wave) // 2:
                 self._take_over()
@@ -153,7 +148,7 @@ class _Show:
         return process, client
 
     def _ask(self) -> dict[str, Any]:
-        return self._client.ask("/api/v1/fleet/events")
+        return self._client.ask(OF_FLEET.path)
 
     def _wait(self, look: Callable[[], object], otherwise: str, process: subprocess.Popen[bytes] | None = None) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -181,10 +176,9 @@ class _Show:
         with suppress(queue.Empty):
             while True:
                 record = self._notified.get(timeout=patience)
-                self._seen.append((record[f"{PREFIX}type"], record[f"{PREFIX}change"]))
-                reported = record.get(f"{PREFIX}fleet.reported_by", 0)
-                by = f" (reported by {reported} VMs)" if reported else ""
-                self._say(f"   notification {len(self._seen)}: {record['body']}{by}")
+                self._seen.append((record.event_type, record.change))
+                by = f" (reported by {record.fleet_reported_by} VMs)" if record.fleet_reported_by else ""
+                self._say(f"   notification {len(self._seen)}: {record.body}{by}")
 
     def _say(self, text: str) -> None:
         lead = f"{time.monotonic() - self._begun:5.1f}s  " if text.startswith(("--", "   ")) else ""
@@ -248,11 +242,11 @@ class Vms:
 class _Receiver(http.server.BaseHTTPRequestHandler):
     """Takes what the webhook sends."""
 
-    notified: queue.Queue[dict[str, Any]]
+    notified: queue.Queue[Record]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.notified.put(json.loads(body))
+        self.notified.put(Record.read(body))
         self.send_response(http.client.NO_CONTENT)
         self.end_headers()
 
@@ -260,7 +254,7 @@ class _Receiver(http.server.BaseHTTPRequestHandler):
         """Nothing: the terminal is for the demo."""
 
 
-def _start_receiver(notified: queue.Queue[dict[str, Any]], stack: ExitStack) -> int:
+def _start_receiver(notified: queue.Queue[Record], stack: ExitStack) -> int:
     handler = type("Receiver", (_Receiver,), {"notified": notified})
     server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -2,11 +2,12 @@
 
 import argparse
 import sys
-from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
-from notbefore.commands.tables import print_json, remarks, table
+from notbefore.commands.fleet_events import OF_FLEET
+from notbefore.commands.tables import NOTHING, remarks, table
+from notbefore.commands.watch import DIM, RED, SOON, YELLOW, Board, show, watch, whole_seconds
 from notbefore.core.duration import span
 
 
@@ -23,27 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
-    if options.fleet:
-        from notbefore.commands.fleet_events import run_fleet  # noqa: PLC0415 - as below
-
-        return run_fleet(agent_client(options), as_json=options.json, watching=options.watch)
+    agent, board = agent_client(options), OF_FLEET if options.fleet else OF_AGENT
     if options.watch:
-        from notbefore.commands.watch import watch  # noqa: PLC0415 - imports what is needed only here
-
-        return watch(agent_client(options), sys.stdout)
-    show_events(agent_client(options).ask("/api/v1/events"), sys.stdout, as_json=options.json)
+        return watch(board, agent, sys.stdout)
+    answer = agent.ask(board.path)
+    show(board, answer, sys.stdout, as_json=options.json)
+    if not options.json and not options.fleet:
+        show_approvals(answer["events"], sys.stdout)
     return 0
 
 
-def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool) -> None:
-    """Print the agent's answer: a table of the events, and one of what the approval rules say of them."""
-    events = answer["events"]
-    if as_json:
-        print_json(events, out)
-        return
-    out.writelines(f"{text}\n" for text in remarks(answer, datetime.now(UTC)))
-    head = ("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID")
-    table(head, [_row(event) for event in events], out)
+def show_approvals(events: list[dict[str, Any]], out: TextIO) -> None:
+    """Print what the approval rules say of the events; nothing without rules."""
     approvals = [(event["event_id"], _approval_words(event["approval"])) for event in events if event.get("approval")]
     if approvals:
         out.write("\n")
@@ -61,15 +53,45 @@ def _approval_words(approval: dict[str, Any]) -> str:
     return words + (f" [{approval['state']}]" if approval["state"] else "")
 
 
-def _row(event: dict[str, Any]) -> tuple[str, ...]:
+def _by_urgency(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is started, then by NotBefore."""
+    return sorted(answer["events"], key=lambda event: (event["event_status"] != "Started", event["not_before"] or "9"))
+
+
+def _title(answer: dict[str, Any]) -> str:
+    vm = (answer["vm"] or {}).get("name") or "this VM"
+    return f"Scheduled events of {vm}: {len(answer['events'])} listed."
+
+
+def _row(event: dict[str, Any], left: float | None) -> tuple[str, ...]:
     return (
         event["event_type"],
         event["event_status"],
         event["scope"],
         event["not_before"] or "-",
-        span(event["seconds_to_not_before"]),
+        whole_seconds(left),
         span(event["expected_duration_seconds"]),
         event["event_source"] or "-",
         ", ".join(event["resources"]),
         event["event_id"],
     )
+
+
+def _style(event: dict[str, Any], left: float | None) -> str:
+    if event["scope"] == "peer":
+        return DIM
+    if event["event_status"] == "Started":
+        return RED
+    return YELLOW if left is not None and left < SOON else ""
+
+
+OF_AGENT: Final = Board(
+    path="/api/v1/events",
+    head=("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID"),
+    listed=_by_urgency,
+    title=_title,
+    remarks=remarks,
+    nothing=NOTHING,
+    row=_row,
+    style=_style,
+)

@@ -2,10 +2,10 @@
 
 import argparse
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 
 from notbefore.commands.options import load_configuration
+from notbefore.config.checks import installed
 from notbefore.config.findings import warnings
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
@@ -24,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Read until SIGTERM or SIGINT; returns the exit code. Raises ``NotBeforeError`` where it cannot start."""
     config = load_configuration(options)
-    try:
-        missing = find_spec(LIBRARY) is None
-    except ModuleNotFoundError:
-        missing = True
-    if missing:
+    if not installed(LIBRARY):
         raise ConfigError("notbefore fleet needs more libraries: pip install 'azure-notbefore[fleet]'")
     set_up(config.log.format, config.log.level)
     for text in warnings(config, options.config):

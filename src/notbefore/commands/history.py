@@ -3,7 +3,7 @@
 import argparse
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,13 +17,12 @@ from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
 from notbefore.core.change import APPROVALS, ENDINGS
 from notbefore.core.duration import Duration, span
-from notbefore.core.record import rfc3339
+from notbefore.core.record import Record, rfc3339
 from notbefore.errors import ConfigError, StoreError
 from notbefore.store.history import read_history
 from notbefore.store.spare import file_in_use
 from notbefore.store.state_file import FILE_NAME
 
-PREFIX: Final = "azure.scheduled_event."  # of the names in a record
 HEAD: Final = (
     "TIME",
     "CHANGE",
@@ -109,28 +108,27 @@ def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: boo
         return
     if not changes:
         out.write("No change has been seen.\n")
-    table(HEAD, [_row(change) for change in changes], out)
+    table(HEAD, [_row(msgspec.convert(change, Record)) for change in changes], out)
 
 
-def _row(change: dict[str, Any]) -> tuple[str, ...]:
-    get = {key.removeprefix(PREFIX): value for key, value in change.items()}.get
-    measured = (span(get(f"{name}_seconds")) for name in ("notice", "scheduled", "started", "interruption"))
+def _row(change: Record) -> tuple[str, ...]:
+    measured = (change.notice_seconds, change.scheduled_seconds, change.started_seconds, change.interruption_seconds)
     return (
-        change["time"],
-        str(get("change")),
-        get("outcome") or "-",
-        str(get("type")),
-        str(get("scope")),
-        *measured,
-        str(get("id")),
-        _approval_cell(get) or ENDINGS.get(str(get("reason")), ""),
+        rfc3339(change.time),
+        change.change,
+        change.outcome or "-",
+        change.event_type,
+        change.scope,
+        *map(span, measured),
+        change.event_id,
+        _approval_cell(change) or ENDINGS.get(change.reason, ""),
     )
 
 
-def _approval_cell(get: Callable[[str], Any]) -> str:
+def _approval_cell(change: Record) -> str:
     """``Azure accepted it (rule drained)``; empty for what is no approval."""
-    reason, rule, by = str(get("reason")), get("approval.rule"), get("approval.by")
-    if not rule:
+    if not change.approval_rule:
         return ""
-    who = "by hand" if rule == "operator" else f"rule {rule}"
-    return f"{APPROVALS.get(reason, reason)} ({who}{f', {by}' if by != 'rule' else ''})"
+    who = "by hand" if change.approval_rule == "operator" else f"rule {change.approval_rule}"
+    by = f", {change.approval_by}" if change.approval_by != "rule" else ""
+    return f"{APPROVALS.get(change.reason, change.reason)} ({who}{by})"

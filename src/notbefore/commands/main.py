@@ -22,38 +22,44 @@ FAILED: Final = 1
 WRONG: Final = 2
 CANNOT_START: Final = 3
 
-COMMANDS: Final = {  # `check-config` is the module check_config, with the functions add_arguments and run
-    "run": "watch the events of this VM; serve metrics, page and API",
-    "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
-    "fleet-report": "show how Azure treated the fleet, from its history",
-    "check-config": "read a configuration: show what is wrong with it, or all values in use",
-    "discover": "look for IMDS, and show what was found where",
-    "events": "show what is listed now, as a running agent knows it",
-    "history": "show the last changes",
-    "health": "ask a running agent whether it is healthy: exit code 0 if it is",
-    "drill": "send an exercise through the real routes and sinks, and show who was reached",
-    "approve": "let Azure start an event now, for all VMs that it affects",
-    "outbox": "look at the deliveries that wait: list, show, retry, drop",
-    "simulate": "serve a simulated IMDS, to try everything against",
-    "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
-    "version": "show the version",
-}
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
-EXAMPLES: Final = {
-    "run": "notbefore run /etc/notbefore/notbefore.yml",
-    "check-config": "notbefore check-config --connect /etc/notbefore/notbefore.yml",
-    "discover": "notbefore discover",
-    "events": "notbefore events --watch",
-    "history": "notbefore history --since 1h",
-    "health": "notbefore health --ready",
-    "drill": "notbefore drill /etc/notbefore/notbefore.yml --sink oncall",
-    "approve": "notbefore approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --reason 'drained'",
-    "outbox": "notbefore outbox list --state dead",
-    "fleet": "notbefore fleet /etc/notbefore/fleet.yml",
-    "fleet-report": "notbefore fleet report --since 90d --html report.html",
-    "simulate": "notbefore simulate --scenario user-reboot --speed 60",
-    "demo": "notbefore demo --keep",
-    "version": "notbefore version",
+# name: (what it does, an example). `check-config` is the module check_config, with the functions add_arguments and run
+COMMANDS: Final = {
+    "run": ("watch the events of this VM; serve metrics, page and API", "notbefore run /etc/notbefore/notbefore.yml"),
+    "fleet": (
+        "read the changes of all VMs from an Event Hub, and notify of each event once",
+        "notbefore fleet /etc/notbefore/fleet.yml",
+    ),
+    "fleet-report": (
+        "show how Azure treated the fleet, from its history",
+        "notbefore fleet report --since 90d --html report.html",
+    ),
+    "check-config": (
+        "read a configuration: show what is wrong with it, or all values in use",
+        "notbefore check-config --connect /etc/notbefore/notbefore.yml",
+    ),
+    "discover": ("look for IMDS, and show what was found where", "notbefore discover"),
+    "events": ("show what is listed now, as a running agent knows it", "notbefore events --watch"),
+    "history": ("show the last changes", "notbefore history --since 1h"),
+    "health": ("ask a running agent whether it is healthy: exit code 0 if it is", "notbefore health --ready"),
+    "drill": (
+        "send an exercise through the real routes and sinks, and show who was reached",
+        "notbefore drill /etc/notbefore/notbefore.yml --sink oncall",
+    ),
+    "approve": (
+        "let Azure start an event now, for all VMs that it affects",
+        "notbefore approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --reason 'drained'",
+    ),
+    "outbox": ("look at the deliveries that wait: list, show, retry, drop", "notbefore outbox list --state dead"),
+    "simulate": (
+        "serve a simulated IMDS, to try everything against",
+        "notbefore simulate --scenario user-reboot --speed 60",
+    ),
+    "demo": (
+        "watch events be announced, start and finish: a simulator and an agent, in fast time",
+        "notbefore demo --keep",
+    ),
+    "version": ("show the version", "notbefore version"),
 }
 
 
@@ -98,16 +104,16 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
         epilog=f"{EXIT_CODES}\n{DOCUMENTS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help=COMMANDS["version"])
+    parser.add_argument("--version", action="store_true", help=COMMANDS["version"][0])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
-    for name, text in COMMANDS.items():
+    for name, (text, example) in COMMANDS.items():
         # no abbreviations: --allow is not --allow-approval
         command = commands.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example:\n  {EXAMPLES[name]}\n\n{DOCUMENTS}",
+            epilog=f"example:\n  {example}\n\n{DOCUMENTS}",
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

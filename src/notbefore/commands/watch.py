@@ -1,4 +1,7 @@
-"""``notbefore events --watch``: what is listed, drawn anew each second; countdowns go on while nobody answers."""
+"""``Board``: what is listed, as a table. ``show`` prints it once, ``watch`` draws it anew each second.
+
+Countdowns go on while nobody answers.
+"""
 
 import os
 import shutil
@@ -11,14 +14,13 @@ from typing import Any, Final, TextIO
 from msgspec import Struct
 
 from notbefore.commands.client import AgentClient
-from notbefore.commands.tables import NOTHING, columns, remarks
+from notbefore.commands.tables import columns, print_json, table
 from notbefore.core.duration import span
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError, NotBeforeError
 
 EVERY: Final = 1.0  # seconds
 SOON: Final = 900.0  # seconds to NotBefore, from where on a countdown is coloured
-HEAD: Final = ("TYPE", "STATUS", "SCOPE", "IN", "NOT BEFORE", "EXPECTED", "RESOURCES", "EVENT ID")
 BOLD, RED, YELLOW, DIM, PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the other screen, without a cursor; and back
 TOP, END_OF_LINE, BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -37,12 +39,22 @@ class Board(Struct, frozen=True):
     style: Callable[[dict[str, Any], float | None], str]
 
 
-def watch(agent: AgentClient, out: TextIO, board: Board | None = None) -> int:
+def show(board: Board, answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+    """Print an answer: the remarks and the table, or one JSON object a line."""
+    listed = board.listed(answer)
+    if as_json:
+        print_json(listed, out)
+        return
+    out.writelines(f"{escaped(text)}\n" for text in board.remarks(answer, datetime.now(UTC)))
+    table(board.head, [board.row(one, _left(one, 0.0)) for one in listed], out)
+
+
+def watch(board: Board, agent: AgentClient, out: TextIO) -> int:
     """Draw until Ctrl-C; returns 0. Without a terminal, the table is printed when what is listed changes.
 
     Raises ``NotBeforeError`` where no agent answers at the start.
     """
-    picture = Picture(agent, board or OF_AGENT)
+    picture = Picture(agent, board)
     if not out.isatty():
         return _follow(picture, out)
     colours = in_colour(os.environ)
@@ -59,11 +71,6 @@ def watch(agent: AgentClient, out: TextIO, board: Board | None = None) -> int:
 def in_colour(environment: Mapping[str, str]) -> bool:
     """Return whether a terminal is to be written to in colour (https://no-color.org)."""
     return not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-
-
-def by_urgency(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is started, then by NotBefore."""
-    return sorted(events, key=lambda event: (event["event_status"] != "Started", event["not_before"] or "9"))
 
 
 class Picture:
@@ -96,9 +103,9 @@ class Picture:
         said = board.remarks(self.answer, datetime.fromtimestamp(now, UTC))
         lines += [(escaped(text), "" if text == board.nothing else YELLOW) for text in said]
         left = [_left(event, now - self._answered) for event in events]
-        table = columns(board.head, [board.row(event, seconds) for event, seconds in zip(events, left, strict=True)])
+        rows = columns(board.head, [board.row(event, seconds) for event, seconds in zip(events, left, strict=True)])
         styles = ["", *(board.style(event, seconds) for event, seconds in zip(events, left, strict=True))]
-        lines += zip(table, styles, strict=False)
+        lines += zip(rows, styles, strict=False)
         room = size.lines - 1
         if len(lines) > room:
             lines[room - 1 :] = [(f"... and {len(lines) - room + 1} more: make the window higher", DIM)]
@@ -110,14 +117,12 @@ def _follow(picture: Picture, out: TextIO) -> int:
     board = picture.board
     with suppress(KeyboardInterrupt):
         while True:
-            events = board.listed(picture.answer)
             said = board.remarks(picture.answer, datetime.now(UTC))
-            listed = [board.row(event, None) for event in events]  # without the countdowns
+            listed = [board.row(event, None) for event in board.listed(picture.answer)]  # without the countdowns
             if (said, listed) != shown:
                 shown = (said, listed)
-                rows = [board.row(event, _left(event, 0.0)) for event in events]
-                lines = (_clock(time.time()), *map(escaped, said), *columns(board.head, rows))
-                out.writelines(f"{line}\n" for line in lines)
+                out.write(f"{_clock(time.time())}\n")
+                show(board, picture.answer, out)
                 out.flush()
             time.sleep(EVERY)
             picture.ask()
@@ -143,44 +148,6 @@ def _left(event: dict[str, Any], passed: float) -> float | None:
 def whole_seconds(left: float | None) -> str:
     """Return a countdown for a column of a table."""
     return span(float(round(left))).replace(".0s", "s") if left is not None else "-"
-
-
-def _row(event: dict[str, Any], left: float | None) -> tuple[str, ...]:
-    return (
-        event["event_type"],
-        event["event_status"],
-        event["scope"],
-        whole_seconds(left),
-        event["not_before"] or "-",
-        span(event["expected_duration_seconds"]),
-        ", ".join(event["resources"]),
-        event["event_id"],
-    )
-
-
-def _style(event: dict[str, Any], left: float | None) -> str:
-    if event["scope"] == "peer":
-        return DIM
-    if event["event_status"] == "Started":
-        return RED
-    return YELLOW if left is not None and left < SOON else ""
-
-
-def _title(answer: dict[str, Any]) -> str:
-    vm = (answer["vm"] or {}).get("name") or "this VM"
-    return f"Scheduled events of {vm}: {len(answer['events'])} listed."
-
-
-OF_AGENT: Final = Board(
-    path="/api/v1/events",
-    head=HEAD,
-    listed=lambda answer: by_urgency(answer["events"]),
-    title=_title,
-    remarks=remarks,
-    nothing=NOTHING,
-    row=_row,
-    style=_style,
-)
 
 
 def _cut(text: str, width: int) -> str:

@@ -61,35 +61,34 @@ def command_problem(program: str) -> str:
     return f"{program} is not there: install it, or correct the path"
 
 
+def installed(module: str) -> bool:
+    """Return whether a module is installed; imports at most the packages around it."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where a library is needed
+
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False
+
+
 def check_installed(config: SinkConfig) -> None:
     """Raise ``ConfigError`` if a library that the sink needs is not installed; imports none of them."""
-    from importlib.util import find_spec  # noqa: PLC0415 - only where there are sinks
-
     settings = config.settings
     if config.kind == "windows_event_log" and sys.platform != "win32":
         raise ConfigError("windows_event_log: only Windows has this log")
     if settings.NEEDS is not None:
         module, extra = settings.NEEDS
-        if not _found(module, find_spec):
+        if not installed(module):
             raise ConfigError(f"{config.kind} needs {module}: pip install 'azure-notbefore[{extra}]'")
     check_otlp_installed(getattr(settings, "protocol", ""))
 
 
 def check_otlp_installed(protocol: str) -> None:
     """Raise ``ConfigError`` if a library that the protocol of OTLP needs is not installed."""
-    from importlib.util import find_spec  # noqa: PLC0415 - only where it is configured
-
-    if protocol and not _found(OTLP_LIBRARY, find_spec):
+    if protocol and not installed(OTLP_LIBRARY):
         raise ConfigError("otlp needs OpenTelemetry's SDK: pip install 'azure-notbefore[otlp]'")
-    if protocol == "grpc" and not _found("opentelemetry.exporter.otlp.proto.grpc", find_spec):
+    if protocol == "grpc" and not installed("opentelemetry.exporter.otlp.proto.grpc"):
         raise ConfigError("protocol grpc needs an exporter of its own: pip install 'azure-notbefore[otlp-grpc]'")
-
-
-def _found(name: str, find_spec: Callable[[str], object]) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package around it
-        return False
 
 
 def check_families(excluded: Iterable[str], places: dict[str, str]) -> None:
