@@ -42,7 +42,7 @@ TESTS: Final = {
     "agent/tracker": ["tests/integration/test_tracker.py"],
     "agent/state": ["tests/integration/test_tracker.py"],
     "agent/approval_log": ["tests/integration/test_tracker.py", "tests/integration/test_start_request.py"],
-    "agent/clock": ["tests/integration/test_tracker.py", "tests/integration/test_freeze.py"],
+    "process/clock": ["tests/integration/test_tracker.py", "tests/integration/test_freeze.py"],
     "agent/freeze": ["tests/integration/test_freeze.py"],
     "agent/start_request": ["tests/integration/test_start_request.py"],
 }

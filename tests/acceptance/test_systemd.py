@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.agent.systemd import SystemdNotifier
+from notbefore.process.systemd import SystemdNotifier
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually
 from support.azure import body

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.agent.clock import Clock
-from notbefore.agent.courier import CourierManager
-from notbefore.agent.courier_process import environment
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, SinkConfig, Slack
 from notbefore.core.delivery import Delivery
 from notbefore.delivery.orders import MAX_ORDERS, Orders
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
+from notbefore.process.clock import Clock
+from notbefore.process.courier import CourierManager
+from notbefore.process.courier_process import environment
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
@@ -142,7 +142,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Pat
 
 def test_a_courier_that_shows_no_life_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path).close()
-    monkeypatch.setattr("notbefore.agent.courier.MISSED_BEATS", 2)
+    monkeypatch.setattr("notbefore.process.courier.MISSED_BEATS", 2)
     hand = dispatcher(tmp_path / FILE_NAME)
     hand.tick()
     child = hand._courier

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from notbefore.agent import polling as watchers
-from notbefore.agent.clock import Clock
 from notbefore.config.load import load
 from notbefore.imds import client, inform
 from notbefore.imds import discovery as module
 from notbefore.imds.discovery import Discovery, Places, SearchStep
 from notbefore.imds.inform import CannotAskError
+from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, notbefore
 from support.azure import body, item

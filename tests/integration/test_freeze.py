@@ -13,7 +13,7 @@ from support.tracking import SteppedClock
 
 CHILD = """
 import sys
-from notbefore.agent.clock import Clock
+from notbefore.process.clock import Clock
 from notbefore.agent.freeze import FreezeMeter
 meter = FreezeMeter(Clock())
 meter.switch(on=True)

@@ -14,7 +14,6 @@ import pytest
 
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import SHORT_WAIT, Approver
-from notbefore.agent.clock import Clock
 from notbefore.agent.start_request import CHECK_INTERVAL, ApprovalSettings, StartRequest
 from notbefore.agent.state import AgentState
 from notbefore.core.approval import (
@@ -35,6 +34,7 @@ from notbefore.core.routing import RANK_DELAY
 from notbefore.errors import ImdsError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.poller import Poll
+from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually
 from support.azure import ID, ME, PEER, body, item

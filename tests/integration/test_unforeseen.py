@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from notbefore.agent import polling, tracker
-from notbefore.agent.clock import Clock
 from notbefore.agent.unforeseen import MAX_IN_A_ROW, UnforeseenErrors
 from notbefore.config.load import load
 from notbefore.core.document import parse
 from notbefore.imds.identity import fetch_vm
+from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import ME, body, item

@@ -178,7 +178,7 @@ class RunningAgent:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
 
         def couriers() -> list[int]:
-            # beside it, for a moment after the start, a process copies the package: see agent/package.py
+            # beside it, for a moment after the start, a process copies the package: see process/package.py
             found = [Path(f"/proc/{child}/cmdline") for child in children.read_text(encoding="ascii").split()]
             return [int(one.parent.name) for one in found if one.exists() and b"copy_package" not in one.read_bytes()]
 

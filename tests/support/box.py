@@ -76,8 +76,7 @@ class Box:
 
     @property
     def next_due(self) -> float | None:
-        self.reader.refresh()
-        return self.reader.next_due
+        return self.reader.refresh()
 
     def count(self, result: str) -> int:
         return sum(count for (_, name), count in self.view.counts.items() if name == result)

@@ -31,7 +31,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "notbefor
 socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
 subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
 
-OURS = ("notbefore.agent.agent", "notbefore.agent.courier", "notbefore.delivery.courier")
+OURS = ("notbefore.agent.agent", "notbefore.process.courier", "notbefore.delivery.courier")
 
 def select_sockets(reading, writing, excepting, timeout=None, *, _select=select.select):
     if sys._getframe(1).f_globals["__name__"] in OURS:

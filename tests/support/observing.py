@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from notbefore.agent.clock import Clock
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker
@@ -19,6 +18,7 @@ from notbefore.core.change import Gap
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
+from notbefore.process.clock import Clock
 from notbefore.store import state as store_module
 from notbefore.store.state import Store
 from support.world import Account, World

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
-from notbefore.agent.clock import Clock
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentSnapshot, AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker
+from notbefore.process.clock import Clock
 from notbefore.store.state import Store
 from support.azure import T0
 

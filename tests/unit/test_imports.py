@@ -18,12 +18,12 @@ LAYERS = (  # a room may import the layers before its own, and itself; the rooms
     {"metrics"},
     {"config", "imds", "store", "simulator"},
     {"web", "otlp", "delivery"},
+    {"process"},
     {"agent", "fleet"},
     {"commands"},
 )
 ALLOWED = {  # (importing module, imported room), beside what the layers allow
     ("delivery.sinks.otlp_logs", "otlp"),  # records go out as OTLP
-    ("fleet.instance", "agent"),  # it looks after a courier as the agent does
 }
 IMPURE = {
     "asyncio", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil",
@@ -168,6 +168,8 @@ def test_no_import_goes_in_a_circle() -> None:
         ("web.x", "from notbefore import delivery", "web imports delivery"),
         ("config.x", "def f():\n    from notbefore.web.access import Access", "config imports web"),
         ("agent.x", "from notbefore.commands.main import main", "agent imports commands"),
+        ("fleet.x", "from notbefore.agent.view import AgentView", "fleet imports agent"),
+        ("process.x", "from notbefore.agent.state import AgentState", "process imports agent"),
         ("agent.x", "from notbefore.otlp.signals import metrics_data", "notbefore.otlp.signals at the top"),
         ("agent.x", "import apprise.plugins", "apprise.plugins at the top"),
         ("agent.x", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),

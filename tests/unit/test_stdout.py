@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from notbefore.agent import stdout as tell
-from notbefore.agent.stdout import StdoutWriter
+from notbefore.process import stdout as tell
+from notbefore.process.stdout import StdoutWriter
 
 
 def test_what_waits_is_written_before_it_stops() -> None:

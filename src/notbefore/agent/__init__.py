@@ -1,1 +1,1 @@
-"""The always-on process: polls, keeps the state, serves what is known."""
+"""The process on each VM: polls, keeps the state, serves what is known."""

@@ -8,40 +8,37 @@ None waits for another's network.
 
 import logging
 import platform
-import select
-import signal
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from notbefore import __version__
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import Approver
-from notbefore.agent.clock import Clock
 from notbefore.agent.config_reading import ConfigReading
 from notbefore.agent.control_socket import ControlSocket
-from notbefore.agent.courier import CourierManager, CourierParts, check
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
-from notbefore.agent.package import RunningPackage
 from notbefore.agent.polling import Polling
 from notbefore.agent.start_request import ApprovalSettings
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
-from notbefore.agent.stdout import StdoutWriter
-from notbefore.agent.systemd import SystemdNotifier
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config
 from notbefore.config.sinks import Otlp
-from notbefore.delivery.orders import Orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
 from notbefore.metrics.totals import increased
+from notbefore.process.clock import Clock
+from notbefore.process.courier import CourierManager, CourierParts, check, make_orders
+from notbefore.process.main_thread import MainThread
+from notbefore.process.package import RunningPackage
+from notbefore.process.stdout import StdoutWriter
+from notbefore.process.store_care import StoreCare
+from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.state import Store
 from notbefore.web.access import access
 from notbefore.web.app import make_app
@@ -50,8 +47,6 @@ from notbefore.web.server import HttpServer
 if TYPE_CHECKING:  # most agents send no pings
     from notbefore.agent.pings import AgentStatus, Pings
 
-RETRY_INTERVAL: Final = 2.0  # seconds between attempts to write a state that could not be written
-LOOK_INTERVAL: Final = 30.0  # seconds between looks at the state file, while what it holds can be read
 FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
@@ -74,19 +69,21 @@ class Agent:
         self._exports = ExportFigures()
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
         self._stopping = False
-        self._retried = self._looked = clock.monotonic()  # to write a state that could not be written; at its file
         self._reload_wanted = False  # a SIGHUP came
         self._reading: ConfigReading | None = None  # under way
-        self._reader, self._writer = socket.socketpair()  # wakes the main thread
-        for end in (self._reader, self._writer):
-            end.settimeout(0)
+        self._main = MainThread(self._hang_up)
 
-        self._errors = UnforeseenErrors(self._poke)
+        self._errors = UnforeseenErrors(self._main.wake)
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = self._store.reader()
+        self._store_care = StoreCare(self._store, self._outbox, clock)
         self._package = RunningPackage()
         self._couriers = CourierManager(
-            self._orders(config), clock, self._next_due, self._poke, CourierParts(self._package, self._store)
+            make_orders(config, self._store),
+            clock,
+            self._outbox.refresh,
+            self._main.wake,
+            CourierParts(self._package, self._store),
         )
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake)
@@ -152,63 +149,39 @@ class Agent:
         listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
         return AgentStatus(self._view.ready().ok, self._view.status_line(), known.vm, listed, now)
 
-    def _next_due(self) -> float | None:
-        self._outbox.refresh()
-        return self._outbox.next_due
-
     def _changed(self) -> None:
         """There was a change. From any thread; never waits."""
         self._approver.wake()
         if (telemetry := self._telemetry) is not None:
             telemetry.wake()
-        self._poke()  # what is shown of the outbox is read again
-
-    def _poke(self) -> None:
-        """Have the main thread look around now. From any thread; never waits."""
-        with suppress(OSError):
-            self._writer.send(b"\0")  # no signal has the number 0
-
-    def _orders(self, config: Config) -> Orders:
-        return Orders(
-            state_file=str(self._store.path.absolute()),
-            spare_file=str(self._store.spare_path),
-            sinks=config.sinks,
-            messages=config.messages,
-            peers=config.peers,
-            hidden=config.hidden,
-            log_format=config.log.format,
-            log_level=config.log.level,
-        )
+        self._main.wake()  # what is shown of the outbox is read again
 
     # ---- the life of the process
 
     def run(self) -> int:
         """Serve and poll; returns the exit code."""
-        previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         previous_hook, threading.excepthook = threading.excepthook, self._errors.thread_ended
-        previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        try:
-            self._export(self._config.otlp)  # first: it exports what is logged from here on
-            self._server.start()
-            log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
-            self._stdout.start()
-            self._polling.start()
-            self._approver.start()
-            if self._control is not None:
-                self._control.start()
-            self._send_pings()
-            self._systemd.ready()
-            self._package.keep()
-            self._supervise()
-        finally:
-            self._stop()
-            signal.set_wakeup_fd(previous_fd)
-            threading.excepthook = previous_hook
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            self._reader.close()
-            self._writer.close()
+        with self._main:
+            try:
+                self._start()
+                self._supervise()
+            finally:
+                self._stop()
+                threading.excepthook = previous_hook
         return int(self._errors.given_up)
+
+    def _start(self) -> None:
+        self._export(self._config.otlp)  # first: it exports what is logged from here on
+        self._server.start()
+        log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
+        self._stdout.start()
+        self._polling.start()
+        self._approver.start()
+        if self._control is not None:
+            self._control.start()
+        self._send_pings()
+        self._systemd.ready()
+        self._package.keep()
 
     def _supervise(self) -> None:
         """Until a signal stops the agent: write beats, look after the courier and the state, take signals."""
@@ -218,23 +191,14 @@ class Agent:
                 ("beat", self._state.write_beat),
                 ("heartbeats", self._heartbeats.send_due),
                 ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
-                ("store", self._look_after_store),
+                ("store", lambda: self._store_care.tick(trouble=self._couriers.in_trouble)),
                 ("systemd", self._beat_for_systemd),
                 ("reload", self._reload_configuration),
             ):
                 with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
                     work()
             with self._errors.guarded("main", "wait"):
-                stop = self._wait_for_stop(self._patience())
-
-    def _look_after_store(self) -> None:
-        now, trouble = self._clock.monotonic(), self._couriers.in_trouble
-        if trouble or not self._outbox.readable or now - self._looked >= LOOK_INTERVAL:
-            self._looked = now
-            self._store.look_after(writes=trouble)
-        if self._store.degraded and now - self._retried >= RETRY_INTERVAL:
-            self._retried = now
-            self._store.retry()
+                stop = self._main.wait(self._patience(), self._couriers.descriptors)
 
     def _beat_for_systemd(self) -> None:
         if not self._systemd.listens:
@@ -250,22 +214,13 @@ class Agent:
             idle = 5.0 if tracked.events else 10.0
         return min(self._couriers.patience, self._systemd.patience, idle)
 
-    def _wait_for_stop(self, patience: float) -> bool:
-        """Wait so many seconds for signals, the courier, or ``_poke``; returns whether the agent is to stop."""
-        ready, _, _ = select.select([self._reader.fileno(), *self._couriers.descriptors], [], [], patience)
-        if self._reader.fileno() not in ready:
-            return False
-        with suppress(BlockingIOError):
-            for number in self._reader.recv(64):
-                if number in (signal.SIGTERM, signal.SIGINT):
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    return True
-                if number == _SIGHUP and self._stopping:
-                    log.info("SIGHUP: not reloaded, the agent is stopping")
-                elif number == _SIGHUP:
-                    self._systemd.reloading()
-                    self._reload_wanted = True
-        return False
+    def _hang_up(self) -> None:
+        """Take a SIGHUP, in the main thread."""
+        if self._stopping:
+            log.info("SIGHUP: not reloaded, the agent is stopping")
+        else:
+            self._systemd.reloading()
+            self._reload_wanted = True
 
     def _reload_configuration(self) -> None:
         """Begin to read the configuration if a SIGHUP asked for it, or take over what was read.
@@ -278,7 +233,9 @@ class Agent:
             self._systemd.ready()
         if self._reload_wanted and self._reading is None:
             self._reload_wanted = False
-            self._reading = ConfigReading(self._reload, lambda config: check(self._orders(config)), self._poke)
+            self._reading = ConfigReading(
+                self._reload, lambda config: check(make_orders(config, self._store)), self._main.wake
+            )
 
     def _reconfigure(self, reading: ConfigReading) -> None:
         before, figures = self._config, self._config_figures
@@ -292,7 +249,8 @@ class Agent:
         if (config.server, config.state) != (before.server, before.state):
             log.warning("changes of server and state take effect at the next start")
         set_up(config.log.format, config.log.level)
-        self._couriers.reconfigure(self._orders(config))  # first: a courier with the old orders knows no new sinks
+        # first: a courier with the old orders knows no new sinks
+        self._couriers.reconfigure(make_orders(config, self._store))
         self._config = config  # from here on nothing is approved that the new rules leave alone
         self._export(config.otlp)
         if (config.imds, config.vm) != (before.imds, before.vm):
@@ -331,14 +289,10 @@ class Agent:
         self._state.write_stop()
         if self._state.snapshot.poll.answered is not None:  # it was at work: what was seen last is to be delivered
             self._couriers.tick()
-        self._couriers.stop(self._wait_for_stop)
+        self._couriers.stop(self._main.wait)
         self._export(None)
         self._outbox.close()
         self._stdout.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
         self._package.close()
-
-
-_SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
-_SIGNALS: Final = tuple(number for number in (signal.SIGTERM, signal.SIGINT, _SIGHUP) if number is not None)

@@ -6,12 +6,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.clock import Reading
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change
 from notbefore.core.lifecycle import WATCHED, Tracked, TrackedEvent
 from notbefore.core.record import Vm
+from notbefore.process.clock import Reading
 from notbefore.store.state_file import StoredState
 
 KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back

@@ -8,8 +8,8 @@ happens, and a slow answer is no interruption.
 import threading
 from typing import Final
 
-from notbefore.agent.clock import Clock
 from notbefore.core.change import Gap
+from notbefore.process.clock import Clock
 
 TICK: Final = 0.1  # seconds; also how precise the interruption is
 

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.clock import Clock, Reading
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
+from notbefore.process.clock import Clock, Reading
 from notbefore.store.disk import DiskThread
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredChange, StoredState

@@ -11,7 +11,6 @@ from typing import Final
 from msgspec.structs import replace
 
 from notbefore.agent.approval_log import without_old
-from notbefore.agent.clock import Reading
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
@@ -23,6 +22,7 @@ from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
+from notbefore.process.clock import Reading
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredState
 

@@ -5,22 +5,14 @@ the HTTP server.
 """
 
 import logging
-import select
-import signal
-import socket
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from notbefore import __version__
-from notbefore.agent.clock import Clock
-from notbefore.agent.courier import CourierManager, CourierParts
-from notbefore.agent.package import RunningPackage
-from notbefore.agent.stdout import StdoutWriter
-from notbefore.agent.systemd import SystemdNotifier
 from notbefore.config.model import Config
-from notbefore.delivery.orders import Orders
 from notbefore.errors import ConfigError
 from notbefore.fleet.checkpoints import FileSnapshots, make_blob_snapshots
 from notbefore.fleet.consumer import Consumer
@@ -28,6 +20,13 @@ from notbefore.fleet.history import History, history_directory
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
+from notbefore.process.clock import Clock
+from notbefore.process.courier import CourierManager, CourierParts, make_orders
+from notbefore.process.main_thread import MainThread
+from notbefore.process.package import RunningPackage
+from notbefore.process.stdout import StdoutWriter
+from notbefore.process.store_care import StoreCare
+from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.state import Store
 from notbefore.web.access import access
 from notbefore.web.app import make_fleet_app
@@ -35,7 +34,6 @@ from notbefore.web.server import HttpServer
 
 STOP_PATIENCE: Final = 20.0  # seconds for the consumer to write its snapshots and let go of its partitions
 HISTORY_PATIENCE: Final = 2.0  # seconds for the history to be written
-RETRY_INTERVAL: Final = 2.0  # seconds between attempts to write a state that could not be written
 
 log = logging.getLogger("notbefore.fleet")
 
@@ -47,15 +45,18 @@ class FleetInstance:
         if config.fleet is None:
             raise ConfigError("the configuration has no section `fleet`: it names the hub that is to be read")
         self._config = config
-        self._clock = clock = Clock()
-        self._reader, self._writer = socket.socketpair()  # wakes the main thread
-        for end in (self._reader, self._writer):
-            end.settimeout(0)
+        clock = Clock()
+        self._main = MainThread()
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = self._store.reader()
+        self._store_care = StoreCare(self._store, self._outbox, clock)
         self._package = RunningPackage()
         self._couriers = CourierManager(
-            self._orders(config), clock, self._next_due, self._poke, CourierParts(self._package, self._store)
+            replace(make_orders(config, self._store), peers=None, confirm=True),
+            clock,
+            self._outbox.refresh,
+            self._main.wake,
+            CourierParts(self._package, self._store),
         )
         self._stdout = StdoutWriter()
         self._fleet_outbox = FleetOutbox(self._store, config.routing, self._stdout, self._couriers.wake)
@@ -84,76 +85,39 @@ class FleetInstance:
         )
         self._server = HttpServer(config.server.listen, make_fleet_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()
-        self._retried = clock.monotonic()
 
     def run(self) -> int:
         """Read and notify; returns the exit code."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        previous = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        try:
-            self._server.start()
-            log.info("notbefore %s: reading the fleet's changes, serving %s", __version__, self._server.url)
-            self._stdout.start()
-            self._history.start()
-            self._thread.start()
-            self._systemd.ready()
-            self._package.keep()
-            stop = False
-            while not stop and self._thread.is_alive():
-                self._couriers.tick()
-                self._look_after_store()
-                self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
-                stop = self._wait_for_stop(min(self._couriers.patience, self._systemd.patience, 5.0))
-            return int(not stop)  # the consumer has ended by itself: an error that nobody foresaw
-        finally:
-            self._stop()
-            signal.set_wakeup_fd(previous_fd)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            self._reader.close()
-            self._writer.close()
+        with self._main:
+            try:
+                self._start()
+                return int(not self._supervise())  # the consumer has ended by itself: an error that nobody foresaw
+            finally:
+                self._stop()
 
-    def _look_after_store(self) -> None:
-        self._store.look_after(writes=self._couriers.in_trouble)
-        if self._store.degraded and self._clock.monotonic() - self._retried >= RETRY_INTERVAL:
-            self._retried = self._clock.monotonic()
-            self._store.retry()
+    def _start(self) -> None:
+        self._server.start()
+        log.info("notbefore %s: reading the fleet's changes, serving %s", __version__, self._server.url)
+        self._stdout.start()
+        self._history.start()
+        self._thread.start()
+        self._systemd.ready()
+        self._package.keep()
 
-    def _next_due(self) -> float | None:
-        self._outbox.refresh()
-        return self._outbox.next_due
-
-    def _poke(self) -> None:
-        with suppress(OSError):
-            self._writer.send(b"\0")  # no signal has the number 0
-
-    def _orders(self, config: Config) -> Orders:
-        return Orders(
-            state_file=str(self._store.path.absolute()),
-            spare_file=str(self._store.spare_path),
-            sinks=config.sinks,
-            messages=config.messages,
-            hidden=config.hidden,
-            log_format=config.log.format,
-            log_level=config.log.level,
-            confirm=True,
-        )
-
-    def _wait_for_stop(self, patience: float) -> bool:
-        ready, _, _ = select.select([self._reader.fileno(), *self._couriers.descriptors], [], [], patience)
-        if self._reader.fileno() not in ready:
-            return False
-        with suppress(BlockingIOError):
-            for number in self._reader.recv(64):
-                if number in (signal.SIGTERM, signal.SIGINT):
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    return True
-        return False
+    def _supervise(self) -> bool:
+        """Until a signal stops the process, or the consumer has ended; returns whether it was a signal."""
+        stop = False
+        while not stop and self._thread.is_alive():
+            self._couriers.tick()
+            self._store_care.tick(trouble=self._couriers.in_trouble)
+            self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
+            patience = min(self._couriers.patience, self._systemd.patience, 5.0)
+            stop = self._main.wait(patience, self._couriers.descriptors)
+        return stop
 
     def _stop(self) -> None:
         self._systemd.stopping()
-        self._couriers.stop(self._wait_for_stop)  # before the consumer, which marks what is accepted meanwhile
+        self._couriers.stop(self._main.wait)  # before the consumer, which marks what is accepted meanwhile
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)

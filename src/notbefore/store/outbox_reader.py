@@ -18,7 +18,7 @@ from notbefore.store.schema import BUSY_SECONDS, Inode, connect, inode_of
 class OutboxReader:
     """What is in the outbox, kept as it was last read. ``refresh`` reads the file, and only if it has changed.
 
-    ``refresh`` and ``close`` are called by one thread; ``view`` and ``next_due`` may be read by any, without waiting.
+    ``refresh`` and ``close`` are called by one thread; ``view`` may be read by any, without waiting.
     ``disk``: the thread that reads the file ``path``. ``spare``: the file that holds the outbox while it is there.
     ``in_memory``: what is in the outbox while it is in no file. ``readable``: the last ``refresh`` could read it.
     """
@@ -42,13 +42,11 @@ class OutboxReader:
         """What was in the outbox at the last ``refresh`` that could read it."""
         return self._kept.view
 
-    @property
-    def next_due(self) -> float | None:
-        """When the next delivery was due then, in Unix seconds; ``None`` without one."""
-        return self._kept.next_due
+    def refresh(self) -> float | None:
+        """Read the file, if it has changed; returns when the next delivery is due, in Unix seconds, if there is one.
 
-    def refresh(self) -> None:
-        """Read the file, if it has changed. Never raises: what cannot be read stays as it is known."""
+        Never raises: what cannot be read stays as it is known.
+        """
         self.readable = False
         with suppress(sqlite3.Error, StoreError, OSError):
             if (found := self._in_memory()) is not None:
@@ -60,6 +58,7 @@ class OutboxReader:
                     self._spare.close()
                 self._kept = self._disk.do(self._main.read)
             self.readable = True
+        return self._kept.next_due
 
     def close(self) -> None:
         """Let go of the files; the next ``refresh`` opens them again."""

@@ -14,7 +14,7 @@ from typing import Final
 SEND_TIMEOUT: Final = 1.0  # seconds; systemd reads at once, unless it hangs itself
 PINGS: Final = 4  # of the watchdog in the time that it allows
 
-log = logging.getLogger("notbefore.agent.systemd")
+log = logging.getLogger("notbefore.process.systemd")
 
 
 class SystemdNotifier:

@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 
 MAX_WAITING: Final = 10_000  # lines; what does not fit is left out here, and stands in the history all the same
 
-log = logging.getLogger("notbefore.agent.stdout")
+log = logging.getLogger("notbefore.process.stdout")
 
 
 class StdoutWriter:

@@ -27,7 +27,7 @@ runpy.run_module("notbefore.delivery", run_name="__main__")
 """
 FROM_COPY: Final = ("-c", _BOOT, __version__)
 
-log = logging.getLogger("notbefore.agent")
+log = logging.getLogger("notbefore.process.package")
 
 
 class RunningPackage:

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from notbefore.agent.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.delivery.orders import BEAT, TROUBLE, Orders, seal
+from notbefore.process.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.store.agent_outbox import receive, send
 
 CHANNEL: Final = COPY + 1  # the file descriptor of a courier over which it asks for the outbox

@@ -1,6 +1,6 @@
 """``CourierManager`` starts a courier when something is due, wakes it, and ends it when it hangs.
 
-Only the agent's main thread calls it, except for ``wake``. Nothing here waits for the courier, except for ``stop``.
+Only the main thread calls it, except for ``wake``. Nothing here waits for the courier, except for ``stop``.
 """
 
 import logging
@@ -11,9 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from notbefore.agent.clock import Clock
-from notbefore.agent.courier_process import CourierProcess
-from notbefore.agent.package import RunningPackage
+from notbefore.config.model import Config
 from notbefore.delivery.orders import (
     BEAT,
     DONE,
@@ -31,17 +29,34 @@ from notbefore.delivery.orders import (
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
+from notbefore.process.clock import Clock
+from notbefore.process.courier_process import CourierProcess
+from notbefore.process.package import RunningPackage
 from notbefore.store.state import Store
 
 MISSED_BEATS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
-log = logging.getLogger("notbefore.agent.courier")
+log = logging.getLogger("notbefore.process.courier")
 
 
 def _watched(courier: CourierProcess) -> list[Any]:
     return [courier.beats] if courier.requests is None else [courier.beats, courier.requests]
+
+
+def make_orders(config: Config, store: Store) -> Orders:
+    """Make what a courier has to know of the configuration, and of where its outbox is."""
+    return Orders(
+        state_file=str(store.path.absolute()),
+        spare_file=str(store.spare_path),
+        sinks=config.sinks,
+        messages=config.messages,
+        peers=config.peers,
+        hidden=config.hidden,
+        log_format=config.log.format,
+        log_level=config.log.level,
+    )
 
 
 def check(orders: Orders) -> None:
@@ -57,7 +72,7 @@ class CourierParts(NamedTuple):
 
 
 class CourierManager:
-    """``next_due`` gives the Unix time of the next delivery; ``poke`` has the agent call ``tick`` soon.
+    """``next_due`` gives the Unix time of the next delivery; ``wake_main`` has the main thread call ``tick`` soon.
 
     Raises ``ConfigError`` for orders that cannot be given to a courier.
     """
@@ -67,7 +82,7 @@ class CourierManager:
         orders: Orders,
         clock: Clock,
         next_due: Callable[[], float | None],
-        poke: Callable[[], None],
+        wake_main: Callable[[], None],
         parts: CourierParts = CourierParts(),  # noqa: B008 - frozen
     ) -> None:
         self._package, self._store = parts.package or RunningPackage(), parts.store
@@ -76,7 +91,7 @@ class CourierManager:
         self._orders = orders
         self._clock = clock
         self._read_next_due = next_due
-        self._poke = poke
+        self._wake_main = wake_main
         self._courier: CourierProcess | None = None
         self._woken = False
         self._reason = "due"  # why the next one is started
@@ -88,7 +103,7 @@ class CourierManager:
     def wake(self) -> None:
         """There is something to deliver. From any thread; never waits."""
         self._woken = True
-        self._poke()
+        self._wake_main()
 
     @property
     def descriptors(self) -> list[Any]:

@@ -1,0 +1,67 @@
+"""``MainThread``: what the main thread of an always-on process waits for: signals, other threads, and its courier."""
+
+import logging
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final, Self
+
+log = logging.getLogger("notbefore.process")
+
+
+class MainThread:
+    """While it is entered, SIGTERM and SIGINT end ``wait``, and so does SIGHUP where ``on_hangup`` is given."""
+
+    def __init__(self, on_hangup: Callable[[], None] | None = None) -> None:
+        self._on_hangup = on_hangup
+        taken = _STOPS if on_hangup is None or _SIGHUP is None else (*_STOPS, _SIGHUP)
+        self._handlers: dict[int, Any] = dict.fromkeys(taken, _ignore)
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.settimeout(0)
+
+    def __enter__(self) -> Self:
+        self._exchange_handlers()
+        self._wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_fd)
+        self._exchange_handlers()
+        self._reader.close()
+        self._writer.close()
+
+    def wake(self) -> None:
+        """End the present or next ``wait``. From any thread; never waits."""
+        with suppress(OSError):
+            self._writer.send(b"\0")  # no signal has the number 0
+
+    def wait(self, seconds: float, descriptors: Iterable[Any] = ()) -> bool:
+        """Wait for a signal, for ``wake``, or until one of ``descriptors`` can be read, but not longer than this.
+
+        Returns whether a signal asks the process to stop.
+        """
+        ready, _, _ = select.select([self._reader, *descriptors], [], [], seconds)
+        if self._reader not in ready:
+            return False
+        with suppress(BlockingIOError):
+            for number in self._reader.recv(64):
+                if number in _STOPS:
+                    log.info("%s: stopping", signal.Signals(number).name)
+                    return True
+                if number == _SIGHUP and self._on_hangup is not None:
+                    self._on_hangup()
+        return False
+
+    def _exchange_handlers(self) -> None:
+        self._handlers = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+
+
+def _ignore(*_: object) -> None:
+    """The number of the signal comes through the socket."""
+
+
+_SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
