@@ -363,7 +363,9 @@ def record_reference() -> str:
     """docs/record.md."""
     schema = json.decode(RECORD_SCHEMA.read_bytes())
     required = set(schema["required"])
-    rows = "".join(_attribute_row(name, given, required) for name, given in schema["properties"].items())
+    (tag,) = schema["patternProperties"].values()
+    attributes = {**schema["properties"], "azure.tag.NAME": tag}
+    rows = "".join(_attribute_row(name, given, required) for name, given in attributes.items())
     example = json.format(_example(), indent=2).decode()
     return RECORD.format(note=NOTE, example=example) + f"\n| attribute | type | | |\n|---|---|---|---|\n{rows}"
 

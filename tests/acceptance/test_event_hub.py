@@ -1,5 +1,6 @@
 """The agent with an Event Hub: its changes in the stream, its signs of life, and what the commands say of it."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ME, body, item
+from support.fleet_instance import RunningFleet
 from support.hub import KEY, Hub
+from support.peers import HttpPeer
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 
@@ -56,6 +59,42 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub
     assert list(dict.fromkeys(found)) == [f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")]
     keys = {one.key for one in hub.stored}  # all that the group of this VM reports, signs of life included
     assert [key.rpartition("/")[2] for key in keys if key] == ["westno"]
+
+
+def test_tags_go_from_imds_into_the_records_that_a_fleet_s_routes_match(hub: Hub, tmp_path: Path) -> None:
+    agents = tmp_path / "agent.yaml"
+    agents.write_text(
+        yaml.safe_dump(
+            {
+                "records": {"tags": ["Role", "absent"]},
+                "sinks": {"hub": {"event_hub": {"connection_string": hub.connection_string(), "heartbeat": "5m"}}},
+            }
+        )
+    )
+    with Simulator((ME,)) as imds, HttpPeer() as ours, HttpPeer() as rest:
+        imds.set_document(body())
+        config = tmp_path / "fleet.yaml"
+        hooks = {
+            name: {"webhook": {"url": peer.url, "allow_private": True}}
+            for name, peer in (("ours", ours), ("rest", rest))
+        }
+        routes = [{"match": {"tags": {"role": "simulated"}}, "sinks": ["ours"]}, {"sinks": ["rest"]}]
+        fleet = {"hub": {"connection_string": hub.connection_string()}}
+        config.write_text(yaml.safe_dump({"fleet": fleet, "sinks": hooks, "routes": routes}))
+        with (
+            RunningAgent(imds.endpoint, tmp_path / "state", str(agents)) as agent,
+            RunningFleet(config, tmp_path / "fleet") as instance,
+        ):
+            agent.ready()
+            instance.ready()
+            eventually(lambda: types(hub) == ["heartbeat"])
+            imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
+            eventually(lambda: ours.requests, patience=60)
+            assert agent.reported("announced")[0]["azure.tag.role"] == "simulated"
+    assert [one.envelope["data"].get("azure.tag.role") for one in hub.stored] == ["simulated"] * 2
+    assert "absent" not in str(hub.stored)
+    assert json.loads(ours.requests[0].body)["azure.tag.role"] == "simulated"
+    assert not rest.requests
 
 
 def test_whether_the_hub_would_take_a_message_can_be_asked(hub: Hub, tmp_path: Path) -> None:

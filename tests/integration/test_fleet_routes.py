@@ -1,6 +1,7 @@
 """Which sinks a fleet's notifications go to: by the place that the VMs of an event, or of a wave, have in common."""
 
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,22 +10,25 @@ import yaml
 from msgspec.structs import replace
 
 from notbefore.config.load import load
+from notbefore.core.delivery import Delivery
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Item, Partition
-from notbefore.fleet.waves import Grouping
+from notbefore.fleet.waves import Grouping, Notification
 from notbefore.store.state import Store
 from support.fleet_records import body, report, vm
 
 WEB, DATA = vm("web_0"), vm("data_0", scale_set="data")
 ALONE = replace(vm("db", scale_set="", region="northeurope"), resource_group="databases", subscription_id="other")
 EACH = Grouping()
-SINKS = ("rest", "web", "northern", "databases", "other", "silent")
+SINKS = ("rest", "web", "northern", "databases", "other", "silent", "payments", "anybody")
 ROUTES = [
     {"match": {"event_type": "Silent"}, "sinks": ["silent"]},
     {"match": {"scale_set": "WEB"}, "sinks": ["web"], "continue": True},
     {"match": {"location": "North Europe"}, "sinks": ["northern"], "continue": True},
     {"match": {"resource_group": "databases"}, "sinks": ["databases"], "continue": True},
+    {"match": {"tags": {"TEAM": "payments"}}, "sinks": ["payments"], "continue": True},
+    {"match": {"tags": {"on-call": []}}, "sinks": ["anybody"]},
     {"match": {"subscription": "other"}, "sinks": ["other"]},
     {"match": {}, "sinks": ["rest"]},
 ]
@@ -32,6 +36,14 @@ ROUTES = [
 
 def notified(directory: Path, *records: Record | Heartbeat, grouping: Grouping = EACH, after: float = 60.0) -> set[str]:
     """The sinks that notifications of these records go to."""
+    return {one.sink for one in deliveries_of(directory, [records], grouping, after)}
+
+
+def deliveries_of(
+    directory: Path, parts: Iterable[Iterable[Record | Heartbeat]], grouping: Grouping, after: float = 60.0
+) -> list[Delivery]:
+    """The deliveries that these records cause; between two parts the hub has none for two times ``after`` seconds."""
+    directory.mkdir(exist_ok=True)
     path = directory / "fleet.yml"
     hooks = {name: {"webhook": {"url": f"https://example.org/{name}"}} for name in SINKS}
     hub = {"namespace": "a.servicebus.windows.net", "hub": "changes"}
@@ -40,13 +52,14 @@ def notified(directory: Path, *records: Record | Heartbeat, grouping: Grouping =
     try:
         outbox = FleetOutbox(store, load(path, {}, {}).routing, lambda _: None, lambda: None)
         fold, now = Partition("0", grouping, 3600.0, outbox.set_aside), time.time()
-        made = [
-            one
-            for number, record in enumerate(records)
-            for one in fold.add(Item(body(record), number, str(number), now))
-        ]
-        made += [*fold.advance(now + 1), *fold.advance(now + after), *fold.advance(now + 2 * after)]
-        return {delivery.sink for delivery in outbox.commit(made)}
+        made: list[Notification] = []
+        for records in parts:
+            for record in records:
+                number = fold.sequence + 1
+                made += fold.add(Item(body(record), number, str(number), now))
+            made += [*fold.advance(now + 1), *fold.advance(now + after), *fold.advance(now + 2 * after)]
+            now += 2 * after
+        return outbox.commit(made)
     finally:
         store.close()
 
@@ -65,6 +78,43 @@ def test_a_wave_goes_by_what_its_vms_have_in_common(tmp_path: Path) -> None:
     together = Grouping(("event_type",), 10.0, 300.0)
     assert notified(tmp_path, *both, grouping=together) == {"rest"}
     assert notified(tmp_path, *both, grouping=replace(together, group_by=("scale_set",))) == {"web", "rest"}
+
+
+PAYMENTS, SEARCH = (vm(f"db_{number}", "", Team=team) for number, team in enumerate(("payments", "search")))
+
+
+@pytest.mark.parametrize(
+    ("who", "sinks"),
+    [
+        (PAYMENTS, {"payments", "rest"}),
+        (SEARCH, {"rest"}),
+        (vm("web_0", Team="Payments"), {"web", "rest"}),  # Azure distinguishes the case of values
+        (vm("web_0", **{"On-Call": ""}), {"web", "anybody"}),
+    ],
+    ids=["the team", "another one", "in another case", "any value"],
+)
+def test_an_event_goes_where_the_tags_of_its_vms_say(who: Vm, sinks: set[str], tmp_path: Path) -> None:
+    assert notified(tmp_path, report(who, "announced")) == sinks
+
+
+def test_the_tags_of_the_affected_vms_count_whoever_reports_first(tmp_path: Path) -> None:
+    first = report(SEARCH, "announced", resources=[PAYMENTS.name])
+    assert notified(tmp_path / "one", Heartbeat.of(PAYMENTS, (), "1", first.time, 300.0), first) == {"payments", "rest"}
+    assert notified(tmp_path / "two", first) == {"rest"}  # nothing was heard from the one that it affects
+    both = report(SEARCH, "announced", resources=[PAYMENTS.name, SEARCH.name])
+    assert notified(tmp_path / "three", report(PAYMENTS, "announced"), both) == {"payments", "rest"}
+
+
+def test_who_was_notified_of_a_wave_is_notified_of_its_end_whatever_joins_it(tmp_path: Path) -> None:
+    both = [report(who, "announced", f"E-{who.name}") for who in (WEB, DATA)]
+    over = [report(who, "canceled", f"E-{who.name}") for who in (WEB, DATA)]
+    grouping = Grouping(("event_type",), 0.0, 10.0)
+    made = deliveries_of(tmp_path, [both[:1], both[1:], over], grouping)
+    assert [(one.kind, one.sink) for one in made] == [
+        ("announced", "web"),
+        ("announced", "rest"),
+        *((kind, sink) for kind in ("updated", "canceled") for sink in ("web", "rest")),
+    ]
 
 
 def test_silent_vms_are_a_type_that_routes_match(tmp_path: Path) -> None:

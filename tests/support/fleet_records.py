@@ -11,9 +11,18 @@ from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line
 OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 
 
-def vm(name: str, scale_set: str = "web", region: str = "westeurope") -> Vm:
+def vm(name: str, scale_set: str = "web", region: str = "westeurope", zone: str = "", **tags: str) -> Vm:
+    """A VM whose records have all of its tags."""
     return Vm(
-        name=name, vm_id=f"id-{name}", subscription_id="sub", resource_group="rg", location=region, scale_set=scale_set
+        name=name,
+        vm_id=f"id-{name}",
+        subscription_id="sub",
+        resource_group="rg",
+        location=region,
+        zone=zone,
+        scale_set=scale_set,
+        tags=tags,
+        record_tags=tuple(tags),
     )
 
 

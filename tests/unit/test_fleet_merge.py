@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
+from notbefore.core.record import Vm
 from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
@@ -56,9 +57,9 @@ def story_of(reports: Sequence[Report]) -> Story:
 
 
 def facts(story: Story) -> dict[str, Any]:
-    """All of it but what depends on which VM came first."""
-    found = msgspec.to_builtins(story)
-    return {name: found[name] for name in found if name not in ("ids", "zone")} | {"ids": sorted(story.ids)}
+    """All of it, in a form that can be compared."""
+    found: dict[str, Any] = msgspec.to_builtins(story)
+    return found | {"ids": sorted(story.ids)}
 
 
 class Log:
@@ -149,8 +150,9 @@ def test_any_order_with_any_repetitions_gives_the_same_story(
     steps: list[tuple[int, LifecycleKind, int, float]], shuffled: random.Random, times: int
 ) -> None:
     names = [A.name, B.name]
+    vms = [vm(one.name, zone=str(number % 2), team="web", number=str(number)) for number, one in enumerate(VMS)]
     reports = [
-        reported(VMS[who], kind, at=at(seconds), resources=names, notice=notice, id=f"{who}-{kind}-{seconds}-{notice}")
+        reported(vms[who], kind, at=at(seconds), resources=names, notice=notice, id=f"{who}-{kind}-{seconds}-{notice}")
         for who, kind, seconds, notice in steps
     ]
     # one VM makes a step once: what it says of it is the same each time
@@ -262,6 +264,91 @@ def test_clocks_that_differ_by_minutes_change_no_step() -> None:
     log.add(A, "started", resources=[A.name], at=at(400), not_before=at(900))
     log.add(A, "finished", resources=[A.name], at=at(500), not_before=at(900))
     assert log.kinds == ["announced", "started", "finished"]
+
+
+def test_a_notice_of_centuries_is_an_event_as_well() -> None:
+    log = Log()
+    assert log.add(A, "announced", notice=1e10) == ["announced"]
+
+
+# ---- where its VMs are
+
+
+def story_place(log: Log) -> tuple[str, str, dict[str, str]]:
+    """What the VMs of the last notification have in common."""
+    return log.last.vm.scale_set, log.last.vm.zone, log.last.vm.tags
+
+
+def test_what_its_vms_have_in_common_is_that_of_the_affected_ones() -> None:
+    ours, other = vm("a", zone="1", Team="web", role="x"), vm("b", zone="2", team="web", role="y")
+    theirs = vm("c", zone="3", team="data")
+    log = Log()
+    both = [ours.name, other.name]
+    log.add(theirs, "announced", resources=both)
+    assert story_place(log) == ("web", "3", {"team": "data"})  # nobody else was heard from
+    log.add(ours, "announced", resources=both)
+    log.add(ours, "started", resources=both)
+    assert story_place(log) == ("web", "1", {"team": "web", "role": "x"})
+    log.add(other, "started", resources=both)
+    for who in (ours, other):
+        log.add(who, "finished", resources=both)
+    assert log.kinds == ["announced", "started", "finished"]
+    assert story_place(log) == ("web", "", {"team": "web"})
+    assert [one.tags for one in log.last.before] == [{"team": "data"}, {"team": "web", "role": "x"}]
+
+
+def test_an_event_that_moves_to_another_vm_is_where_that_one_is() -> None:
+    left, joined = vm("a", zone="1", team="web"), vm("b", zone="2", team="data")
+    log = Log()
+    log.add(left, "announced")
+    log.add(joined, "announced", resources=[left.name])
+    log.add(joined, "updated", resources=[joined.name])
+    log.add(left, "updated", resources=[joined.name])
+    log.add(joined, "started")
+    assert log.kinds == ["announced", "updated", "started"]
+    assert story_place(log) == ("web", "2", {"team": "data"})
+
+
+def test_a_vm_that_does_not_know_yet_who_it_is_says_nothing_of_the_place() -> None:
+    log = Log()
+    nobody = Vm(name=A.name)
+    log.add(nobody, "announced")
+    assert story_place(log) == ("", "", {})
+    log.add(B, "announced", resources=[A.name])
+    log.add(nobody, "started")
+    assert story_place(log) == ("web", "", {})
+
+
+def test_records_of_vms_without_tags_are_read_as_before() -> None:
+    plain, tagged = reported(A, "announced"), reported(vm(A.name, Team="web"), "announced")
+    assert (plain.tags, tagged.tags) == ((), (("team", "web"),))
+    old = Log().fold.snapshot([], [])
+    assert b"azure.tag" not in body(report(A, "announced")) + old
+    hostile = "\u202e\x00\n" + "x" * 10_000
+    assert reported(vm(A.name, **{f"t{n}": hostile for n in range(99)}), "announced").tags[0] == ("t0", hostile[:256])
+
+
+def test_events_may_be_grouped_by_a_tag() -> None:
+    log = Log(Grouping(("tags.Team", "event_type"), 10.0, 300.0))
+    for number, team in enumerate(("web", "data", "web")):
+        log.add(vm(f"vm_{number}", team=team), "announced", f"E{number}")
+    log.add(vm("vm_3"), "announced", "E3")
+    log.wait(10)
+    waves = [(one.vm.tags.get("team"), one.facts.events) for one in log.made]
+    assert waves == [("web", 2), ("data", 1), (None, 1)]
+
+
+def test_an_event_stays_in_its_wave_whatever_becomes_of_it() -> None:
+    log = Log(Grouping(("tags.team", "scale_set"), 10.0, 300.0))
+    tagged = vm("vm_0", team="web")
+    log.add(B, "announced", resources=[tagged.name])
+    log.wait(10)
+    log.add(tagged, "announced")
+    log.add(tagged, "started")
+    log.add(tagged, "finished")
+    log.wait(301)
+    assert log.kinds == ["announced", "started", "finished"]
+    assert len({one.change.event.key for one in log.made}) == 1
 
 
 # ---- waves

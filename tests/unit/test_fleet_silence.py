@@ -115,3 +115,24 @@ def test_a_report_is_a_sign_of_life_as_well() -> None:
         log.read(updated())
         log.wait(BEAT)
     assert log.silent == []
+
+
+def test_a_vm_whose_tags_are_others_now_is_heard_from_as_before() -> None:
+    log = Vms()
+    before, now = vm(A.name, team="web"), vm(A.name, team="data")
+    log.pass_time(600, before, vm(B.name, team="web"))
+    log.pass_time(1200, now)
+    assert log.kinds == ["started"]
+    assert log.last.vm.tags == {"team": "web"}
+    log.pass_time(600, now, vm(B.name, team="data"))
+    assert log.kinds == ["started", "finished"]
+    assert [one.place.tags for one in log.fold.silence.heard.values()] == [(("team", "data"),)] * 2
+
+
+def test_the_vms_of_a_place_share_it_also_after_a_restart() -> None:
+    log = Vms()
+    log.pass_time(60, A, B, C)
+    again = Partition("0", EACH, LIMIT, lambda *_: None)
+    again.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
+    for fold in (log.fold, again):
+        assert len({id(one.place) for one in fold.silence.heard.values()}) == 1

@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import Change, Gap
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import FleetFacts, Record, Vm, cloud_event, json_line, sentence
+from notbefore.core.record import (
+    MAX_TAG,
+    MAX_TAGS,
+    TAG,
+    FleetFacts,
+    Heartbeat,
+    Record,
+    Vm,
+    cloud_event,
+    identity,
+    is_of_resource,
+    json_line,
+    sentence,
+    tags_in,
+)
 from support.azure import ID, ME, PEER, document, item, now
 
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
@@ -64,6 +78,36 @@ def test_the_record_of_many_vms_says_which_ones(vms: int, vm: Vm | None, many: s
     record = Record.of(last, vm, fleet=FleetFacts(events=1, vms=vms, reported_by=1))
     assert record.many == many
     assert in_the_sentence in record.body
+
+
+HOSTILE = "\u202e\x00\n" + "x" * 10_000
+
+
+def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
+    (only,) = changes((0, (item(),), {}))
+    tagged = msgspec.structs.replace(VM, tags={"Team": "Payments", "env": "prod", "cost": "7"})
+    assert not any(name.startswith(TAG) for name in Record.of(only, tagged).flat())
+    asked = msgspec.structs.replace(tagged, record_tags=("team", "ENV", "owner"))
+    for record in (Record.of(only, asked), Heartbeat.of(asked, (), "1", only.time)):
+        found = {name: value for name, value in record.flat().items() if name.startswith(TAG)}
+        assert found == {"azure.tag.team": "Payments", "azure.tag.env": "prod"}
+        assert type(record).read(record.line()) == record
+        assert record.flat().keys() >= {"azure.tag.team"} == set(filter(is_of_resource, ["azure.tag.team", "body"]))
+    assert identity(asked)["azure.tag.env"] == "prod"
+    assert TAG not in identity(VM)
+    both = Record.of(changes((0, (item(Resources=[ME, PEER]),), {}))[0], asked)
+    assert (both.tags, both.shared.tags) == ({"team": "Payments", "env": "prod"}, {})  # VMs may differ in them
+
+
+def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None:
+    (only,) = changes((0, (item(),), {}))
+    tags = {f"tag {number}": HOSTILE for number in range(50)}
+    line = Record.of(only, msgspec.structs.replace(VM, tags=tags, record_tags=tuple(tags))).line()
+    assert not set(line.decode()) & set(HOSTILE[:3])
+    assert len(line) < MAX_TAGS * 2 * MAX_TAG + 2000
+    assert Record.read(line).tags == {f"tag {number}": HOSTILE[:MAX_TAG] for number in range(MAX_TAGS)}
+    values = {TAG + f"tag {number}": HOSTILE for number in range(50)} | {"azure.tag.none": None, TAG: "no name"}
+    assert tags_in(json.dumps({TAG + "Number": 5, **values}).encode()) == Record.read(line).tags
 
 
 def test_what_is_unknown_is_left_out() -> None:

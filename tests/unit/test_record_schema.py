@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import DATA_SCHEMA, Heartbeat, Record, Vm, cloud_event
@@ -33,7 +34,10 @@ listed = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(st.lists(listed, max_size=3), max_size=6), st.sampled_from([None, VM, Vm(name=ME)]))
+TAGGED = replace(VM, tags={"Team": "payments", "odd \u202e": "x" * 600}, record_tags=("team", "odd \u202e"))
+
+
+@given(st.lists(st.lists(listed, max_size=3), max_size=6), st.sampled_from([None, VM, TAGGED, Vm(name=ME)]))
 def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]], vm: Vm | None) -> None:
     tracked = Tracked()
     for second, items in enumerate(documents):
@@ -50,6 +54,8 @@ def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]
         {"azure.scheduled_event.resources": "WestNO_0"},
         {"azure.scheduled_event.notice_seconds": "900"},
         {"colour": "red"},
+        {"azure.tag.": "no name"},
+        {"azure.tag.team": "x" * 257},
         {"time": None},
     ],
 )

@@ -105,7 +105,7 @@ class Agent:
         return InUse(self._config, self._polling, self._figures)
 
     def _change_settings(self) -> ChangeSettings:
-        return ChangeSettings(self._config.routing, self._config.vm.name)
+        return ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags)
 
     def _approval_settings(self) -> ApprovalSettings:
         config = self._config

@@ -23,7 +23,7 @@ from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config
 from notbefore.config.sinks import OtlpLogs, Webhook
 from notbefore.core.delivery import heartbeat_delivery
-from notbefore.core.record import RESOURCE_ATTRIBUTES, Heartbeat, Value, Vm, json_line
+from notbefore.core.record import Heartbeat, Value, Vm, is_of_resource, json_line
 from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
 from notbefore.delivery.head_deadline import HeadDeadlineMixin
 from notbefore.delivery.message import Message
@@ -195,8 +195,8 @@ def to_otlp(settings: OtlpLogs, beat: Heartbeat) -> Post:
     """The heartbeat as a log record, OTLP over HTTP in JSON: OpenTelemetry's SDK would cost the agent 13 MiB."""
     flat = beat.flat()
     own = {"service.name": "notbefore", "service.version": __version__, **settings.resource}
-    resource = own | {name: value for name, value in flat.items() if name in RESOURCE_ATTRIBUTES}
-    rest = {name: value for name, value in flat.items() if name not in {*RESOURCE_ATTRIBUTES, "time", "body"}}
+    resource = own | {name: value for name, value in flat.items() if is_of_resource(name)}
+    rest = {name: value for name, value in flat.items() if not is_of_resource(name) and name not in ("time", "body")}
     record = {
         "timeUnixNano": str(int(beat.time.timestamp() * 1e9)),
         "severityNumber": 9,

@@ -68,6 +68,7 @@ class ChangeSettings(Struct, frozen=True):
 
     routing: Routing = Routing()
     vm_name: str | None = None  # of the configuration; overrides what IMDS says
+    record_tags: tuple[str, ...] = ()  # the names of the tags that records have
 
 
 class ChangeListeners(NamedTuple):
@@ -202,9 +203,11 @@ class AgentState:
         self._listeners.to_deliver()
 
     def vm_of(self, state: StoredState) -> Vm | None:
-        """Who this VM is by a state, with the configured name; ``None`` where neither says it."""
-        name = self._settings().vm_name
-        return replace(state.vm or Vm(), name=name) if name else state.vm
+        """Who this VM is by a state and the configuration; ``None`` where neither says it."""
+        settings, vm = self._settings(), state.vm
+        if settings.vm_name:
+            vm = replace(vm or Vm(), name=settings.vm_name)
+        return replace(vm, record_tags=settings.record_tags) if vm is not None and settings.record_tags else vm
 
     def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
         poll = poll or self.poll

@@ -133,7 +133,8 @@ def _vm(config: Config) -> Vm:
         known = Vm()
     finally:
         client.close()
-    return msgspec.structs.replace(known, name=config.vm.name or known.name or socket.gethostname())
+    name = config.vm.name or known.name or socket.gethostname()
+    return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
 
 
 def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEPS[None]) -> list[Change]:

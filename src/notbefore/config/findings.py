@@ -15,6 +15,7 @@ import msgspec
 
 from notbefore.config.addresses import unlikely
 from notbefore.config.checks import command_problem, webhook_problem
+from notbefore.config.fleet import FleetConfig
 from notbefore.config.load import ENVIRONMENT_PREFIX, missing_library
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables
@@ -89,19 +90,30 @@ def _broken(config: Config) -> Iterator[tuple[str, str]]:
             yield f"approval.rules[{number}].approve_when", problem
 
 
+_GROUPED: Final = {  # what a route of the fleet asks for -> the label of `group_by`
+    "event_type": "event_type",
+    "event_source": "event_source",
+    "vm": "event_id",
+    "scale_set": "scale_set",
+    "resource_group": "resource_group",
+    "subscription": "subscription",
+    "location": "region",
+    "zone": "zone",
+}
+
+
 def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the path of a key, and what is wrong with it."""
     yield from _broken(config)
     yield from _unused(config)
     for number, route in enumerate(config.routes):
-        match = route.match if config.fleet is None else _without_silent(route.match)
-        for key, text in (*_never_matching(match), *_never_notifying(route), *_leaderless(route)):
+        fleet = config.fleet
+        match = route.match if fleet is None else _without_silent(route.match)
+        alone = _alone(route) if fleet is None else _of_many(route.match, fleet)
+        for key, text in (*_never_matching(match), *alone):
             yield f"routes[{number}].{key}", text
         for name in set(route.sinks) & set(route.fallback):
             yield f"routes[{number}].fallback", f"{name} is one of `sinks` already: leave it out here"
-        if config.fleet is not None and route.match.tags:
-            text = "records have no tags, so no event of the fleet matches: use scale_set or resource_group"
-            yield f"routes[{number}].match.tags", text
     for number, before in _hidden([(route.match, not route.go_on) for route in config.routes]):
         text = f"it is never reached, since routes[{before}] matches all that it matches: move it up"
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
@@ -124,6 +136,8 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
         if name not in used:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
             yield f"sinks.{name}", text
+    if config.fleet is not None and config.records.tags:
+        yield "records.tags", "`notbefore fleet` has the tags from the agents' records: set it in their configuration"
     if config.peers is not None and all(route.announce_by != "leader" for route in config.routes):
         yield "peers", "nobody is asked: only routes with `announce_by: leader` ask the agents of other VMs"
 
@@ -151,14 +165,28 @@ def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
         yield "match.duration", "no duration is below 0: for one that Azure does not know write {unknown: true}"
 
 
-def _never_notifying(route: Route) -> Iterator[tuple[str, str]]:
+def _of_many(match: Match, fleet: FleetConfig) -> Iterator[tuple[str, str]]:
+    """What a route of the fleet asks, and what no notification of it has, or not every one of a wave."""
+    if match.scope and "self" not in match.scope:
+        yield "match.scope", "whatever the fleet notifies of has the scope self: leave it out"
+    if match.change and set(match.change) <= set(APPROVAL_KINDS):
+        yield "match.change", "the fleet reads no approvals, so nothing matches: route them on the agents"
+    if "event_id" in fleet.group_by or match.event_type == (SILENT,):
+        return
+    labels = {label.casefold() for label in fleet.group_by}
+    wanted = [key for key in _GROUPED if getattr(match, key)]
+    for key, label in [(key, _GROUPED[key]) for key in wanted] + [("tags", f"tags.{name}") for name in match.tags]:
+        if label.casefold() not in labels:
+            text = "the events of one wave may differ in it, and then this does not match"
+            yield f"match.{key}", f"{text}: add {label} to fleet.group_by"
+
+
+def _alone(route: Route) -> Iterator[tuple[str, str]]:
+    """What does not work on an agent, where each VM notifies by itself."""
     approvals = set(route.match.change) & set(APPROVAL_KINDS)
     if route.match.scope == ("peer",) and route.announce_by != "all" and not approvals:
         text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"
         yield "match.scope", f"{text}: write `announce_by: all`"
-
-
-def _leaderless(route: Route) -> Iterator[tuple[str, str]]:
     own = [key for key in ("vm", "zone", "tags") if getattr(route.match, key)]
     if own and route.announce_by == "leader":
         text = "where the VMs of an event differ in it, this route may not apply to the leader, and nobody is notified"

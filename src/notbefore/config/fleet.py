@@ -7,12 +7,14 @@ from msgspec import Struct
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub
 from notbefore.core.duration import Duration
+from notbefore.core.text import one_of
 
 MONTH: Final = 31 * 86_400.0  # seconds
 
-GroupBy = Literal[
-    "event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"
-]
+GROUP_LABELS: Final = (
+    *("event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"),
+    "tags.NAME",
+)
 
 
 class FleetHub(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,7 +75,9 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     consumer_group: str = "$Default"
     checkpoints: Checkpoints | None = None  # without it one instance reads alone, and keeps them in `state.dir`
     window: Duration = Duration("2h")  # how far back it reads at the first start, or where a snapshot is lost
-    group_by: tuple[GroupBy, ...] = ("event_id",)  # what is one notification's: one event, or a wave of them
+    group_by: tuple[str, ...] = (
+        "event_id",
+    )  # `event_id`: each event alone; else events that agree in these are a wave
     group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
     group_interval: Duration = Duration("5m")  # between two digests of a wave
     over_after: Duration = Duration("1h")  # after NotBefore, or the start: what no VM has said to be over by then, is
@@ -86,5 +90,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.group_by:
             raise ValueError("group_by: expected at least one label, such as event_id, or scale_set and event_type")
+        for label in self.group_by:
+            if label not in GROUP_LABELS[:-1] and not (label.startswith("tags.") and label != "tags."):
+                raise ValueError(f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}")
         if self.takeover.seconds < 2 * self.rebalance.seconds:
             raise ValueError("takeover: expected twice `rebalance` or more")

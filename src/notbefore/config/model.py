@@ -14,6 +14,7 @@ from notbefore.config.sinks import Messages, Otlp, PeersConfig, SinkConfig, otlp
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration
+from notbefore.core.record import MAX_TAG_NAME, MAX_TAGS
 from notbefore.core.routing import Route
 
 ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
@@ -50,6 +51,22 @@ class VmName(_Section, frozen=True):
     """The name of this VM, where IMDS does not give it."""
 
     name: str | None = None
+
+
+_NOT_IN_TAG: Final = frozenset("<>%&\\?/")  # what Azure allows in no name of a tag
+
+
+class Records(_Section, frozen=True):
+    """What records and heartbeats say beyond their fixed attributes."""
+
+    tags: tuple[str, ...] = ()  # the names of tags of this VM, ten at most: `team` is the attribute `azure.tag.team`
+
+    def __post_init__(self) -> None:
+        if len(self.tags) > MAX_TAGS:
+            raise ValueError(f"tags: expected {MAX_TAGS} names or less, got {len(self.tags)}: records go to every sink")
+        for name in self.tags:
+            if not 0 < len(name) <= MAX_TAG_NAME or not name.isprintable() or _NOT_IN_TAG & set(name):
+                raise ValueError(f"tags: expected the name of a tag, got {name[:80]!r}")
 
 
 class Server(_Section, frozen=True):
@@ -134,6 +151,7 @@ class Config(_Section, frozen=True):
 
     imds: Imds = Imds()
     vm: VmName = VmName()
+    records: Records = Records()
     server: Server = Server()
     state: State = field(default_factory=State)
     log: Log = Log()

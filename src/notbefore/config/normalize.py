@@ -29,6 +29,8 @@ def prepared(values: dict[str, Any], base: Path) -> dict[str, Any]:
     approval = values.get("approval")
     if isinstance(approval, dict) and isinstance(approval.get("rules"), list):
         values["approval"] = {**approval, "rules": [_prepared_route(rule) for rule in approval["rules"]]}
+    if isinstance(values.get("records"), dict):
+        values["records"] = _with_names(values["records"], "tags")
     if isinstance(values.get("server"), dict):
         values["server"] = _prepared_server(values["server"], base)
     return values
@@ -38,9 +40,13 @@ def _prepared_server(server: dict[str, Any], base: Path) -> dict[str, Any]:
     server = dict(server)
     if isinstance(server.get("web_config_file"), str):
         server["web_config_file"] = str(base / server["web_config_file"])
-    if isinstance(server.get("allowed_hosts"), str):  # from an environment variable
-        server["allowed_hosts"] = [name.strip() for name in server["allowed_hosts"].split(",")]
-    return server
+    return _with_names(server, "allowed_hosts")
+
+
+def _with_names(section: dict[str, Any], key: str) -> dict[str, Any]:
+    """With a list of names; an environment variable has them as one text, with commas between them."""
+    names = section.get(key)
+    return {**section, key: [name.strip() for name in names.split(",")]} if isinstance(names, str) else section
 
 
 def _prepared_sink(sink: Any, base: Path) -> Any:

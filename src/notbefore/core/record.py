@@ -8,6 +8,7 @@ rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -35,7 +36,8 @@ class Vm(Struct, frozen=True):
     update_domain: str = ""
     vm_size: str = ""
     os_type: str = ""
-    tags: dict[str, str] = {}  # of the user's; they are matched by routes, and stand in no record
+    tags: dict[str, str] = {}  # of the user's; routes match them
+    record_tags: tuple[str, ...] = ()  # the names of those that its records have as well
 
 
 class Spread(NamedTuple):
@@ -63,6 +65,13 @@ class FleetFacts(Struct, frozen=True):
     interruption: Spread | None = None
 
 
+TAG: Final = "azure.tag."
+"""Before the name of a tag, in lower case: `azure.tag.team`, as OpenTelemetry's Collector calls it."""
+MAX_TAGS: Final = 10  # of one record
+MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
+MAX_TAG: Final = 256  # characters of a value
+
+
 class BaseRecord(Struct, frozen=True, kw_only=True):
     """What every record says: when, what, and which VM reports it. The names are those that are written out."""
 
@@ -80,11 +89,13 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     vm_id: str | None = field(default=None, name="host.id")
     vm_name: str | None = field(default=None, name="host.name")
     vm_size: str | None = field(default=None, name="host.type")
+    tags: dict[str, str] = field(default_factory=dict, name=TAG)  # each is an attribute of its own
 
     def flat(self) -> dict[str, Value]:
         """The attributes as they are written out: times as RFC 3339 in UTC, nothing that is unknown."""
         values = zip(self.__struct_encode_fields__, map(self.__getattribute__, self.__struct_fields__), strict=True)
-        return {name: _written(value) for name, value in values if value is not None}
+        found = {name: _written(value) for name, value in values if value is not None and name != TAG}
+        return found | {TAG + name: value for name, value in self.tags.items()}
 
     def line(self) -> bytes:
         """The attributes as one line of JSON, as it is stored."""
@@ -93,7 +104,23 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, line: bytes) -> Self:
         """A stored line, read; attributes that are not known are ignored. Raises ``msgspec.DecodeError``."""
-        return msgspec.json.decode(line, type=cls)
+        read = msgspec.json.decode(line, type=cls)
+        tags = tags_in(line)
+        return msgspec.structs.replace(read, tags=tags) if tags else read
+
+
+def tags_in(line: bytes) -> dict[str, str]:
+    """The tags among the attributes of a record, bounded. Raises ``msgspec.DecodeError``."""
+    if f'"{TAG}'.encode() not in line:
+        return {}
+    values = msgspec.json.decode(line, type=dict[str, Any])
+    return _bounded((name[len(TAG) :], value) for name, value in values.items() if name.startswith(TAG))
+
+
+def _bounded(tags: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Azure compares the names of tags without regard to case; so there is one way to write each."""
+    texts = ((name.casefold(), value) for name, value in tags if name and isinstance(value, str))
+    return {name[:MAX_TAG_NAME]: value[:MAX_TAG] for name, value in islice(texts, MAX_TAGS)}
 
 
 def _attribute(name: str) -> str:
@@ -160,6 +187,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             event_name=_attribute(change.kind),
             body=sentence(change) if fleet is None else _sentence_of_many(change, _many(fleet, vm)),
             **_vm_fields(vm),
+            tags=_recorded(vm),
             change_id=change.id,
             change=change.kind,
             reason=change.reason,
@@ -209,7 +237,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         """The record without what differs between the VMs that report it; as it is, where it affects its VM alone."""
         if [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]:
             return self
-        return msgspec.structs.replace(self, scope="self", previous_scope=None, **dict.fromkeys(_OF_ONE_VM))
+        return msgspec.structs.replace(self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM))
 
 
 _OF_ONE_VM: Final = (
@@ -249,6 +277,7 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
             event_name="notbefore.heartbeat",
             body=f"notbefore watches this VM; {len(listed)} scheduled events are pending",
             **_vm_fields(vm),
+            tags=_recorded(vm),
             pending=len(listed),
             listed=listed[:MAX_LISTED],
             interval=interval,
@@ -328,14 +357,27 @@ def _vm_fields(vm: Vm | None) -> dict[str, Any]:
     }
 
 
+def _recorded(vm: Vm | None) -> dict[str, str]:
+    """The tags of a VM that its records have."""
+    if vm is None or not vm.record_tags:
+        return {}
+    wanted = {name.casefold() for name in vm.record_tags}
+    return _bounded((name, value) for name, value in vm.tags.items() if name.casefold() in wanted)
+
+
 def identity(vm: Vm) -> dict[str, str | None]:
     """The attributes of a VM that OpenTelemetry has names for."""
     names = dict(zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True))
-    return {"cloud.provider": "azure"} | {names[field]: value for field, value in _vm_fields(vm).items()}
+    fields = {names[field]: value for field, value in _vm_fields(vm).items()}
+    return {"cloud.provider": "azure"} | fields | {TAG + name: value for name, value in _recorded(vm).items()}
 
 
-RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
-"""What a record says of who reports it; in OpenTelemetry these stand at the resource."""
+_RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
+
+
+def is_of_resource(name: str) -> bool:
+    """Whether an attribute says who reports a record; in OpenTelemetry these stand at the resource."""
+    return name in _RESOURCE_ATTRIBUTES or name.startswith(TAG)
 
 
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}

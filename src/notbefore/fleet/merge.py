@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
-from notbefore.fleet.reading import Place, Report
+from notbefore.fleet.reading import NOWHERE, Place, Report
 
 
 class Standing(IntEnum):
@@ -102,7 +102,7 @@ class Story(Struct):
     """One event, as many VMs report it. Mutable: only ``add`` and the waves change it."""
 
     event: Event  # the newest content that was reported
-    place: Place
+    place: Place  # this and the next one: what its VMs have in common, by those that were heard from
     zone: str
     first_seen: datetime  # by the first VM
     newest: tuple[datetime, str, str]  # when the content was seen, by which VM, and with which change
@@ -120,14 +120,16 @@ class Story(Struct):
     contradicted: bool = False
     given_up: bool = False  # the limit has passed: over as far as is known
     exercise: bool = False
+    labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
+    by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others
 
     @classmethod
     def begin(cls, report: Report) -> "Story":
         """A story that the first report of an event begins; it is to be added as well."""
         return cls(
             event=event_of(report),
-            place=report.place,
-            zone=report.zone,
+            place=NOWHERE,
+            zone="",
             first_seen=report.first_seen,
             newest=(report.time, report.vm, report.change_id),
             dated=(report.time, report.vm, report.change_id),
@@ -165,6 +167,16 @@ class Story(Struct):
         before, self.standing = self.standing, self._stands()
         return changed or before is not self.standing
 
+    def locate(self, place: Place, zone: str, *, affected: bool) -> None:
+        """Keep what this VM has in common with those before it; affected VMs count before others."""
+        if place == NOWHERE:  # IMDS has not said yet who it is
+            return
+        if self.place == NOWHERE or (affected and not self.by_affected):
+            self.place, self.zone, self.by_affected = place, zone, affected
+        elif affected == self.by_affected:
+            self.place = self.place.shared(place)
+            self.zone = zone if zone == self.zone else ""
+
     def give_up(self) -> None:
         """The limit has passed: it is over as far as is known."""
         self.given_up = True
@@ -197,7 +209,9 @@ class Story(Struct):
             self.started = report.time
         if STRENGTH[kind] in OVER and (self.over is None or report.time > self.over):
             self.over = report.time
-        if report.scope != "peer":
+        affected = report.scope != "peer"
+        self.locate(report.place, report.zone, affected=affected)
+        if affected:
             self._measure(report, vm)
         when = (report.time, vm, report.change_id)
         if report.not_before is not None and (self.not_before is None or when >= self.dated):
@@ -206,6 +220,8 @@ class Story(Struct):
             return False
         self.newest = when
         before, self.event = self.event, event_of(report)
+        if _names(before) != _names(self.event):
+            self.by_affected = False  # other VMs are affected now
         # the status is a matter of the standing
         return self.event != before and content(self.event) != content(before) and STRENGTH[kind] not in OVER
 
@@ -237,8 +253,11 @@ def event_of(report: Report) -> Event:
 
 def content(event: Event) -> tuple[object, ...]:
     """What of an event is worth an update: all but its status, and the order and case of its resources."""
-    resources = frozenset(name.casefold() for name in event.resources)
-    return (event.event_type, resources, event.not_before, event.description, event.event_source, event.duration)
+    return (event.event_type, _names(event), event.not_before, event.description, event.event_source, event.duration)
+
+
+def _names(event: Event) -> frozenset[str]:
+    return frozenset(name.casefold() for name in event.resources)
 
 
 def from_unix(seconds: float) -> datetime:

@@ -56,9 +56,11 @@ class FleetOutbox:
         totals = self._state.totals
         for one in made:
             line = Record.of(one.change, one.vm, exercise=one.exercise, fleet=one.facts).line()
-            found = deliveries(one.change, line, self._routing, _routed(one.vm))
-            sent += found
-            new = tuple(delivery for delivery in found if mark_of(delivery.delivery_id) not in accepted)
+            found: dict[str, Delivery] = {}
+            for vm in (*one.before, one.vm):
+                found |= {each.delivery_id: each for each in deliveries(one.change, line, self._routing, _routed(vm))}
+            sent += found.values()
+            new = tuple(delivery for delivery in found.values() if mark_of(delivery.delivery_id) not in accepted)
             stored.append(StoredChange(one.change, line, new))
             totals = totals.plus(one.change)
         self._state = StoredState(totals=totals)

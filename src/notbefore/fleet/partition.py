@@ -208,6 +208,8 @@ class Partition:
             news = story.add(report)
             self.figures.contradictions += story.contradicted > contradicted
             if news:
+                if not story.by_affected:
+                    self._locate(story)
                 self.waves.note(story, now)
             return "news" if news else "known"
         closed = self._closed.get(key)
@@ -223,8 +225,16 @@ class Partition:
             del self._closed[key]
         self.stories[key] = story
         story.add(report)
+        self._locate(story)
         self.waves.note(story, now, told)
         return "news"
+
+    def _locate(self, story: Story) -> None:
+        """The affected VMs are where their heartbeats say, whoever reports the event first."""
+        for name in map(str.casefold, story.affected):
+            heard = self.silence.heard.get(name)
+            if heard is not None:
+                story.locate(heard.place, heard.zone, affected=True)
 
     def _look(self, now: float) -> None:
         """End what is long overdue, and forget what is long over."""

@@ -6,13 +6,14 @@ record. Only the fields that the fleet needs are decoded.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
+from notbefore.core.record import MAX_TAGS, TAG, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
 CHANGE: Final = "notbefore.scheduled_event."
@@ -28,16 +29,34 @@ PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
-Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400.0)]
+Seconds = Annotated[float, Meta(ge=0, le=10_000 * 365 * 86_400.0)]  # a NotBefore has any year
+
+
+Tags = tuple[tuple[str, str], ...]
+"""Names in lower case, and values; by name."""
 
 
 class Place(NamedTuple):
-    """Where a VM is, as far as the VMs of its group have it in common."""
+    """Where a VM is, and its tags, as far as the VMs of its group have them in common."""
 
     subscription: str = ""
     resource_group: str = ""
     region: str = ""
     scale_set: str = ""
+    tags: Tags = ()
+
+    def shared(self, other: "Place") -> "Place":
+        """What both have in common."""
+        if self == other:
+            return self
+        subscription, group, region, scale_set = (
+            one if one == two else "" for one, two in zip(self[:4], other[:4], strict=True)
+        )
+        return Place(subscription, group, region, scale_set, tuple(tag for tag in self.tags if tag in other.tags))
+
+
+NOWHERE: Final = Place()
+"""Of a VM of which IMDS has not said yet who it is."""
 
 
 class _From(Struct, frozen=True, kw_only=True):
@@ -51,11 +70,12 @@ class _From(Struct, frozen=True, kw_only=True):
     scale_set: Name = field(default="", name="azure.vm.scaleset.name")
     vm_id: Name = field(default="", name="host.id")
     vm_name: Name = field(default="", name="host.name")
+    tags: Annotated[Tags, Meta(max_length=MAX_TAGS)] = field(default=(), name=TAG)  # each is an attribute of its own
 
     @property
     def place(self) -> Place:
         """Where it is."""
-        return Place(self.subscription, self.resource_group, self.region, self.scale_set)
+        return Place(self.subscription, self.resource_group, self.region, self.scale_set, self.tags)
 
     @property
     def vm(self) -> str:
@@ -110,6 +130,8 @@ class _Envelope(Struct):
     data: msgspec.Raw
 
 
+_Found = TypeVar("_Found", "Report", "Beat")
+
 _envelopes: Final = msgspec.json.Decoder(_Envelope)
 _reports: Final = msgspec.json.Decoder(Report)
 _beats: Final = msgspec.json.Decoder(Beat)
@@ -144,9 +166,14 @@ def _read_data(kind: str, data: bytes | msgspec.Raw) -> Report | Beat | Poison |
     if kind.startswith(CHANGE) and kind.endswith(VERSION):
         if kind[len(CHANGE) : -len(VERSION)] in APPROVALS:
             return None
-        return _reports.decode(data)
+        return _tagged(_reports.decode(data), data)
     if kind.startswith(HEARTBEAT[:-1]) and kind.endswith(VERSION):
-        return _beats.decode(data)
+        return _tagged(_beats.decode(data), data)
     if kind.startswith("notbefore."):
         return Poison("newer", kind[:200])
     return Poison("foreign", kind[:200])
+
+
+def _tagged(found: _Found, data: bytes | msgspec.Raw) -> _Found:
+    tags = tags_in(bytes(data))
+    return msgspec.structs.replace(found, tags=tuple(sorted(tags.items()))) if tags else found

@@ -16,7 +16,7 @@ from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.core.record import MISSING, SILENT
 from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
-from notbefore.fleet.reading import Beat, Place, Report
+from notbefore.fleet.reading import NOWHERE, Beat, Place, Report
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
 INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
@@ -30,7 +30,7 @@ class Heard(Struct, array_like=True):
     name: str
     at: float  # the last sign of life
     interval: float  # seconds between its heartbeats
-    place: Place
+    place: Place  # with its tags
     zone: str = ""
     silent: bool = False
     missing: bool = False  # it is to be heard from, and is not
@@ -75,6 +75,8 @@ class Silence:
             for story in wave.stories.values():
                 self._stories[story.place] = story
         self.heard = {one.name.casefold(): one for one in heard if one.missing == self._missing}
+        for one in self.heard.values():
+            one.place = self._one_of(one.place)
 
     def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
         """These are to be heard from, by their names in lower case, and are not: missing in ``patience`` seconds.
@@ -96,9 +98,21 @@ class Silence:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
                 known.interval = found.interval
+                self._move(known, found)
         elif isinstance(found, Beat):
-            place = self._places.setdefault(found.place, found.place)
+            place = self._one_of(found.place)
             self.heard[found.vm] = Heard(found.vm_name or found.vm, now, found.interval, place, found.zone)
+
+    def _move(self, known: Heard, found: Beat) -> None:
+        """Its tags may be others by now, and a VM of the same name may be elsewhere."""
+        if found.place not in (known.place, NOWHERE):
+            if known.silent:
+                self._changed.add(known.place)
+            known.place, known.zone = self._one_of(found.place), found.zone
+
+    def _one_of(self, place: Place) -> Place:
+        """The same place, once in memory for all its VMs."""
+        return self._places.setdefault(place, place)
 
     def look(self, now: float, unwatched: float = 0.0) -> None:
         """See who has fallen silent by now, and who is back.
@@ -140,6 +154,8 @@ class Silence:
     def _tell(self, place: Place, now: float) -> None:
         names = tuple(sorted(one.name for one in self.heard.values() if one.silent and one.place == place))
         story = self._stories.get(place)
+        if story is None and not names:  # nobody was notified of it
+            return
         if story is None:
             began = from_unix(
                 min((one.at for one in self.heard.values() if one.silent and one.place == place), default=now)

@@ -11,7 +11,8 @@ same notifications at the same moments, under the same ids.
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Final, Literal
+from functools import reduce
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,11 +35,10 @@ from notbefore.fleet.merge import (
     content,
     from_unix,
 )
+from notbefore.fleet.reading import Place
 
-GroupLabel = Literal[
-    "event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"
-]
-EACH_EVENT: Final[tuple[GroupLabel, ...]] = ("event_id",)
+EACH_EVENT: Final = ("event_id",)
+MAX_ROUTED: Final = 4  # places by which the notifications of one wave are routed
 MAX_NAMES: Final = 2_000  # of VMs in one notification
 SHARE_OF_NOTICE: Final = 3  # the first notification waits for a third of the notice at most: a Preempt has 30 s
 
@@ -67,7 +67,7 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
 class Grouping(Struct, frozen=True):
     """How stories are grouped; times in seconds."""
 
-    group_by: tuple[GroupLabel, ...] = EACH_EVENT
+    group_by: tuple[str, ...] = EACH_EVENT  # of `LABELS`, or `tags.NAME`
     group_wait: float = 10.0
     group_interval: float = 300.0
 
@@ -89,6 +89,7 @@ class Wave(Struct):
     due: float | None = None  # when the next notification is to be made
     number: int = 0  # of the digests so far
     nth: int = 0  # of an event that came back: how often it was over before
+    routed: list[Vm] = []  # what its VMs had in common at its notifications so far, each once
 
 
 class Notification(Struct, frozen=True):
@@ -98,6 +99,7 @@ class Notification(Struct, frozen=True):
     vm: Vm
     facts: FleetFacts
     exercise: bool = False
+    before: tuple[Vm, ...] = ()  # what its VMs had in common: who was notified by that hears of the end as well
 
 
 class Waves:
@@ -119,7 +121,7 @@ class Waves:
 
         ``told``: what was notified of it before its wave was over, where it turns out that it is not.
         """
-        key = tuple([LABELS[name](story) for name in self._grouping.group_by])
+        key = story.labels = story.labels or tuple([_label(name, story) for name in self._grouping.group_by])
         wave = self.open.get(key)
         if wave is None:
             wave = self.open[key] = Wave(key, self._event_key(key, story), told=told, nth=story.nth)
@@ -185,6 +187,11 @@ class Waves:
         return made
 
 
+def _label(name: str, story: Story) -> str:
+    tag = name.removeprefix("tags.")
+    return LABELS[name](story) if tag == name else dict(story.place.tags).get(tag.casefold(), "")
+
+
 def standing_of(wave: Wave) -> Standing:
     """How a wave stands: started while one of its events is, over once all of them are."""
     standings = {story.standing for story in wave.stories.values()}
@@ -243,7 +250,11 @@ def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Stan
         started_seconds=_seconds(started, ended) if standing in OVER else None,
         interruption=Gap(gap, gap) if gap is not None else None,
     )
-    return Notification(change, _vm_of(stories), facts, any(story.exercise for story in stories))
+    vm = _vm_of(stories)
+    before = tuple(one for one in wave.routed if one != vm)
+    if vm not in wave.routed and len(wave.routed) < MAX_ROUTED:
+        wave.routed.append(vm)
+    return Notification(change, vm, facts, any(story.exercise for story in stories), before)
 
 
 def facts_of(stories: Iterable[Story]) -> FleetFacts:
@@ -266,19 +277,17 @@ def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
 
 def _vm_of(stories: list[Story]) -> Vm:
     """What the VMs have in common, and the name where there is one alone."""
-    places = {story.place for story in stories}
-    place = next(iter(places))
+    place = reduce(Place.shared, (story.place for story in stories))
     names = {name for story in stories for name in story.affected}
     zones = {story.zone for story in stories}
+    tags = dict(place.tags)
     return Vm(
         name=next(iter(names)) if len(names) == 1 else "",
-        subscription_id=_common(place.subscription, (one.subscription for one in places)),
-        resource_group=_common(place.resource_group, (one.resource_group for one in places)),
-        location=_common(place.region, (one.region for one in places)),
-        zone=_common(stories[0].zone, zones),
-        scale_set=_common(place.scale_set, (one.scale_set for one in places)),
+        subscription_id=place.subscription,
+        resource_group=place.resource_group,
+        location=place.region,
+        zone=zones.pop() if len(zones) == 1 else "",
+        scale_set=place.scale_set,
+        tags=tags,
+        record_tags=tuple(tags),
     )
-
-
-def _common(value: str, values: Iterable[str]) -> str:
-    return value if all(one == value for one in values) else ""

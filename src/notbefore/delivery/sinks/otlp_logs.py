@@ -14,7 +14,7 @@ from typing import Final
 from opentelemetry.sdk._logs import ReadableLogRecord
 
 from notbefore.config.sinks import Connection, Messages, OtlpLogs
-from notbefore.core.record import RESOURCE_ATTRIBUTES
+from notbefore.core.record import is_of_resource
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.redact import Redactor
@@ -100,11 +100,12 @@ class Sink:
 
     def _log_record(self, message: Message) -> ReadableLogRecord:
         values = message.content.flat()
-        resource = {name: value for name, value in values.items() if name in RESOURCE_ATTRIBUTES}
+        resource = {name: value for name, value in values.items() if is_of_resource(name)}
         instance = values.get("host.id") or values.get("host.name")
         if instance:
             resource["service.instance.id"] = instance
-        attributes = {name: value for name, value in values.items() if name not in (*RESOURCE_ATTRIBUTES, *OWN_FIELDS)}
+        own = OWN_FIELDS
+        attributes = {name: value for name, value in values.items() if not is_of_resource(name) and name not in own}
         attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
         content = message.content
         entry = LogEntry(content.time, message.severity, content.body, attributes, content.event_name)
