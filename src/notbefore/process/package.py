@@ -61,7 +61,11 @@ class RunningPackage:
         from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - it is heavy, and rarely needed
 
         try:  # again and again: an installation that was half done at the last look may be complete
-            found = f"the package on disk ({version('azure-notbefore')}) is not the one that runs ({__version__})"
+            on_disk = version("azure-notbefore")
+            if on_disk == __version__:
+                found = f"the package ({__version__}) was installed again after the start"
+            else:
+                found = f"the package on disk ({on_disk}) is not the one that runs ({__version__})"
         except PackageNotFoundError:
             found = f"the package of this agent ({__version__}) is not on disk any more"
         self.replaced = f"{found}: restart the agent"
