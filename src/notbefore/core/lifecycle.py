@@ -41,7 +41,7 @@ NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count 
 
 REBOOTING: Final = frozenset({"Reboot", "Redeploy"})  # the types that a reboot of this machine proves
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
-MAX_STEPS: Final = 64  # steps of one event that are told apart from their repetitions
+MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 
 
 class Phase(Enum):

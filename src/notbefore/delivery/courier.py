@@ -124,7 +124,7 @@ class Courier:
         self._wake()
 
     def run(self) -> int:
-        """Work until there has been nothing to do for a while, or until it is told to stop; returns the exit code."""
+        """Work until there has been nothing to do for a while, or until it is asked to stop; returns the exit code."""
         for delivery in self._outbox.release_leases(time.time(), self._run_once):
             log.error("sink %s: `%s` of event %s: %s", delivery.sink, delivery.kind, delivery.event_key, delivery.error)
         if self._stop_at is None:

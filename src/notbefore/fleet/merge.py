@@ -72,7 +72,7 @@ STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
     (CANCELED, CANCELED): None,
     (CANCELED, ENDED): None,
 } | {(over, later): None for over in (ENDED, FINISHED) for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
-"""From what was notified last to how it stands now: what to notify of. ``None``: nothing; what was told stays."""
+"""From what was notified last to how it stands now: what to notify of. ``None``: nothing, and the last one stays."""
 
 CONTRADICTS: Final[dict[LifecycleKind, tuple[LifecycleKind, ...]]] = {
     "canceled": ("started", "finished"),

@@ -40,7 +40,7 @@ class Item(Struct, frozen=True):
 class Closed(Struct):
     """An event that is over."""
 
-    told: Standing
+    notified: Standing
     at: float  # Unix seconds of the hub's clock
     nth: int
     ids: set[str]
@@ -216,17 +216,17 @@ class Partition:
         if closed is not None and not _reopens(closed, report):
             return "late"
         story = self._adopt(key) or Story.begin(report)
-        told = NEW
+        notified = NEW
         if closed is not None:
             came_back = STRENGTH[report.change] < STARTED
             story.nth, story.ids = closed.nth + came_back, closed.ids
-            told = NEW if came_back else closed.told
+            notified = NEW if came_back else closed.notified
             self.figures.contradictions += not came_back
             del self._closed[key]
         self.stories[key] = story
         story.add(report)
         self._locate(story)
-        self.waves.note(story, now, told)
+        self.waves.note(story, now, notified)
         return "news"
 
     def _locate(self, story: Story) -> None:
@@ -273,14 +273,14 @@ class Partition:
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
-        self._closed[key] = Closed(wave.told, now, wave.nth, story.ids)
+        self._closed[key] = Closed(wave.notified, now, wave.nth, story.ids)
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
     """What looked canceled was not; or the EventId was listed again, under a change that is not known."""
     if report.change_id in closed.ids:
         return False
-    if closed.told is CANCELED and STRENGTH[report.change] >= STARTED:
+    if closed.notified is CANCELED and STRENGTH[report.change] >= STARTED:
         return True
     return report.reason == "came_back"
 

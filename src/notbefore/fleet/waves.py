@@ -83,9 +83,9 @@ class Wave(Struct):
     key: tuple[str, ...]  # the values of ``group_by``
     event_key: str  # what its notifications are known by
     stories: dict[str, Story] = {}
-    told: Standing = NEW  # what was notified last
-    told_event: Event | None = None
-    told_at: float = 0.0  # Unix seconds of the hub's clock
+    notified: Standing = NEW  # what was notified last
+    notified_event: Event | None = None
+    notified_at: float = 0.0  # Unix seconds of the hub's clock
     due: float | None = None  # when the next notification is to be made
     number: int = 0  # of the digests so far
     nth: int = 0  # of an event that came back: how often it was over before
@@ -116,15 +116,15 @@ class Waves:
             self.open[wave.key] = wave
             self._expect(wave.due)
 
-    def note(self, story: Story, now: float, told: Standing = NEW) -> None:
+    def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """A story has begun or has changed, ``now`` by the hub's clock: its wave is due at once, or with its digest.
 
-        ``told``: what was notified of it before its wave was over, where it turns out that it is not.
+        ``notified``: what was notified of it before its wave was over, where it turns out that it is not.
         """
         key = story.labels = story.labels or tuple([_label(name, story) for name in self._grouping.group_by])
         wave = self.open.get(key)
         if wave is None:
-            wave = self.open[key] = Wave(key, self._event_key(key, story), told=told, nth=story.nth)
+            wave = self.open[key] = Wave(key, self._event_key(key, story), notified=notified, nth=story.nth)
         wave.stories[story.event.key] = story
         due = self._due(wave, story, now)
         if wave.due is None or due < wave.due or standing_of(wave) in OVER:
@@ -141,7 +141,7 @@ class Waves:
         due = [(wave.due, wave.event_key, wave) for wave in self.open.values() if wave.due is not None]
         for moment, _, wave in sorted(one for one in due if one[0] <= now):
             made = self._notify(wave, moment)
-            if wave.told in OVER:
+            if wave.notified in OVER:
                 del self.open[wave.key]
             yield wave, made
         self.next_due = min((wave.due for wave in self.open.values() if wave.due is not None), default=float("inf"))
@@ -160,30 +160,30 @@ class Waves:
         standing = standing_of(wave)
         if grouping.each_event:
             return now
-        if wave.told is NEW:
+        if wave.notified is NEW:
             notice = (story.not_before.timestamp() - now) / SHARE_OF_NOTICE if story.not_before else 0.0
             return now + max(0.0, min(grouping.group_wait, notice))
-        if standing is STARTED and wave.told is SCHEDULED:
+        if standing is STARTED and wave.notified is SCHEDULED:
             return now
         if standing in OVER:  # the next VM's event may come now
             return now + grouping.group_interval
-        return max(now, wave.told_at + grouping.group_interval)
+        return max(now, wave.notified_at + grouping.group_interval)
 
     def _notify(self, wave: Wave, moment: float) -> Notification | None:
         standing = standing_of(wave)
-        if wave.told is STARTED and standing is SCHEDULED:
+        if wave.notified is STARTED and standing is SCHEDULED:
             standing = STARTED
-        kind = STEPS[wave.told, standing]
+        kind = STEPS[wave.notified, standing]
         event = event_of_wave(wave, standing)
         wave.due = None
-        if kind == "updated" and wave.told_event is not None and content(event) == content(wave.told_event):
+        if kind == "updated" and wave.notified_event is not None and content(event) == content(wave.notified_event):
             kind = None
         if kind is None:
             return None
         wave.number += kind == "updated"
         identity = change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth)
         made = _notification(wave, event, (kind, identity, standing), from_unix(moment))
-        wave.told, wave.told_event, wave.told_at = standing, event, moment
+        wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
         return made
 
 
@@ -241,8 +241,8 @@ def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Stan
         scope="self",  # of the fleet
         incarnation=0,
         first_seen=first_seen,
-        previous=wave.told_event,
-        previous_not_before=wave.told_event.not_before if wave.told_event is not None else None,
+        previous=wave.notified_event,
+        previous_not_before=wave.notified_event.not_before if wave.notified_event is not None else None,
         outcome=_OUTCOMES[OUTCOME[standing]] if standing in OVER else None,  # type: ignore[arg-type]
         not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
         notice_seconds=notice.min if notice is not None else None,

@@ -35,7 +35,7 @@ class CourierProcess:
     """
 
     def __init__(self, orders: Orders, copy: int | None = None, *, in_agent: bool = False) -> None:
-        self.in_agent = in_agent  # it was told that the outbox is in this process
+        self.in_agent = in_agent  # it knows that the outbox is in this process
         channel = CHANNEL if hasattr(os, "posix_spawn") else None
         orders = replace(orders, channel=channel, in_agent=in_agent)
         line = seal(orders, dict(os.environ))

@@ -92,9 +92,9 @@ class Sink:
         if self._token is None:
             self._in_full(self._post_webhook, text, payload)
             return Receipt(fallback=text.fallback)
-        return Receipt(thread=self._tell_channel(message, text, payload), fallback=text.fallback)
+        return Receipt(thread=self._post_to_channel(message, text, payload), fallback=text.fallback)
 
-    def _tell_channel(self, message: Message, text: Text, payload: dict[str, Any]) -> str | None:
+    def _post_to_channel(self, message: Message, text: Text, payload: dict[str, Any]) -> str | None:
         """Bring the event's message up to date, or post one; returns the name of its thread."""
         # a thread is its channel's: after the channel was changed there is none yet
         channel, _, root = (message.thread or "").rpartition(" ")
