@@ -1,10 +1,11 @@
 """docs/messages.md: every kind of message of every sink, made by the sinks' own code; for `tools/reference.py`."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from html import unescape
+from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -12,17 +13,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.sinks import KINDS, Alertmanager, Email, Links, Messages, SinkSettings
-from notbefore.core.change import Change
+from notbefore.core.change import Change, LifecycleKind
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
 from notbefore.core.document import Document, parse
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import SILENT, Heartbeat, Record, Vm
 from notbefore.core.routing import Route
 from notbefore.delivery.message import Message, Usual
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
 from notbefore.delivery.wording import Text
+from notbefore.fleet.partition import Item, Partition
+from notbefore.fleet.waves import Grouping, Notification
+from notbefore.simulator.fleet import beats, maintenance, scale_set
+from notbefore.simulator.fleet import message as hub_message
 
 BEGIN: Final = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)  # three in the morning, in Berlin
 SETTINGS: Final = Messages(
@@ -47,13 +52,13 @@ HEAD: Final = """# Messages
 
 {note}
 This page shows every kind of message of every sink for a Reboot, a Freeze and a Preempt: what somebody reads at three
-in the morning. The configuration has `messages.time_zone: Europe/Berlin` and all three links.
-[Notifications](notifications.md) says how to change the texts: `messages.advice` says what to do, and templates replace
-the whole text.
+in the morning. [Several VMs](#several-vms) and [the fleet](#the-fleet) follow. The configuration has
+`messages.time_zone: Europe/Berlin` and all three links. [Notifications](notifications.md) says how to change the texts:
+`messages.advice` says what to do, and templates replace the whole text.
 
-Each message is printed as the e-mail: the subject and the plain text. The table below it says what the other sinks
-send. There, *the text* is the text of the e-mail. [Complete requests](#complete-requests) stand at the end. The sinks
-`webhook`, `command`, `event_hub` and `otlp_logs` send [the record](record.md) instead of a text.
+Each message is printed as the e-mail: the subject and the plain text. The line below it says how the other sinks send
+the same subject and text; what differs stands there as well. [Complete requests](#complete-requests) stand at the end.
+The sinks `webhook`, `command`, `event_hub` and `otlp_logs` send [the record](record.md) instead of a text.
 
 In Slack, with a bot token, an event is one message. The first message of the event is posted; each later one takes its
 place, and is added to its thread in short. With an incoming webhook each message is posted.
@@ -174,9 +179,13 @@ def _message(
 
 def _opened(example: Example, change: Change, fields: dict[str, Any]) -> Message:
     record = replace(Record.of(change, VM), **fields)
+    return replace(_delivered(change, record), usual=example.usual)
+
+
+def _delivered(change: Change, record: Record) -> Message:
     routing = Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
     (delivery,) = deliveries(change, record.line(), routing, VM)
-    return replace(Message.of(delivery), usual=example.usual)
+    return Message.of(delivery)
 
 
 def _reminder(example: Example, after: int, *looks: tuple[int, dict[str, Any] | None]) -> tuple[Message, datetime]:
@@ -193,14 +202,54 @@ def _document(number: int, item: dict[str, Any] | None) -> Document:
     return parse(msgspec.json.encode({"DocumentIncarnation": number, "Events": [item] if item else []}))
 
 
+# ---- what `notbefore fleet` sends
+
+
+def fleet_messages() -> Iterator[tuple[str, tuple[Message, datetime]]]:
+    """A wave of events, and VMs that fall silent: a heading, and the message with the time at which it is sent."""
+    fold = Partition("0", Grouping(("scale_set", "event_type")), 3_600.0, lambda *_: None)
+    vms = scale_set("web", 20)
+    events = maintenance(vms, 4, BEGIN, 900.0)
+    silent, silence = vms[-2:], range(3_000, 5_000)  # two VMs, and the seconds in which nothing is heard from them
+    made: list[Notification] = []
+    sequence = count()
+
+    def read(second: float, records: Iterable[Record | Heartbeat]) -> None:
+        for record in records:
+            number = next(sequence)
+            made.extend(fold.add(Item(hub_message(record)[1], number, str(number), BEGIN.timestamp() + second)))
+
+    steps: dict[int, LifecycleKind] = {60: "announced", 960: "started", 1_560: "finished"}
+    for second in range(0, 7_200, 60):
+        now = BEGIN + timedelta(seconds=second)
+        if second % 300 == 0:
+            read(second, beats((vm for vm in vms if not (vm in silent and second in silence)), now, 300.0))
+        if second in steps:
+            read(second, (event.seen(vm, steps[second], now) for event in events for vm in vms))
+        made.extend(fold.advance(now.timestamp()))
+    headings = {  # what stands between these is a digest
+        ("Freeze", "announced"): "Announced",
+        ("Freeze", "started"): "Started",
+        ("Freeze", "finished"): "Finished",
+        (SILENT, "started"): "VMs are silent",
+        (SILENT, "finished"): "They are heard from again",
+    }
+    for one in made:
+        heading = headings.get((one.change.event.event_type, one.change.kind))
+        if heading is not None:
+            record = Record.of(one.change, one.vm, fleet=one.facts)
+            yield heading, (_delivered(one.change, record), one.change.time)
+
+
 # ---- what each sink makes of one
 
 
 class Shown(Struct, frozen=True):
-    """What a sink makes of a message: in a few words, the complete request, and all texts in it."""
+    """What a sink makes of a message: how it marks it, the title, and the complete request."""
 
     sink: str
-    words: str
+    mark: str
+    title: str
     request: Any
 
     def has(self, text: Text) -> bool:
@@ -218,22 +267,21 @@ def shown(message: Message, now: datetime) -> Iterator[Shown]:
     content = slack.content(message, text, now)
     (attachment,) = content["attachments"]
     color = {"critical": "red", "warning": "orange", "info": "blue", "over": "green"}[colors[attachment["color"]]]
-    yield Shown("slack", f"a {color} message: {text.title}", content)
+    yield Shown("slack", color, text.title, content)
     said = message if message.record.no_longer_affected else shared
     if message.kind not in ("sink_failed", "approved", "approval_failed", "approval_skipped"):  # they are no alerts
         event = pagerduty.event(said, render(said, now))
         payload = event["payload"]
-        yield Shown("pagerduty", f"{event['event_action']}, {payload['severity']}: {payload['summary']}", event)
+        yield Shown("pagerduty", f"{event['event_action']}, {payload['severity']}", payload["summary"], event)
         alert = alertmanager.alert(message, render(shared, now), Alertmanager(urls=("http://am-0:9093",)))
-        state = "resolved" if "endsAt" in alert else "firing"
-        words = f"{state}, {alert['labels']['severity']}: {alert['annotations']['summary']}"
-        yield Shown("alertmanager", words, alert)
+        state = "resolved" if message.over else "firing"
+        yield Shown("alertmanager", f"{state}, {alert['labels']['severity']}", alert["annotations"]["summary"], alert)
     notification = apprise.notification(message, text)
-    yield Shown("apprise", f"{notification['type']}: {notification['title']}", notification)
+    yield Shown("apprise", notification["type"], notification["title"], notification)
     event_id, kind, strings = windows_event_log.entry(message, text)
     level = {windows_event_log.ERROR: "Error", windows_event_log.WARNING: "Warning"}.get(kind, "Information")
     entry = {"id": event_id, "type": level, "strings": strings[:2]}
-    yield Shown("windows_event_log", f"{level}, id {event_id}: {strings[0]}", entry)
+    yield Shown("windows_event_log", f"{level}, id {event_id}", strings[0], entry)
 
 
 def mail(message: Message, now: datetime) -> str:
@@ -263,10 +311,18 @@ def page(note: str) -> str:
     parts.append("## Several VMs\n\nOne Reboot of five VMs, sent by `web_0`.\n")
     kinds = ("Announced", "Started", "Finished")
     parts += [_section(f"### Five VMs: {heading}", *one) for heading, one in messages(MANY) if heading in kinds]
-    parts.append("## Complete requests\n\nThe announcement of the Reboot, and its end.\n")
+    parts.append(
+        "## The fleet\n\nA maintenance of 20 VMs, four at a time, and two VMs that fall silent. `notbefore fleet` with"
+        " `group_by: [scale_set, event_type]` sends these messages.\n"
+    )
+    parts += [_section(f"### The fleet: {heading}", *one) for heading, one in fleet_messages()]
+    parts.append("## Complete requests\n\nThe announcement of the Reboot; and its end, for the sinks that close it.\n")
     for heading, one in messages(REBOOT):
-        if heading in ("Announced", "Finished"):
-            parts += [_request(heading, item) for item in shown(*one)]
+        parts += [
+            _request(heading, item)
+            for item in shown(*one)
+            if heading == "Announced" or (heading == "Finished" and item.sink in ("pagerduty", "alertmanager"))
+        ]
     step = slack.step(Renderer(SinkSettings(), SETTINGS)(*_message(REBOOT, (2, REBOOT.item()), (900, None))))
     parts.append(f"### slack: a step in the thread\n\n{_json(step)}")
     return "\n".join(parts)
@@ -274,21 +330,18 @@ def page(note: str) -> str:
 
 def _section(heading: str, message: Message, now: datetime) -> str:
     text = Renderer(SinkSettings(), SETTINGS)(message, now)
-    rows = [f"| `{one.sink}` | {_cell(one.words + _rest(one, message, text))} |\n" for one in shown(message, now)]
-    return f"{heading}\n\n```text\n{mail(message, now)}```\n\n| sink | what it sends |\n|---|---|\n{''.join(rows)}"
+    sinks = " · ".join(f"`{one.sink}`: {one.mark}{_difference(one, message, text)}" for one in shown(message, now))
+    return f"{heading}\n\n```text\n{mail(message, now)}```\n\n{sinks}\n"
 
 
-def _rest(one: Shown, message: Message, text: Text) -> str:
-    """What the request has beside its first words."""
+def _difference(one: Shown, message: Message, text: Text) -> str:
+    """What differs from the e-mail."""
+    title = f', with the subject "{one.title}"' if one.title != text.title else ""
     if one.has(text):
-        return "; then the text"
+        return title
     if one.sink in ("pagerduty", "alertmanager") and message.record.shared != message.record:
-        return f"; then the text, without what is known of {VM.name} alone"
+        return f"{title}, without what is known of {VM.name} alone"
     raise SystemExit(f"{one.sink} leaves something out: {text.title}")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _request(heading: str, one: Shown) -> str:

@@ -96,7 +96,7 @@ def test_a_dead_imds_makes_the_agent_unready_but_not_unhealthy(tmp_path: Path) -
         eventually(lambda: "refused" in agent.log and agent.answers("/healthz"))
         status, reasons = get(agent.port, "/readyz")
         assert status == 503
-        assert b"IMDS has not answered yet" in reasons
+        assert b"IMDS has given no valid answer yet: refused" in reasons
 
 
 @pytest.mark.alone

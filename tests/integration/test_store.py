@@ -400,6 +400,8 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="newer notbefore"):
         Store(tmp_path)
+    with pytest.raises(StoreError, match="newer notbefore"):  # as a command opens it
+        schema.connect(tmp_path / FILE_NAME, "ro")
     assert rows(tmp_path) == 1
 
 

@@ -92,4 +92,4 @@ def test_the_courier_gives_it_to_the_sink(state_file: Path) -> None:
         with closing(Courier(outbox, orders, lambda name: make(name, config, Messages()), Redactor([]))) as courier:
             courier.run()
         (request,) = slack.requests
-    assert "Usual interruption of WestNO_0*\\n95 s (median of 2)" in request.body.decode()
+    assert "Usual interruption of WestNO_0*\\n95 s (median of 2 events)" in request.body.decode()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from notbefore.config.sinks import Links, Messages, Slack
 from notbefore.core import duration
+from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
 from notbefore.delivery.message import Message, Usual
 from notbefore.delivery.render import Renderer
@@ -92,7 +93,7 @@ def test_what_is_over_says_how_long_it_took() -> None:
 def test_what_was_not_seen_ending_says_so() -> None:
     gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
     text = text_of(gone)
-    assert text.title == "Freeze of WestNO_0 is gone: it is not known whether it happened"
+    assert text.title == "Freeze of WestNO_0 may have happened: Azure no longer lists it"
     assert text.summary.startswith("It is not known whether the event happened. The reason: it was Started,")
 
 
@@ -131,6 +132,29 @@ def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
         one, two = recording(message(*steps), interruption_seconds=1.5), message(*steps, vm=other)
         assert text_of(one.shared) == text_of(two.shared)
         assert text_of(one).plain != text_of(two).plain
+
+
+def test_what_many_vms_say_together_is_shared_as_it_is() -> None:
+    wave = recording(message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, started_seconds=600.0)
+    assert wave.shared == wave
+    assert "Duration of the event: 10 min\n" in text_of(wave.shared).plain
+
+
+@pytest.mark.parametrize(("kind", "over"), [("started", ()), ("finished", ("Over since",))])
+def test_silent_vms_are_shown_with_since_when_and_where(kind: ChangeKind, over: tuple[str, ...]) -> None:
+    silent = recording(message(kind=kind), event_type="Silent", resources=(PEER, ME), fleet_vms=2)
+    text = text_of(silent, time_zone="Europe/Berlin")
+    assert [fact.name for fact in text.facts] == ["Silent since", *over, "VMs", "Place", "Severity"]
+    assert "Silent since: 2026-03-01 12:00:01 UTC (13:00:01 Europe/Berlin)\n" in text.plain
+    assert bool(text.advice) == (kind == "started")
+
+
+@pytest.mark.parametrize(
+    ("event_type", "advice"), [("Freeze", "may have been interrupted"), ("Preempt", "still exists")]
+)
+def test_what_to_check_after_an_end_that_nobody_saw_depends_on_the_type(event_type: str, advice: str) -> None:
+    gone = recording(message({}, None, kind="ended"), outcome="unknown", event_type=event_type)
+    assert advice in text_of(gone).advice
 
 
 def test_twenty_names_are_given_and_more_are_counted() -> None:
@@ -182,7 +206,10 @@ def test_the_reader_s_own_time_stands_beside_utc() -> None:
 
 def test_the_usual_interruption_stands_beside_the_expected_one() -> None:
     known = message(REBOOT, usual=Usual(95.0, 4))
-    assert "Expected interruption: unknown\nUsual interruption of WestNO_0: 95 s (median of 4)" in text_of(known).plain
+    assert (
+        "Expected interruption: unknown\nUsual interruption of WestNO_0: 95 s (median of 4 events)"
+        in text_of(known).plain
+    )
     assert "Usual" not in text_of(message(REBOOT)).plain
     assert "Usual" not in text_of(message({"Resources": [PEER]})).plain
 

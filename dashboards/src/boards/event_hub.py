@@ -206,7 +206,7 @@ def _records() -> Panel:
     errors = _grown("notbefore_fleet_errors_total", JOB, "part", INTERVAL)
     return parts.lines_panel(
         "Records and errors",
-        "Records that were read a second, by what they were: news changed an event, beat is a sign of life, poison was"
+        "Records that were read a second, by what they were: news changed an event, beat is a heartbeat, poison was"
         " set aside. And errors of the hub and of the checkpoint store.",
         "short",
         over_time(

@@ -128,12 +128,13 @@ class AgentView:
             reasons.append(f"the state cannot be written, what is new does not survive {end}: {self._store.degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
+        error = f": {known.poll.failure}" if known.poll.failure is not None else ""
         if known.poll.answered is None:
-            return CheckResult(ok=False, reasons=("IMDS has not answered yet", *reasons))
+            return CheckResult(ok=False, reasons=(f"IMDS has given no valid answer yet{error}", *reasons))
         age = self._age(known)
         limit = READY_BEATS * polling.poller.interval
         if age > limit:
-            late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s"
+            late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}"
             return CheckResult(ok=False, reasons=(late, *reasons))
         return CheckResult(self._store.degraded is None, tuple(reasons), self._state.watching)
 

@@ -89,7 +89,7 @@ class _Show:
         self._say(f"an instance of `notbefore fleet` reads them: {self._client.url}/ in a browser\n")
         self._wait(lambda: self._ask()["heard"] == len(vms.all), "not every VM was heard from")
         vms.silence(SILENT)
-        self._say(f"-- two VMs stop sending signs of life: {', '.join(SILENT)}")
+        self._say(f"-- two VMs stop sending heartbeats: {', '.join(SILENT)}")
         web = [vm for vm in vms.all if vm.scale_set == "web"]
         wave = fleet.maintenance(web, AT_A_TIME, datetime.now(UTC), NOTICE)
         self._say(

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print each place that was looked at; returns 0 if IMDS answers at the last one."""
     imds = load_configuration(options).imds
+    remarks = sys.stderr if options.json else sys.stdout
     for step in Discovery(imds.endpoint, imds.api_version).search():
         if options.json:
             print_json([step], sys.stdout)
@@ -27,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
         if step.answers:
             return 0
         if not imds.discover:
-            (sys.stderr if options.json else sys.stdout).write("imds.discover is false: no other place is looked at\n")
+            remarks.write("imds.discover is false: no other place is looked at\n")
             break
+    remarks.write("IMDS was not found. docs/discovery.md explains the places; `notbefore demo` needs no Azure VM.\n")
     return 1

@@ -112,6 +112,7 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
         command = commands.add_parser(
             name,
             help=text,
+            prog=f"notbefore {'fleet report' if name == 'fleet-report' else name}",
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"example:\n  {example}\n\n{DOCUMENTS}",
             allow_abbrev=False,

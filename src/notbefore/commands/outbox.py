@@ -34,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """An action, and the deliveries that it is for."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
-        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action = actions.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=parser.epilog,
+            allow_abbrev=False,
+            formatter_class=parser.formatter_class,
+        )
         if name != "list":
             action.add_argument("ids", nargs="*", metavar="ID", help="a delivery id, or the beginning of one")
         if name in ("retry", "drop"):

@@ -236,7 +236,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
     ca_file: str | None = None  # of a private CA, instead of the known ones
     format: Literal["structured", "binary"] = "structured"  # the envelope: around, or in the properties
-    heartbeat: Duration | None = None  # 5m and up: a sign of life of each VM
+    heartbeat: Duration | None = None  # 5m and up: each VM sends one so often
     timeout: Duration = Duration("15s")
     expire_after: Duration = Duration("7d")  # a stream is to be whole
     expire_on_end: bool = False

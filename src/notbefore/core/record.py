@@ -234,8 +234,13 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def shared(self) -> Self:
-        """The record without what differs between the VMs that report it; as it is, where it affects its VM alone."""
-        if [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]:
+        """The record without what differs between the VMs that report it.
+
+        As it is, where it affects its VM alone, and where it says already what many VMs say together.
+        """
+        if self.fleet_vms is not None or [name.casefold() for name in self.resources] == [
+            (self.vm_name or "").casefold()
+        ]:
             return self
         return msgspec.structs.replace(self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM))
 

@@ -251,7 +251,7 @@ class Courier:
             text = f"did not accept the repetition of {what} ({cause}): it will be tried again"
         elif state == "dead":
             level = logging.ERROR
-            way_out = f"mend the cause, then `notbefore outbox retry {delivery.delivery_id[:8]}`"
+            way_out = f"correct the cause, then `notbefore outbox retry {delivery.delivery_id[:8]}`"
             text = f"refused {what} for good ({cause}): {way_out}"
         self._failures.failed(Failure(delivery.sink, level, f"sink {delivery.sink} {text}", cause))
 

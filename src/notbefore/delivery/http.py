@@ -113,7 +113,7 @@ class Http:
             raise SendError(str(error), permanent=True) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # its text would hold the whole address
-            raise SendError(f"{urlsplit(url).hostname}: {_reason(error)}") from None
+            raise SendError(f"{_receiver(url)}: {_reason(error)}") from None
 
     def close(self) -> None:
         """Close the connections."""
@@ -140,8 +140,14 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
+def _receiver(url: str) -> str:
+    """Host and port of an address, without what may be secret in it."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port is not None else str(parts.hostname)
+
+
 def _reason(error: BaseException) -> str:
-    """The innermost reason that says something: ``ConnectionRefusedError: [Errno 111] Connection refused``."""
+    """The innermost reason that says something: ``Connection refused``."""
     seen: BaseException = error
     while True:
         inner: Any = getattr(seen, "reason", None) or seen.__cause__ or seen.__context__
@@ -153,7 +159,7 @@ def _reason(error: BaseException) -> str:
             break
     if isinstance(seen, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(seen).__name__
-    return f"{type(seen).__name__}: {seen}"
+    return getattr(seen, "strerror", None) or f"{type(seen).__name__}: {seen}"
 
 
 # ---- connections

@@ -77,13 +77,14 @@ _ADVICE_OF_KIND: Final = {
     "approval_failed": _NOT_APPROVED,
     "approval_skipped": _NOT_APPROVED,
 }
+_ADVICE_MAYBE_GONE: Final = "Check whether the VM still exists."
 _ADVICE_UNKNOWN: Final = (
     "notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot."
 )
 _CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
 _TITLES: Final = {
     "canceled": "canceled",
-    "ended": "is gone: it is not known whether it happened",
+    "ended": "may have happened: Azure no longer lists it",
     "approved": "approved: it may start now",
     "approval_failed": "could not be approved",
     "approval_skipped": "was not approved",
@@ -99,11 +100,18 @@ _SUMMARIES: Final = {
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
 _MARK: Final = "[EXERCISE]"
 _EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
-_SILENT_WORDS: Final = ("heard from again", "silent", "No sign of life comes from there, and no event explains it.")
+_SILENT_WORDS: Final = (
+    "heard from again",
+    "silent",
+    "No heartbeat came for three intervals, and no event explains it.",
+)
 _MISSING_WORDS: Final = ("no longer missing", "missing", MISSING)
-_SILENT_ADVICE: Final = "Check whether the VM runs, whether it reaches the hub, and `systemctl status notbefore` on it."
+_SILENT_ADVICE: Final = (
+    "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`, and with"
+    " `notbefore outbox list` whether it reaches the hub."
+)
 _FAILED_ADVICE: Final = (
-    "On the VM, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
+    "On the VM, as root, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
     " `notbefore outbox retry --all`."
 )
 
@@ -154,14 +162,14 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
         title = one_line(f"notbefore on {record.vm_name or 'an unknown VM'}: {message.note}")
         return Text(title, _refused(message, now), message.delivery_id, _FAILED_ADVICE, links=links)
     if record.event_type == SILENT:
-        return _silence(message, links)
+        return _silence(message, links, settings.time_zone)
     time = record.not_before if _is_ahead(message) else None
     return Text(
         title=marked(one_line(_title(message, time, now)), record),
         summary=f"{_EXERCISE} {_summary(message)}".strip() if record.exercise else _summary(message),
         delivery_id=message.delivery_id,
         advice=_advice(message, settings.advice),
-        facts=tuple(_facts(message, now, settings.time_zone)),
+        facts=_facts(message, now, settings.time_zone),
         links=links,
         time=time,
     )
@@ -180,20 +188,26 @@ def marked(title: str, record: Record) -> str:
     return f"{_MARK} {title}" if record.exercise and _MARK not in title else title
 
 
-def _silence(message: Message, links: tuple[Fact, ...]) -> Text:
+def _silence(message: Message, links: tuple[Fact, ...], time_zone: str | None) -> Text:
     """That VMs of a fleet have fallen silent, or are heard from again."""
     record = message.record
     missing = record.description == MISSING
     over, now, summary = _MISSING_WORDS if missing else _SILENT_WORDS
     what = over if message.over else now + (" (changed)" if message.kind == "updated" else "")
     if message.over:
-        summary = "Every VM sends its signs of life, or is no longer expected."
+        summary = "All of these VMs send heartbeats again, or are no longer expected."
     return Text(
         title=one_line(f"{subject(record)}: {what}"),
         summary=summary,
         delivery_id=message.delivery_id,
         advice="" if message.over else _SILENT_ADVICE,
-        facts=(Fact("VMs", one_line(", ".join(_sorted(record.resources)[:MAX_NAMES]))),),
+        facts=_shown(
+            Fact(f"{now.capitalize()} since", _clock(record.first_seen, time_zone)),
+            Fact("Over since", _clock(record.time, time_zone) if message.over else ""),
+            Fact("VMs", _names(record.resources)),
+            *_place(record),
+            Fact("Severity", message.shown_severity),
+        ),
         links=links,
     )
 
@@ -306,6 +320,8 @@ def _advice(message: Message, own: dict[str, str]) -> str:
         return _UNDO
     if record.outcome == "finished":
         return _ADVICE_FINISHED.get(event_type, _ADVICE_FINISHED["Reboot"])
+    if message.kind == "ended" and event_type in GONE:
+        return _ADVICE_MAYBE_GONE
     if message.kind in _ADVICE_OF_KIND:
         return _ADVICE_OF_KIND[message.kind].replace("EVENT_ID", one_line(record.event_id))
     texts = {name.casefold(): text for name, text in own.items()}
@@ -325,9 +341,14 @@ def _advice_until_the_end(message: Message) -> str:
 # ---- the facts
 
 
-def _facts(message: Message, now: datetime, time_zone: str | None) -> list[Fact]:
+def _shown(*facts: Fact) -> tuple[Fact, ...]:
+    """Those that say something, each on one line."""
+    return tuple(Fact(fact.name, one_line(fact.value)) for fact in facts if one_line(fact.value))
+
+
+def _facts(message: Message, now: datetime, time_zone: str | None) -> tuple[Fact, ...]:
     record = message.record
-    facts = [
+    return _shown(
         Fact("Sent here because", message.note),
         *_times(message, now, time_zone),
         Fact("What changed", _what_changed(message)),
@@ -340,9 +361,7 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
         Fact("Severity", message.shown_severity),
         Fact("EventId", record.event_id),
         Fact("Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""),
-    ]
-    cleaned = (Fact(fact.name, one_line(fact.value)) for fact in facts)
-    return [fact for fact in cleaned if fact.value]
+    )
 
 
 def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]:
@@ -395,7 +414,7 @@ def _interruption(message: Message) -> list[Fact]:
         return [*facts, Fact(f"Measured interruption of {one_line(record.vm_name)}", measured)]
     if usual is None:
         return facts
-    counted = f"{words(usual.seconds)} (median of {usual.count})"
+    counted = f"{words(usual.seconds)} (median of {usual.count} events)"
     return [*facts, Fact(f"Usual interruption of {one_line(record.vm_name)}", counted)]
 
 

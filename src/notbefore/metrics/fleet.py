@@ -23,13 +23,11 @@ EVENTS: Final = Metric(
     "notbefore_fleet_events_pending", "gauge", "Events that are not over.", (*_PLACE, "event_status")
 )
 VMS: Final = Metric("notbefore_fleet_vms_affected", "gauge", "VMs that events which are not over affect.", _PLACE)
-HEARD: Final = Metric(
-    "notbefore_fleet_vms_heard", "gauge", "VMs that have sent a sign of life.", ("region", "scale_set")
-)
+HEARD: Final = Metric("notbefore_fleet_vms_heard", "gauge", "VMs that have sent a heartbeat.", ("region", "scale_set"))
 SILENT: Final = Metric(
     "notbefore_fleet_vms_silent",
     "gauge",
-    "VMs whose signs of life have stopped, without an event that explains it.",
+    "VMs whose heartbeats have stopped, without an event that explains it.",
     ("region", "scale_set"),
 )
 MISSING_VMS: Final = Metric(

@@ -43,7 +43,7 @@ def connect(path: Path, mode: str, busy_seconds: float = COMMAND_BUSY_SECONDS) -
         raise StoreError(f"{path} cannot be opened ({error}): {_hint(path, mode)}") from None
     if version != SCHEMA_VERSION:
         db.close()
-        raise StoreError(f"{path} has schema {version}, this version needs {SCHEMA_VERSION}: start `notbefore run`")
+        raise StoreError(_other_schema(path, version))
     return db
 
 
@@ -66,6 +66,15 @@ def _open(uri: str, busy_seconds: float) -> tuple[sqlite3.Connection, int]:
     return db, _version(db)
 
 
+def _other_schema(path: Path, version: int) -> str:
+    if version < SCHEMA_VERSION:
+        return f"{path} was written by an older notbefore: start `notbefore run`, which brings it up to date"
+    return (
+        f"{path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}): "
+        "install that version again, or move the file away to begin anew"
+    )
+
+
 def bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
     """Give a new file its schema, and an older one the schema of this version, after a copy of it was made.
 
@@ -73,10 +82,7 @@ def bring_up_to_date(db: sqlite3.Connection, path: Path) -> None:
     """
     version = _version(db)
     if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}): "
-            "install that version again, or move the file away to begin anew"
-        )
+        raise StoreError(_other_schema(path, version))
     if version == 0:
         _execute(db, SCHEMA, SCHEMA_VERSION)
     elif version < SCHEMA_VERSION:

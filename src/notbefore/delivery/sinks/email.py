@@ -90,7 +90,7 @@ class Sink:
         except smtplib.SMTPNotSupportedError as error:
             raise SendError(f"the mail server cannot do this: {error}", permanent=True) from None
         except (smtplib.SMTPException, OSError) as error:
-            raise SendError(f"{self._account.host}: {type(error).__name__}: {error}") from None
+            raise SendError(f"{self._account.host}: {error.strerror or f'{type(error).__name__}: {error}'}") from None
 
     def _connected(self) -> smtplib.SMTP:
         account = self._account
