@@ -58,9 +58,9 @@ configuration stays in use. [config/notbefore.yml](../config/notbefore.yml) is a
 Order of precedence, lowest first: the defaults, the file, environment variables (`NOTBEFORE_IMDS__INTERVAL=5s`: the
 path in capitals, with `__` between its parts), the command line (`--listen`, `--imds`, `--state-dir`, `--log-level`).
 
-**Duration**: `500ms`, `1s`, `1m30s`, `1h`, `7d`. **Secret**: a key marked *secret*, such as `url`, has its value as text; or
-use one of `url_file` (a path relative to the configuration), `url_env` (an environment variable) or `url_credential`
-(systemd's `LoadCredential=`) instead. Secrets are never printed.
+**Duration**: `500ms`, `1s`, `1m30s`, `1h`, `7d`. **Secret**: a key marked *secret*, such as `url`, has its value as
+text; or use one of `url_file` (a path relative to the configuration), `url_env` (an environment variable) or
+`url_credential` (systemd's `LoadCredential=`) instead. Secrets are never printed.
 """
 METRICS: Final = """# Metrics
 
