@@ -1,8 +1,9 @@
 """The fleet's figures: ``python benchmarks/fleet.py [figures | way | faults]``; ``--help`` lists the options of each.
 
 ``figures``: changes a second of the reading, of the merge, of the fold with both, of the SDK alone, and from the tests'
-Event Hub peer to the stories; resident memory. ``way``: how long a change is on its way from IMDS to a receiver.
-``faults``: what is lost, repeated or out of order. Times depend on the load of the machine, CPU times less.
+Event Hub peer to the stories, by one instance and by two; resident memory. ``way``: how long a change is on its way
+from IMDS to a receiver. ``faults``: what is lost, repeated or out of order. Times depend on the load of the machine,
+CPU times less.
 """
 
 import argparse
@@ -10,10 +11,12 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.core.change import LIFECYCLE_KINDS
-from notbefore.core.record import Record
+from notbefore.core.record import Heartbeat, Record
 from notbefore.fleet.partition import Item, Partition
 from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping
@@ -41,13 +44,16 @@ from support.hub import Hub, Stored
 from support.peers import HttpPeer
 
 STEPS = [kind for kind in LIFECYCLE_KINDS if kind in {"announced", "started", "finished"}]
-RESULTS = ("news", "known", "late")
+RESULTS = ("news", "known", "late", "beat")
+SETS = 64  # scale sets: enough for 32 partitions
+CORES = sorted(os.sched_getaffinity(0))
+PEERS, INSTANCES = CORES[0], CORES[-1]  # the core of the hub, the store and the receiver, and the one of an instance
 
 
 def reports(events: int, vms: int) -> list[Record]:
-    """Every VM of a scale set reports three steps of each event, which affects one of them; ten scale sets."""
+    """Every VM of a scale set reports three steps of each event, which affects one of them; 64 scale sets."""
     begin = datetime.now(UTC) - timedelta(seconds=events)
-    sets = [[vm(f"set{number}_{one}", scale_set=f"set{number}") for one in range(vms)] for number in range(10)]
+    sets = [[vm(f"set{number}_{one}", scale_set=f"set{number}") for one in range(vms)] for number in range(SETS)]
     return [
         report(who, step, f"E{event}", at=begin + timedelta(seconds=event), resources=[group[event % vms].name])
         for event in range(events)
@@ -79,8 +85,19 @@ def pure(bodies: list[bytes]) -> None:
     print(f"notifications: {made}")
 
 
+@contextmanager
+def on(core: int) -> Iterator[None]:
+    """What this thread does, and the processes that it starts, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class Sample(NamedTuple):
-    """What an instance had taken in at a moment, and the CPU time that it and the hub had used, in seconds."""
+    """What the instances had taken in at a moment, and the CPU time that they and the hub had used, in seconds."""
 
     time: float
     taken: float
@@ -89,8 +106,7 @@ class Sample(NamedTuple):
 
 
 def sample(instances: list[RunningFleet], hub: Hub) -> Sample:
-    names = [f'notbefore_fleet_records_total{{result="{one}"}}' for one in RESULTS]
-    taken = sum(one.metric(name) or 0.0 for one in instances for name in names)
+    taken = sum(one.metric_sum("notbefore_fleet_records_total") for one in instances)
     return Sample(time.monotonic(), taken, sum(cpu(one.process.pid) for one in instances), cpu(hub.pid))
 
 
@@ -100,49 +116,102 @@ def cpu(process: int) -> float:
     return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
-def watch(instances: list[RunningFleet], hub: Hub, count: int) -> list[Sample]:
-    """Samples from the first record on, until all are taken in."""
-    samples = [sample(instances, hub)]
-    while samples[-1].taken < count:
-        time.sleep(0.2)
-        samples.append(sample(instances, hub))
-    return [one for one in samples if one.taken][: len(samples)]
+def resident(process: int) -> float:
+    """MiB."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
-def end_to_end(records: list[Record], directory: Path, instances: int = 1) -> float:
-    """From the hub to the stories, with the hub's log full at the start; returns changes a second of CPU time."""
-    with Hub(directory, partitions=32) as hub, HttpPeer() as hook, ExitStack() as stack:
-        send(hub, records)
-        options = {}
-        if instances > 1:
-            blobs = stack.enter_context(Azurite(directory))
-            store = {"connection_string": blobs.connection_string, "container": "notbefore"}
-            options = {"checkpoints": store, "rebalance": "1s", "takeover": "5s"}
+@contextmanager
+def fleet(directory: Path, instances: int) -> Iterator[tuple[Hub, list[RunningFleet]]]:
+    """Instances that read a hub of 32 partitions, each on a core of its own as far as there are any."""
+    with ExitStack() as stack:
+        with on(PEERS):
+            hub = stack.enter_context(Hub(directory, partitions=32))
+            hook = stack.enter_context(HttpPeer())
+            options: dict[str, Any] = {}
+            if instances > 1:
+                blobs = stack.enter_context(Azurite(directory))
+                options["checkpoints"] = {"connection_string": blobs.connection_string, "container": "notbefore"}
+                options["rebalance"] = "1s"
         config = configured(directory, hub, hook.url, **options)
-        begin = time.monotonic()
-        running = [stack.enter_context(RunningFleet(config, directory / f"state{one}")) for one in range(instances)]
+        running = []
+        for number in range(instances):
+            with on(CORES[-1 - number % len(CORES)]):
+                running.append(stack.enter_context(RunningFleet(config, directory / f"state{number}")))
         for one in running:
             one.ready()
-        samples = watch(running, hub, len(records))
-        status = Path(f"/proc/{running[0].process.pid}/status").read_text(encoding="ascii")
-    resident = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
-    first, last = samples[0], samples[-1]
-    taken, wall, used = last.taken - first.taken, last.time - first.time, last.used - first.used
-    who = f"{instances} instance{'s' if instances > 1 else ''}, from hub to stories"
-    rate(f"{who}, with the start ({last.time - begin:.1f} s)", len(records), last.time - begin)
-    if taken:
-        rate(f"{who}, steady, by the clock", int(taken), wall)
-        rate(f"{who}, steady, by their own CPU time", int(taken), used)
-        hub_share, own_share = (last.hub - first.hub) / wall, used / wall
-        print(f"CPU time in it: {100 * own_share:.0f} % of a core, and the hub {100 * hub_share:.0f} %")
-    print(f"resident: {int(resident) / 1024:.0f} MiB")
-    return taken / used if used else 0.0
+        share = 32 / instances
+        eventually(lambda: all(one.metric_sum("notbefore_fleet_partitions") == share for one in running), patience=120)
+        yield hub, running
 
 
-def sdk_alone(records: list[Record], directory: Path) -> None:
-    """What the SDK's consumer reads from the same hub in the same way, with nothing done with it."""
-    with Hub(directory, partitions=32) as hub:
-        send(hub, records)
+class Speed(NamedTuple):
+    """Changes a second."""
+
+    clock: float
+    cpu: float  # by the CPU time of the instances
+
+
+def end_to_end(records: list[Record], directory: Path, instances: int = 1) -> Speed:
+    """From the hub to the stories. The hub's log is filled while the instances are stopped, so that nobody sends."""
+    with fleet(directory, instances) as (hub, running):
+        for one in running:
+            one.process.send_signal(signal.SIGSTOP)
+        with on(PEERS):
+            send(hub, records)
+        first = Sample(time.monotonic(), 0.0, sum(cpu(one.process.pid) for one in running), cpu(hub.pid))
+        for one in running:
+            one.process.send_signal(signal.SIGCONT)
+        last = first
+        while last.taken < len(records):
+            time.sleep(0.5)
+            last = sample(running, hub)
+        size = max(resident(one.process.pid) for one in running)
+    wall, used = last.time - first.time, last.used - first.used
+    found = Speed(len(records) / wall, len(records) / used)
+    who = f"{instances} instance{'s' if instances > 1 else ''}, from the hub to the stories"
+    print(f"{who}: {found.clock:,.0f} changes/s by the clock, {found.cpu:,.0f} by their own CPU time")
+    print(f"  CPU time in it: {100 * used / wall:.0f} % of a core, the hub {100 * (last.hub - first.hub) / wall:.0f} %")
+    print(f"  resident: {size:.0f} MiB")
+    return found
+
+
+def memory(directory: Path) -> None:
+    """10,000 VMs in 100 scale sets, each of which sends heartbeats, and 1,000 events that are open."""
+    begin = datetime.now(UTC)
+    sets = [[vm(f"set{number}_{one}", scale_set=f"set{number}") for one in range(100)] for number in range(100)]
+    with fleet(directory, 1) as (hub, (instance,)):
+        idle = resident(instance.process.pid)
+        events = [
+            report(who, "announced", f"E{event}", at=begin, resources=[group[event // 100].name], notice=36_000.0)
+            for event in range(1000)
+            for group in (sets[event % 100],)
+            for who in group
+        ]
+        with on(PEERS):
+            for turn in range(3):
+                at = begin + timedelta(seconds=turn)
+                send(hub, [Heartbeat.of(who, (), "1", at, 300.0) for group in sets for who in group])
+            send(hub, events)
+        wanted = 30_000 + len(events)
+        eventually(lambda: instance.metric_sum("notbefore_fleet_records_total") >= wanted, patience=600)
+        heard = instance.metric_sum("notbefore_fleet_vms_heard")
+        pending = instance.metric_sum("notbefore_fleet_events_pending")
+        time.sleep(10)  # a snapshot of all partitions is written
+        size = resident(instance.process.pid)
+    print(
+        f"{heard:,.0f} VMs heard from and {pending:,.0f} open events, each reported by 100 VMs: {size:.0f} MiB resident"
+    )
+    print(f"  {idle:.0f} MiB before the first record")
+
+
+def sdk_alone(records: list[Record], directory: Path) -> float:
+    """What the SDK's consumer reads from the same hub in the same way, with nothing done with it: records/s of CPU."""
+    with ExitStack() as stack:
+        with on(PEERS):
+            hub = stack.enter_context(Hub(directory, partitions=32))
+            send(hub, records)
         found = 0
         enough = asyncio.Event()
 
@@ -165,21 +234,30 @@ def sdk_alone(records: list[Record], directory: Path) -> None:
                 receiving.cancel()
                 return taken
 
-        wall, used = asyncio.run(run())
-    rate("the SDK alone, by the clock", found, wall)
-    rate("the SDK alone, by CPU time", found, used)
+        with on(INSTANCES):
+            wall, used = asyncio.run(run())
+    print(f"the SDK alone: {found / wall:,.0f} changes/s by the clock, {found / used:,.0f} by CPU time")
+    return found / used
 
 
 def figures(options: argparse.Namespace) -> None:
-    """How much it takes in."""
+    """How much it takes in, and how much memory it needs."""
     records = reports(options.events, options.vms)
-    print(f"{len(records)} changes of {options.events} events")
+    print(f"{len(records):,} changes of {options.events} events; load {os.getloadavg()[0]:.1f} on {len(CORES)} cores")
+    print(f"the instance on core {INSTANCES}; the hub and the receiver on core {PEERS}; nobody sends meanwhile")
     pure([body(one) for one in records])
     with tempfile.TemporaryDirectory() as directory:
-        sdk_alone(records, Path(directory))
-    for instances in range(1, options.instances + 1):
-        with tempfile.TemporaryDirectory() as directory:
-            end_to_end(records, Path(directory), instances)
+        sdk = sdk_alone(records, Path(directory))
+    with tempfile.TemporaryDirectory() as directory:
+        one = end_to_end(records, Path(directory))
+    print(f"the SDK's share of the CPU time: {100 * one.cpu / sdk:.0f} %")
+    with tempfile.TemporaryDirectory() as directory:
+        two = end_to_end(records, Path(directory), 2)
+    print(f"two instances against one: {two.clock / one.clock:.2f} times by the clock, with the hub on their cores;")
+    print(f"  {2 * two.cpu / one.cpu:.2f} times where the hub is elsewhere, by CPU time for a change")
+    with tempfile.TemporaryDirectory() as directory:
+        memory(Path(directory))
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
 def way(options: argparse.Namespace) -> None:
@@ -240,16 +318,17 @@ def spread(what: str, seconds: list[float]) -> None:
 
 def faults(options: argparse.Namespace) -> None:
     """What is lost, repeated, or out of order, fault by fault: 0 lost is wanted of each."""
-    scenes = {
+    scenes: dict[str, Callable[[Path], tuple[fleet_faults.Account, str]]] = {
         "alone": lambda path: fleet_faults.kills_alone(path, options.kills, options.minutes),
         "kills": lambda path: fleet_faults.kills(path, options.kills, options.minutes),
         "fights": fleet_faults.fights,
-        "store": lambda path: fleet_faults.store_away(path, options.seconds),
+        "store": lambda path: fleet_faults.store_away(path, options.seconds, kill_every=25.0),
+        "container": fleet_faults.container_deleted,
         "hub": lambda path: fleet_faults.hub_away(path, options.seconds),
         "tail": fleet_faults.tail_lost,
         "poison": fleet_faults.poison,
         "clocks": fleet_faults.clocks,
-        "resized": fleet_faults.resized,
+        "resized": lambda path: fleet_faults.resized(path, 3, (6, 9, 16), quiet=120.0),
     }
     failed = False
     for name in options.only or scenes:
@@ -265,18 +344,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     found = commands.add_parser("figures", help=figures.__doc__)
-    found.add_argument("--events", type=int, default=200)
-    found.add_argument("--vms", type=int, default=100, help="of each of ten scale sets")
-    found.add_argument("--instances", type=int, default=1, help="2: the same with two instances as well")
+    found.add_argument("--events", type=int, default=320)
+    found.add_argument("--vms", type=int, default=100, help="of each of 64 scale sets")
     found.set_defaults(run=figures)
     found = commands.add_parser("way", help=way.__doc__)
     found.add_argument("--changes", type=int, default=100)
     found.set_defaults(run=way)
     found = commands.add_parser("faults", help=faults.__doc__)
-    found.add_argument("only", nargs="*", help="alone, kills, fights, store, hub, tail, poison, clocks, resized")
+    found.add_argument(
+        "only", nargs="*", help="alone, kills, fights, store, container, hub, tail, poison, clocks, resized"
+    )
     found.add_argument("--kills", type=int, default=200)
     found.add_argument("--minutes", type=float, default=60.0, help="after which no more are killed")
-    found.add_argument("--seconds", type=float, default=120.0, help="for which the hub or the store is away")
+    found.add_argument("--seconds", type=float, default=240.0, help="for which the hub or the store is away")
     found.set_defaults(run=faults)
     options = parser.parse_args()
     options.run(options)

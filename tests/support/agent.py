@@ -173,6 +173,11 @@ class RunningAgent:
         values = [line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == name]
         return float(values[0]) if values else None
 
+    def metric_sum(self, name: str) -> float:
+        """The sum of the samples of this name, whatever their labels."""
+        lines = get(self.port, "/metrics")[1].decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition(" ")[0].partition("{")[0] == name)
+
     def courier(self) -> int:
         """The id of the courier's process, once there is one."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")

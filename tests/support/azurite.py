@@ -69,6 +69,13 @@ class Azurite:
 
         asyncio.run(make())
 
+    def delete_container(self) -> None:
+        async def delete() -> None:
+            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
+                await store._container_client.delete_container()
+
+        asyncio.run(delete())
+
     def threads(self) -> list[dict[str, Any]]:
         """What the instances have written down of what sinks said of the events that are open."""
 

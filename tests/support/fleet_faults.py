@@ -72,11 +72,26 @@ def change_of(event: str, vm: str, step: str, not_before: datetime, clock: float
     return json.dumps({"specversion": "1.0", "type": f"notbefore.scheduled_event.{step}.v1", "data": data}).encode()
 
 
+def beat_of(vm: str, interval: float) -> bytes:
+    """The sign of life of a VM; ``interval``: the seconds until its next one, as it says."""
+    data = {
+        "time": datetime.now(UTC).isoformat(),
+        "cloud.region": "westeurope",
+        "cloud.account.id": "sub",
+        "azure.resource_group.name": "rg",
+        "azure.vm.scaleset.name": vm.partition("_")[0],
+        "host.id": f"id-{vm}",
+        "host.name": vm,
+        "notbefore.heartbeat.interval_seconds": interval,
+    }
+    return json.dumps({"specversion": "1.0", "type": "notbefore.heartbeat.v1", "data": data}).encode()
+
+
 class Writer:
     """Begins ``rate`` events a second while it runs, and sends all of their changes, until the hub has each of them."""
 
-    def __init__(self, hub: Hub, rate: float = 2.0, clocks: float = 0.0) -> None:
-        self._hub, self._pause, self._clocks = hub, 1 / rate, clocks
+    def __init__(self, hub: Hub, rate: float = 2.0, clocks: float = 0.0, beats: float = 0.0) -> None:
+        self._hub, self._pause, self._clocks, self._beats = hub, 1 / rate, clocks, beats
         self._over = threading.Event()
         self._client: EventHubProducerClient | None = None
         self._not_before = datetime.now(UTC) + timedelta(hours=1)  # Azure's, the same on each VM
@@ -111,6 +126,9 @@ class Writer:
         found: dict[str, list[bytes]] = {}
         if self.extra:
             found["sub/rg/extra"] = [self.extra.pop() for _ in range(len(self.extra))]
+        if self._beats:  # each VM sends a sign of life each SETS turns
+            name = f"set{turn % SETS}"
+            found[f"sub/rg/{name}"] = [beat_of(f"{name}_{vm}", self._beats) for vm in range(VMS)]
         if begins:
             self.begun.append(f"E{turn}")
         for age, step in enumerate(STEPS):
@@ -281,6 +299,10 @@ class Scene:
         wanted = self.notified() + count
         eventually(lambda: self.notified() >= wanted, patience=patience)
 
+    def metric(self, name: str) -> float:
+        """The sum of a metric over the instances."""
+        return sum(one.metric(name) for one in self.instances)
+
     def settle(self, without: Callable[[str, str], bool] = lambda *_: False) -> Account:
         """Have the writer end, wait for what is wanted, and count."""
         self.writer.__exit__(None, None, None)
@@ -360,25 +382,53 @@ def fights(directory: Path, partitions: int = 32) -> tuple[Account, str]:
         return at.settle(), "; ".join(said) + "; one hung, one was stopped"
 
 
-def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
-    """The checkpoint store is away, and then it hangs."""
+def store_away(directory: Path, seconds: float, kill_every: float = 0.0) -> tuple[Account, str]:
+    """The checkpoint store is away, and then it hangs; ``kill_every``: so often an instance is killed meanwhile."""
     with scene(directory) as at:
         assert at.blobs
         at.add(), at.add()
         at.progress(6)
         at.blobs.stop()
-        began = at.notified()
-        time.sleep(seconds)
-        said = f"away for {seconds:.0f} s, in which {at.notified() - began} were notified"
+        began, killed = at.notified(), _kill_for(at, seconds, kill_every)
+        said = f"away for {seconds:.0f} s, in which {at.notified() - began} were notified, {killed} kills"
         at.blobs.start()
         at.progress(6)
         at.blobs.hang(signal.SIGSTOP)
-        began = at.notified()
-        time.sleep(seconds / 2)
-        said += f"; hung for {seconds / 2:.0f} s, in which {at.notified() - began} were"
+        began, killed = at.notified(), _kill_for(at, seconds / 2, kill_every)
+        said += f"; hung for {seconds / 2:.0f} s, in which {at.notified() - began} were, {killed} kills"
         at.blobs.hang(signal.SIGCONT)
         at.progress(6)
         return at.settle(), said
+
+
+def _kill_for(at: Scene, seconds: float, every: float) -> int:
+    """Kill the last instance so often and start it again, without its disk every other time; returns how often."""
+    end, killed = time.monotonic() + seconds, 0
+    while every and time.monotonic() + every < end:
+        time.sleep(every)
+        at.instances[-1].kill(disk=killed % 2 == 1)
+        at.instances[-1].start()
+        killed += 1
+    time.sleep(max(0.0, end - time.monotonic()))
+    return killed
+
+
+def container_deleted(directory: Path) -> tuple[Account, str]:
+    """Somebody deletes the container of the checkpoints under running instances."""
+    with scene(directory) as at:
+        assert at.blobs
+        at.add(), at.add()
+        at.progress(12)
+        time.sleep(6)  # snapshots are written
+        at.blobs.delete_container()
+        at.progress(12)
+        victim = at.instances[-1]
+        victim.kill()
+        victim.start()
+        at.progress(12)
+        eventually(lambda: at.metric("notbefore_fleet_partitions") == 8, patience=120)
+        at.progress(12)
+        return at.settle(), "deleted, and an instance killed after it"
 
 
 def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
@@ -472,12 +522,28 @@ def clocks(directory: Path, seconds: float = 300.0, events: int = 30) -> tuple[A
         return at.settle(), f"clocks from {-seconds / 60:+.0f} to {seconds / 60:+.0f} minutes"
 
 
-def resized(directory: Path) -> tuple[Account, str]:
-    """The hub is given twice the partitions while events are under way, so that most of them move."""
-    with scene(directory, 4, store=False) as at:
-        one = at.add()
+def resized(
+    directory: Path, instances: int = 1, sizes: tuple[int, ...] = (8,), quiet: float = 0.0
+) -> tuple[Account, str]:
+    """The hub is given more partitions while events are under way, so that most of them move, and all heartbeats.
+
+    ``quiet``: seconds to go on afterwards, in which no VM may seem silent.
+    """
+    with scene(directory, 4, store=instances > 1, beats=30.0) as at:
+        for _ in range(instances):
+            at.add()
         at.progress(12)
-        at.hub.order("resize:8")
-        at.progress(12)
-        partitions = int(one.metric("notbefore_fleet_partitions"))
-        return at.settle(), f"from 4 partitions to 8, of which the instance reads {partitions}"
+        for partitions in sizes:
+            at.hub.order(f"resize:{partitions}")
+            at.progress(12)
+            eventually(lambda: at.metric("notbefore_fleet_partitions") == partitions, patience=PATIENCE)  # noqa: B023 - now
+            at.progress(12)
+        shares = [int(one.metric("notbefore_fleet_partitions")) for one in at.instances]
+        began = time.monotonic()
+        while time.monotonic() - began < quiet:
+            at.progress(12)
+        account = at.settle()
+        # nothing is left where it came from, to be notified as over an hour later
+        eventually(lambda: at.metric("notbefore_fleet_events_pending") == 0, patience=60)
+        silent = at.metric("notbefore_fleet_vms_fell_silent_total")
+        return account, f"from 4 partitions to {sizes}, of which the instances read {shares}; {silent:.0f} seem silent"

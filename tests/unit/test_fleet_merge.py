@@ -427,14 +427,62 @@ def test_records_that_the_hub_deleted_before_they_were_read_are_counted() -> Non
     assert log.fold.figures.missing == 10
 
 
-def test_a_story_is_taken_over_from_the_partition_where_it_began() -> None:
-    first = Log()
+# ---- the hub was given more partitions: what is open goes on in another one
+
+
+def move(source: Partition, target: Partition, told: Report) -> bool:
+    wave = source.give(told)
+    if wave is not None:
+        target.adopt(wave, T0.timestamp())
+    return wave is not None
+
+
+def test_an_event_goes_on_in_another_partition_as_the_one_that_it_was() -> None:
+    first, second = Log(), Log()
     first.add(A, "announced")
-    second = Log()
-    second.fold = Partition("1", Grouping(), LIMIT, lambda *_: None, first.fold.release)
+    assert move(first.fold, second.fold, reported(A, "started"))
+    assert second.add(B, "announced", resources=[A.name], not_before=at(900)) == []
     assert second.add(A, "started") == ["started"]
     assert not first.fold.stories
     assert not first.fold.waves.open
+    assert not move(first.fold, second.fold, reported(B, "started"))
+
+
+def test_of_a_wave_only_what_comes_from_the_same_place_moves_and_nothing_of_it_is_announced_again() -> None:
+    by_type = Grouping(("event_type",), group_wait=0.0)
+    first, second = Log(by_type), Log(by_type)
+    other = vm("data_0", scale_set="data")
+    first.add(A, "announced", "E1")
+    first.add(other, "announced", "E2")
+    first.wait(400)
+    moved = reported(other, "started", "E2")
+    assert move(first.fold, second.fold, moved)
+    assert first.fold.stories.keys() == {"e1"}
+    assert second.fold.stories.keys() == {"e2"}
+    assert second.add(other, "started", "E2") == ["started"]
+    keys = [next(iter(one.fold.waves.open.values())).event_key for one in (first, second)]
+    assert len(set(keys)) == 2
+
+
+def test_a_wave_that_is_open_elsewhere_takes_a_new_event_in() -> None:
+    first, second = Log(WAVES), Log(WAVES)
+    first.add(A, "announced", "E1")
+    first.wait(20)
+    assert move(first.fold, second.fold, reported(B, "announced", "E2"))
+    assert second.add(B, "announced", "E2") == []  # a digest is due later
+    assert len(second.fold.waves.open) == 1
+
+
+def test_a_partition_is_settled_once_nothing_in_it_is_older_than_the_move() -> None:
+    log = Log()
+    log.fold.partitions = 4
+    log.add(A, "announced")
+    now = log.fold.enqueued
+    log.fold.settle(8, now + 1)
+    assert log.fold.partitions == 4
+    log.fold.settle(8, now)
+    assert log.fold.partitions == 8
+    assert read_snapshot(log.fold.snapshot([], [])).partitions == 8
 
 
 # ---- what cannot be read

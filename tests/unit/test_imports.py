@@ -35,6 +35,7 @@ LATE = (
     "fleet.comparison",
     "fleet.consumer",
     "fleet.keeper",
+    "fleet.moves",
     "fleet.instance",
     "fleet.page",
     "fleet.view",

@@ -6,32 +6,49 @@ metadata alone, which is a small request.
 """
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import uuid4
 
-from azure.core.exceptions import ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
+from azure.core.exceptions import (
+    AzureError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.fleet import Checkpoints
 
 STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
 MARK_SECONDS: Final = 3.0  # for a small one, for which a sink waits
+HOLD_SECONDS: Final = 15.0  # after the container was deleted, in which nobody claims partitions
 NO_MARK: Final = "-"  # no value of metadata may be empty
+
+log = logging.getLogger("notbefore.fleet.checkpoints")
 
 
 class LostPartitionError(Exception):
     """Another instance has written the snapshot: the partition is its by now."""
 
 
+class SnapshotGoneError(Exception):
+    """Somebody has deleted the snapshot, or the whole container: it is to be written anew."""
+
+
 class Position(NamedTuple):
-    """Up to where the log was read: offset and sequence number of the last record."""
+    """Up to where the log was read: offset and sequence number of the last record. ``partitions``: see ``Snapshot``."""
 
     offset: str
     sequence: int
+    partitions: int = 0
 
 
 class Written(NamedTuple):
@@ -39,6 +56,15 @@ class Written(NamedTuple):
 
     body: bytes
     accepted: tuple[str, ...] = ()
+
+
+class Glance(NamedTuple):
+    """What is known of a snapshot without reading it: its version, position and marks; see ``partition.Snapshot``."""
+
+    version: str
+    sequence: int
+    partitions: int
+    accepted: tuple[str, ...]
 
 
 class Snapshots(Protocol):
@@ -49,7 +75,7 @@ class Snapshots(Protocol):
         ...
 
     async def holds(self, partition: str) -> bool:
-        """Whether nobody else has taken or written it since."""
+        """Whether nobody else has taken or written it since; raises ``SnapshotGoneError``, as the next two do."""
         ...
 
     async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
@@ -58,6 +84,14 @@ class Snapshots(Protocol):
 
     async def mark(self, partition: str, accepted: Sequence[str]) -> None:
         """Replace the marks alone, of a snapshot that there is; raises ``LostPartitionError`` where another has it."""
+        ...
+
+    async def glance(self) -> dict[str, Glance]:
+        """What there is, by partition, of other instances as well."""
+        ...
+
+    async def read(self, partition: str) -> bytes:
+        """The snapshot of a partition that another instance has."""
         ...
 
     async def read_vms(self, partition: str) -> bytes:
@@ -107,6 +141,14 @@ class FileSnapshots:
         """See ``Snapshots``; raises ``OSError``."""
         await self._replace(f"{partition}.accepted", " ".join(accepted).encode())
 
+    async def glance(self) -> dict[str, Glance]:
+        """Nothing: the only instance knows what it has."""
+        return {}
+
+    async def read(self, partition: str) -> bytes:
+        """See ``Snapshots``; raises ``OSError``."""
+        return self._read(partition).partition(b"\n")[2]
+
     async def read_vms(self, partition: str) -> bytes:
         """See ``Snapshots``; raises ``OSError``."""
         return self._read(f"{partition}.vms")
@@ -153,6 +195,7 @@ class BlobSnapshots(BlobCheckpointStore):
     _prefix = ""
     _blobs: dict[str, "_Blob"]
     _anew: set[str]
+    _hold_until = 0.0  # monotonic seconds: nobody claims partitions before
 
     def of_hub(self, namespace: str, hub: str, group: str) -> None:
         """Whose snapshots these are."""
@@ -184,8 +227,9 @@ class BlobSnapshots(BlobCheckpointStore):
     async def holds(self, partition: str) -> bool:
         """See ``Snapshots``; raises ``AzureError``."""
         blob = self._blobs.get(partition)
-        if blob is None:
-            return False
+        if blob is None:  # not written yet
+            async with asyncio.timeout(MARK_SECONDS):
+                return not await self._get_blob_client(self._prefix + partition).exists()
         try:
             await self.mark(partition, _marks_in(blob.metadata))
         except LostPartitionError:
@@ -194,7 +238,8 @@ class BlobSnapshots(BlobCheckpointStore):
 
     async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
         """See ``Snapshots``; raises ``AzureError``."""
-        metadata = {"offset": position.offset, "sequencenumber": str(position.sequence)} | self._marks(accepted)
+        metadata = {"offset": position.offset, "sequencenumber": str(position.sequence)}
+        metadata |= {"partitions": str(position.partitions)} | self._marks(accepted)
         client = self._get_blob_client(self._prefix + partition)
 
         async def upload(unchanged: dict[str, Any]) -> Mapping[str, Any]:
@@ -235,23 +280,82 @@ class BlobSnapshots(BlobCheckpointStore):
                 if found.metadata.get("writer") != self._writer:
                     raise
                 written = await upload({"if_match": found.etag})
-        except (ResourceModifiedError, ResourceExistsError, ResourceNotFoundError):
+        except (ResourceModifiedError, ResourceExistsError):
             raise LostPartitionError(partition) from None
+        except ResourceNotFoundError as error:
+            self._blobs.pop(partition, None)
+            await self._make_container_if_gone(error)
+            raise SnapshotGoneError(partition) from None
         self._blobs[partition] = _Blob(written["etag"], metadata)
+
+    async def _make_container_if_gone(self, error: ResourceNotFoundError) -> None:
+        """Make the container, if that is what is missing; raises ``AzureError`` where that is not allowed."""
+        if _code(error) != "ContainerNotFound":
+            return
+        name, account = self._container_client.container_name, self._container_client.account_name
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._container_client.create_container()
+        except ResourceExistsError as exists:
+            if _code(exists) != "ContainerAlreadyExists":  # it is being deleted: Azure takes 30 s or more
+                raise
+        except HttpResponseError as refused:
+            if refused.status_code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                raise
+            raise AzureError(
+                f"there is no container {name}, and this identity may not make it: run `az storage container create"
+                f" --account-name {account} --name {name} --auth-mode login` ({_code(refused)})"
+            ) from None
+        else:
+            log.warning("there was no container %s: it has been made", name)
+
+    async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
+        """For the SDK: who has which partition; raises ``AzureError``.
+
+        Where nobody has any, though this instance does, the container was deleted: all instances are given the time
+        to write their snapshots anew, before anybody claims a partition of another one.
+        """
+        found = list(await super().list_ownership(*names, **options))
+        if not found and self._blobs and self._hold_until + HOLD_SECONDS < time.monotonic():
+            self._hold_until = time.monotonic() + HOLD_SECONDS
+        if time.monotonic() < self._hold_until:
+            raise AzureError("the checkpoints were deleted: the instances write them anew")
+        return found
 
     async def list_checkpoints(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: where to go on; raises ``AzureError``."""
         found = await super().list_checkpoints(*names, **options)
         return [one for one in found if one["partition_id"] not in self._anew]
 
+    async def glance(self) -> dict[str, Glance]:
+        """See ``Snapshots``; raises ``AzureError``."""
+        found = {}
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                async for blob in self._container_client.list_blobs(self._prefix, ["metadata"]):
+                    said = blob.metadata
+                    found[blob.name.removeprefix(self._prefix)] = Glance(
+                        blob.etag, int(said["sequencenumber"]), int(said.get("partitions", 0)), tuple(_marks_in(said))
+                    )
+        except ResourceNotFoundError as error:
+            await self._make_container_if_gone(error)
+        return found
+
+    async def read(self, partition: str) -> bytes:
+        """See ``Snapshots``; raises ``AzureError``."""
+        return await self._download(self._prefix + partition)
+
     async def read_vms(self, partition: str) -> bytes:
         """See ``Snapshots``; raises ``AzureError``."""
         try:
-            async with asyncio.timeout(STORE_SECONDS):
-                found = await self._get_blob_client(self._vms(partition)).download_blob()
-                body: bytes = await found.readall()
+            return await self._download(self._vms(partition))
         except ResourceNotFoundError:
             return b""
+
+    async def _download(self, name: str) -> bytes:
+        async with asyncio.timeout(STORE_SECONDS):
+            found = await self._get_blob_client(name).download_blob()
+            body: bytes = await found.readall()
         return body
 
     async def write_vms(self, partition: str, body: bytes) -> None:
@@ -275,6 +379,11 @@ class BlobSnapshots(BlobCheckpointStore):
         await self._container_client.close()
 
 
+def _code(error: HttpResponseError) -> str:
+    """Blob Storage's word for an error."""
+    return str(getattr(getattr(error, "error_code", ""), "value", getattr(error, "error_code", "")))
+
+
 def _marks_in(metadata: Mapping[str, str]) -> list[str]:
     return [mark for mark in metadata.get("accepted", NO_MARK).split() if mark != NO_MARK]
 
@@ -289,6 +398,7 @@ class _Blob(NamedTuple):
 def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots:
     """The container that the settings name; ``credential``: an identity, for a URL without a key."""
     options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5, "read_timeout": STORE_SECONDS}
+    options |= {"initial_backoff": 1, "random_jitter_range": 1}  # seconds; by default the one retry comes after 15
     if settings.connection_string is not None:
         made = BlobSnapshots.from_connection_string(
             settings.connection_string.reveal(), settings.container or "", **options

@@ -7,7 +7,6 @@ in the partitions of others it reads where they have written it down, some minut
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from azure.core.exceptions import AzureError
@@ -26,7 +25,7 @@ log = logging.getLogger("notbefore.fleet.inventory")
 
 
 class Comparison:
-    """Of the consumer's event loop. ``partitions`` gives the names of all partitions of the hub.
+    """Of the consumer's event loop. ``partitions``: the names of all partitions of the hub.
 
     ``patience``: seconds after which a VM that is not heard from is missing.
     """
@@ -36,24 +35,22 @@ class Comparison:
         inventory: Inventory,
         keeper: Keeper,
         snapshots: Snapshots,
-        partitions: Callable[[], Awaitable[list[str]]],
+        partitions: list[str],
         patience: float,
     ) -> None:
         self._inventory = inventory
         self._keeper = keeper
         self._snapshots = snapshots
-        self._partitions = partitions
+        self._partitions = sorted(partitions, key=lambda name: (len(name), name))
         self._patience = patience
 
     async def run(self) -> None:
         """Compare, until this is canceled."""
-        names: list[str] = []
         while True:
             await asyncio.to_thread(self._inventory.look)
             pause = EVERY
             try:
-                names = names or sorted(await self._partitions(), key=lambda name: (len(name), name))
-                pause = EVERY if await self.compare(names) else SOON
+                pause = EVERY if await self.compare(self._partitions) else SOON
             except (AzureError, OSError, TimeoutError, MsgspecError) as error:
                 log.warning("the inventory cannot be compared now: %s", error)
             await asyncio.sleep(pause)

@@ -32,6 +32,7 @@ from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import Keeper, Outbox
+from notbefore.fleet.moves import Moves
 from notbefore.fleet.partition import Item, Partition, PartitionFigures
 from notbefore.metrics.fleet import Measured
 
@@ -85,6 +86,7 @@ class Consumer:
         self._pause = FIRST_PAUSE
         self._failed, self._reading = asyncio.Event(), asyncio.Event()
         self._keeper: Keeper | None = None
+        self._moves: Moves | None = None
         self._client: Any = None
         self._taken: set[str] = set()  # the partitions that this client reads
         self._looked: dict[str, float] = {}
@@ -117,8 +119,10 @@ class Consumer:
         keeper = self._keeper = Keeper(self._config, snapshots, self._outbox, self._history, failed)
         keeping = asyncio.create_task(keeper.run())  # also while the hub is away: what was accepted is marked
         try:
-            while not self._stopping:
-                await self._read_until_failure(credential, snapshots, keeper)
+            while not self._stopping and not keeping.done():
+                await self._read_until_failure(credential, snapshots, keeper, keeping)
+            if keeping.done():
+                keeping.result()  # nobody foresaw it: without it nothing is written down
         finally:
             keeping.cancel()
             self._outbox.close()
@@ -127,37 +131,43 @@ class Consumer:
                     with suppress(Exception):
                         await asyncio.wait_for(closing.close(), CLOSE_SECONDS)
 
-    async def _read_until_failure(self, credential: Any, snapshots: Snapshots, keeper: Keeper) -> None:
+    async def _read_until_failure(
+        self, credential: Any, snapshots: Snapshots, keeper: Keeper, keeping: asyncio.Task[None]
+    ) -> None:
         """With one client; then wait, until it is time for the next one."""
         began = time.monotonic()
         try:
-            await self._read(credential, snapshots, keeper)
+            await self._read(credential, snapshots, keeper, keeping)
         except Exception as error:  # noqa: BLE001 - the SDK raises many; any of them ends this client
             self._note_error("hub", error)
         self.connected = False
-        if self._stopping or self._stop is None:
+        if self._stopping or keeping.done() or self._stop is None:
             return
         self._pause = FIRST_PAUSE if time.monotonic() - began > HEALTHY else min(self._pause * 2, LONGEST_PAUSE)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), self._pause * (0.5 + random.random() / 2))  # noqa: S311 - a pause
 
-    async def _read(self, credential: Any, snapshots: Snapshots, keeper: Keeper) -> None:
+    async def _read(self, credential: Any, snapshots: Snapshots, keeper: Keeper, keeping: asyncio.Task[None]) -> None:
         """With one client, until it fails or the consumer is stopped."""
         self._failed, self._reading, self._taken = asyncio.Event(), asyncio.Event(), set()
         client = self._client = make_consumer(self._config, credential, snapshots)
         try:
             if isinstance(snapshots, BlobSnapshots):
                 snapshots.of_hub(client._address.hostname, client.eventhub_name, self._config.consumer_group)  # noqa: SLF001 - as the SDK's own processor does
-            receiving = asyncio.create_task(self._receive(client, await self._positions(client, snapshots)))
-            beside = [asyncio.create_task(one) for one in (self._let_go_of_others(keeper), self._watch_size(client))]
+            names = await self._partitions(client)
+            keeper.hub_has(len(names))
+            moves = self._moves = Moves(self._config, client, keeper, snapshots, names)
+            await moves.begin()
+            receiving = asyncio.create_task(self._receive(client, await self._positions(names, snapshots)))
+            beside = [self._let_go_of_others(keeper), self._watch_size(client, len(names)), moves.run()]
             if self._inventory is not None:
-                names, patience = partial(self._partitions, client), self._config.missing_after.seconds
-                comparison = Comparison(self._inventory, keeper, snapshots, names, patience)
-                beside.append(asyncio.create_task(comparison.run()))
+                patience = self._config.missing_after.seconds
+                beside.append(Comparison(self._inventory, keeper, snapshots, names, patience).run())
+            tasks = [asyncio.create_task(one) for one in beside]
             waiting = [asyncio.create_task(one.wait()) for one in (self._failed, self._stop) if one is not None]
-            await asyncio.wait([receiving, *waiting], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([receiving, keeping, *waiting], return_when=asyncio.FIRST_COMPLETED)
             await keeper.write_all()
-            for task in (*beside, receiving, *waiting):
+            for task in (*tasks, receiving, *waiting):
                 task.cancel()
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS)
@@ -168,17 +178,16 @@ class Consumer:
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS)
 
-    async def _watch_size(self, client: Any) -> None:
+    async def _watch_size(self, client: Any, known: int) -> None:
         """Make another client once the hub has been given more partitions: the SDK asks for them once, at its start."""
-        known = None
         while True:
+            await asyncio.sleep(PARTITIONS_EVERY)
             with suppress(EventHubError, TimeoutError, OSError):  # it is noticed elsewhere
                 found = len(await client.get_partition_ids())
-                if known is not None and found != known:
+                if found != known:
                     log.warning("the hub has %d partitions now, and had %d", found, known)
                     self._failed.set()
-                known = found
-            await asyncio.sleep(PARTITIONS_EVERY)
+                    return
 
     async def _let_go_of_others(self, keeper: Keeper) -> None:
         """Of the partitions that the client before had, let go of those that have gone to other instances."""
@@ -187,12 +196,12 @@ class Consumer:
         for name in set(keeper.partitions) - self._taken:
             await keeper.let_go(name)
 
-    async def _positions(self, client: Any, snapshots: Snapshots) -> Any:
+    async def _positions(self, names: list[str], snapshots: Snapshots) -> Any:
         begin = datetime.now(UTC) - timedelta(seconds=self._config.window.seconds)
         known = await snapshots.positions()
         if known is None:
             return begin
-        return {name: known.get(name) or begin for name in await self._partitions(client)}
+        return {name: known.get(name) or begin for name in names}
 
     async def _partitions(self, client: Any) -> list[str]:
         async with asyncio.timeout(self._config.hub.timeout.seconds):
@@ -233,8 +242,10 @@ class Consumer:
             if keeper is not None and keeper.lost_for(name) > self._config.takeover.seconds:
                 self._failed.set()  # the SDK still has it: another client goes on from what is written
             return
-        fold = held.fold
-        made = [one for event in events for one in fold.add(item_of(event))]
+        fold, items = held.fold, list(map(item_of, events))
+        if self._moves is not None:
+            await self._moves.prepare(held, items)
+        made = [one for item in items for one in fold.add(item)]
         quiet = 0.0 if events else time.time() - MARGIN  # while records come, the time is theirs
         made += fold.advance(max(fold.enqueued, quiet))
         self._count(fold)

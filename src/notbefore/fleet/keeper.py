@@ -6,7 +6,8 @@ Two things are written, so that whoever takes a partition over goes on without a
 - the marks of deliveries that were accepted since that snapshot. A sink is given its next delivery once the mark of the
   last one is written, so one delivery of each sink at most is accepted and not marked (``store.outbox.CONFIRMED``).
 
-While the store is away, sinks do not wait for it.
+Each partition is written by a task of its own. Once the store has failed, sinks do not wait for it, and one partition
+at a time tries it again.
 """
 
 import asyncio
@@ -21,13 +22,12 @@ from msgspec import MsgspecError
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.delivery import Delivery, SinkThread
-from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
+from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
 from notbefore.fleet.history import History
-from notbefore.fleet.merge import Story
-from notbefore.fleet.partition import Item, Partition, mark_of, read_snapshot, read_vms
+from notbefore.fleet.partition import Item, Partition, Snapshot, mark_of, read_snapshot, read_vms
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.waves import Grouping, Notification, Wave
 
 LOOK_EVERY: Final = 0.05  # seconds between two looks at what is to be written
 SETTLE_EVERY: Final = 0.01  # the same while something is to be sent: the next delivery waits for it
@@ -95,9 +95,9 @@ class Held:
         self.stored = False  # there is a snapshot
         self.changed = False  # something was made or accepted since the snapshot
         self.written = fold.sequence  # the sequence number of the snapshot
-        self.not_before = 0.0  # monotonic seconds: no snapshot before; this and the next two
-        self.failed_until = 0.0  # the store failed: nothing is written before
+        self.not_before = 0.0  # monotonic seconds: no snapshot before; the next one as well
         self.vms_written_at = 0.0
+        self.keeping = False  # a task is writing it
         self.writing = asyncio.Lock()
 
     def is_due(self, now: float) -> bool:
@@ -124,20 +124,40 @@ class Keeper:
         self._history = history
         self._failed = failed
         self.partitions: dict[str, Held] = {}
+        self._of_hub = 0  # how many partitions the hub has
         self._lost: dict[str, float] = {}  # since when, in monotonic seconds
+        self._trouble = False  # the store failed at the last attempt
+        self._try_at = 0.0  # monotonic seconds: when it is tried again then
 
     # ---- taking over and letting go
+
+    def hub_has(self, partitions: int) -> None:
+        """Note how many partitions the hub has, before any of them is taken."""
+        self._of_hub = partitions
 
     async def take(self, name: str) -> Held:
         """Go on with a partition: from memory where nobody else has had it since, else from the snapshot."""
         held = self.partitions.get(name)
-        if held is None or not await self._snapshots.holds(name):
+        if held is None or not await self._holds(held):
             self._forget(name)
             held = await self._restored(name)
         self._lost.pop(name, None)
         self.partitions[name] = held
         log.info("partition %s: reading from sequence number %d on", name, held.fold.sequence + 1)
         return held
+
+    async def _holds(self, held: Held) -> bool:
+        """Whether nobody else has had a partition since; what was deleted was nobody's."""
+        try:
+            return await self._snapshots.holds(held.fold.name)
+        except SnapshotGoneError:
+            self._write_anew()
+            return True
+
+    def _write_anew(self) -> None:
+        """Somebody has deleted what was written: all of it has to be written again."""
+        for held in self.partitions.values():
+            held.stored, held.changed = False, True
 
     async def of(self, name: str) -> Held | None:
         """A partition of which records came; ``None``: another instance has it by now."""
@@ -151,7 +171,7 @@ class Keeper:
         """Another instance is to have it: write all down, and send nothing of it any more."""
         held = self.partitions.get(name)
         if held is not None:
-            with suppress(*STORE_ERRORS, LostPartitionError):  # what is missing, the log has
+            with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):  # what is missing, the log has
                 await self._write(held, whole=True)
         self._forget(name)
 
@@ -169,7 +189,7 @@ class Keeper:
     async def write_all(self) -> None:
         """Write a snapshot of all, as far as that is possible."""
         for held in list(self.partitions.values()):
-            with suppress(*STORE_ERRORS, LostPartitionError):
+            with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):
                 await self._write(held, whole=True)
 
     def _forget(self, name: str) -> None:
@@ -178,9 +198,7 @@ class Keeper:
             self._outbox.leave(held.unsettled)
 
     async def _restored(self, name: str) -> Held:
-        config = self._config
-        grouping = Grouping(config.group_by, config.group_wait.seconds, config.group_interval.seconds)
-        fold = Partition(name, grouping, config.over_after.seconds, self._outbox.set_aside, self._adopt)
+        fold = self.new_fold(name)
         body, accepted = await self._snapshots.take(name)
         waiting: list[Delivery] = []
         threads: list[SinkThread] = []
@@ -211,11 +229,45 @@ class Keeper:
             log.error("partition %s: the VMs that were heard from cannot be read: %s", name, error)  # noqa: TRY400 - as above
             return []
 
-    def _adopt(self, key: str) -> Story | None:
-        for held in self.partitions.values():
-            if (story := held.fold.release(key)) is not None:
-                return story
-        return None
+    def new_fold(self, name: str) -> Partition:
+        """The fold of a partition of which nothing is known."""
+        config = self._config
+        grouping = Grouping(config.group_by, config.group_wait.seconds, config.group_interval.seconds)
+        return Partition(name, grouping, config.over_after.seconds, self._outbox.set_aside, self._of_hub)
+
+    # ---- what moves from one partition to another: see ``fleet.moves``
+
+    def move(self, wave: Wave, source: Held, target: Held) -> None:
+        """Have a wave that ``source`` has given up go on in another partition of this instance."""
+        ids = [one.delivery_id for one in source.unsettled.values() if one.event_key == wave.event_key]
+        target.unsettled |= {one: source.unsettled.pop(one) for one in ids}
+        self._goes_on(target, wave)
+        source.changed, source.not_before = True, 0.0
+
+    def adopt(self, held: Held, wave: Wave, found: Snapshot, accepted: Collection[str]) -> None:
+        """Go on with a wave from the snapshot of another instance, whose marks are ``accepted``."""
+        waiting = [one for one in found.unsettled if one.event_key == wave.event_key]
+        waiting = [one for one in waiting if mark_of(one.delivery_id) not in accepted]
+        threads = [one for one in found.threads if one.event_key == wave.event_key]
+        held.unsettled |= {one.delivery_id: one for one in waiting}
+        held.threads += threads
+        self._outbox.put_threads(threads)
+        self._outbox.put(waiting)
+        self._goes_on(held, wave)
+
+    def _goes_on(self, held: Held, wave: Wave) -> None:
+        held.fold.adopt(wave, time.time())
+        held.changed, held.not_before = True, 0.0  # soon written: so the others see it
+
+    def leave(self, held: Held, key: str) -> None:
+        """Another partition has this event now."""
+        wave = held.fold.leave({key})
+        waiting = [one for one in held.unsettled.values() if wave is not None and one.event_key == wave.event_key]
+        for one in waiting:
+            del held.unsettled[one.delivery_id]
+        if waiting:
+            self._outbox.leave([one.delivery_id for one in waiting])
+        held.changed = True
 
     # ---- what is made and accepted
 
@@ -232,13 +284,24 @@ class Keeper:
 
     async def run(self) -> None:
         """Write down what is to be, until this is canceled."""
-        while True:
-            busy = any(held.unsettled for held in self.partitions.values())
-            await asyncio.sleep(SETTLE_EVERY if busy else LOOK_EVERY)
-            self._settle()
-            now = time.monotonic()
-            due = [held for held in self.partitions.values() if held.unsaved or held.is_due(now)]
-            await asyncio.gather(*(self._keep(held, now) for held in due))
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                busy = any(held.unsettled for held in self.partitions.values())
+                await asyncio.sleep(SETTLE_EVERY if busy else LOOK_EVERY)
+                self._settle()
+                for held in list(self.partitions.values()):
+                    self._begin(held, time.monotonic(), tasks)
+
+    def _begin(self, held: Held, now: float, tasks: asyncio.TaskGroup) -> None:
+        """Have a partition written, if that is due."""
+        if self._trouble and held.unsaved:
+            self._outbox.confirm(held.unsaved)
+            held.unsaved = []
+        if held.keeping or not (held.unsaved or held.is_due(now)) or (self._trouble and now < self._try_at):
+            return
+        self._try_at = now + STORE_PAUSE
+        held.keeping = True
+        tasks.create_task(self._keep(held, whole=held.is_due(now)))
 
     def _settle(self) -> None:
         """Note what was accepted, refused for good, or has expired: whoever takes over is not to send it again."""
@@ -252,26 +315,24 @@ class Keeper:
             held.unsaved += settled
             held.changed |= bool(settled)
 
-    async def _keep(self, held: Held, now: float) -> None:
-        if now < held.failed_until:
-            self._confirm(held)
-            return
+    async def _keep(self, held: Held, *, whole: bool) -> None:
+        accepted, held.unsaved = held.unsaved, []
         try:
-            await self._write(held, whole=held.is_due(now))
+            await self._write(held, whole=whole)
+            self._trouble = False
         except LostPartitionError:
             log.warning("partition %s: another instance has it by now", held.fold.name)
             self._lost[held.fold.name] = time.monotonic()
             self._forget(held.fold.name)
+        except SnapshotGoneError:
+            log.warning("partition %s: its checkpoint was deleted: it is written anew", held.fold.name)
+            self._write_anew()
         except STORE_ERRORS as error:
-            held.failed_until = time.monotonic() + STORE_PAUSE
+            self._trouble, self._try_at = True, time.monotonic() + STORE_PAUSE
             self._failed(error)
-        self._confirm(held)
-
-    def _confirm(self, held: Held) -> None:
-        """Written or not: a store that is away keeps no notification waiting."""
-        if held.unsaved:
-            confirmed, held.unsaved = held.unsaved, []
-            self._outbox.confirm(confirmed)
+        held.keeping = False
+        if accepted:  # written or not: a store that is away keeps no notification waiting
+            self._outbox.confirm(accepted)
 
     async def _write(self, held: Held, *, whole: bool) -> None:
         """Write a snapshot with its marks, or the marks alone."""
@@ -287,7 +348,7 @@ class Keeper:
             threads = self._outbox.threads(fold.event_keys())
             held.threads = held.threads if threads is None else threads
             body = fold.snapshot(list(held.unsettled.values()), held.threads)
-            position = Position(fold.offset, fold.sequence)
+            position = Position(fold.offset, fold.sequence, fold.partitions)
             held.changed = False  # what comes while this is written is for the next one
             try:
                 if self._history.waiting:  # events that the snapshot no longer has

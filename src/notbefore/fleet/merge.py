@@ -119,6 +119,7 @@ class Story(Struct):
     nth: int = 0  # how often an event of this id was over before
     contradicted: bool = False
     given_up: bool = False  # the limit has passed: over as far as is known
+    heard_at: float = 0.0  # when the hub took the last report of it in, in Unix seconds
     exercise: bool = False
     labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
     by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others

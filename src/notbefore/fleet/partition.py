@@ -5,7 +5,7 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.fleet.merge import CANCELED, NEW, STARTED, STRENGTH, VANISHING, Standing, Story
-from notbefore.fleet.reading import Beat, Poison, Report, read
+from notbefore.fleet.reading import Beat, Place, Poison, Report, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
@@ -62,6 +62,7 @@ class Snapshot(Struct):
     closed: dict[str, Closed] = {}
     unsettled: list[Delivery] = []
     threads: list[SinkThread] = []
+    partitions: int = 0  # of the hub, as long as all that is open here had its records come here
 
 
 class PartitionFigures(Struct):
@@ -85,9 +86,10 @@ class Partition:
         grouping: Grouping,
         limit: float,
         on_poison: Callable[[str, Item, Poison], None],
-        adopt: Callable[[str], Story | None] = lambda _key: None,
+        partitions: int = 0,
     ) -> None:
         self.name = name
+        self.partitions = partitions  # see ``Snapshot``
         self.figures = PartitionFigures()
         self.sequence = -1  # of the last record
         self.offset = ""
@@ -96,10 +98,9 @@ class Partition:
         self.stories: dict[str, Story] = {}
         self.silence = Silence(grouping, self._is_gone, self._is_explained)
         self.missing = Silence(grouping, self._is_gone, self._is_explained, missing=True)
-        self._closed: dict[str, Closed] = {}
+        self.closed: dict[str, Closed] = {}
         self._limit = limit
         self._on_poison = on_poison
-        self._adopt = adopt
         self._looked = 0.0
         self._vanished: dict[str, float] = {}  # VM -> when it was deleted, by an event
 
@@ -121,9 +122,10 @@ class Partition:
                 list(self.waves.open.values()),
                 list(self.silence.waves.open.values()),
                 list(self.missing.waves.open.values()),
-                self._closed,
+                self.closed,
                 unsettled,
                 threads,
+                self.partitions,
             )
         )
 
@@ -134,10 +136,11 @@ class Partition:
         self.missing.restore(found.missing, heard)
         self.sequence, self.offset, self.enqueued = found.sequence, found.offset, found.enqueued
         self._looked = found.enqueued
+        self.partitions = found.partitions or self.partitions
         self.waves.restore(found.waves)
         for wave in found.waves:
             self.stories.update(wave.stories)
-        self._closed = found.closed
+        self.closed = found.closed
 
     def begin_anew(self) -> None:
         """The log is another one: its sequence numbers start again. What is open stays open."""
@@ -147,15 +150,49 @@ class Partition:
         """The VMs that were heard from, as JSON; see ``read_vms``."""
         return msgspec.json.encode([*self.silence.heard.values(), *self.missing.heard.values()])
 
-    def release(self, key: str) -> Story | None:
-        """Give up a story: its event's records come in another partition now (the hub was given more of them)."""
-        story = self.stories.get(key)
-        if story is None:
-            return None
-        for wave in list(self.waves.open.values()):
-            if wave.stories.pop(key, None) is not None and not wave.stories:
-                del self.waves.open[wave.key]
-        return self.stories.pop(key)
+    # ---- what moves to another partition: see ``fleet.moves``
+
+    def unknown(self, items: Iterable[Item]) -> dict[str, Report]:
+        """The events of which nothing is known here, with the first report of each."""
+        found: dict[str, Report] = {}
+        for item in items:
+            one = read(item.body, item.properties)
+            if isinstance(one, Report):
+                key = one.event_id.casefold()
+                if key not in self.stories and key not in self.closed:
+                    found.setdefault(key, one)
+        return found
+
+    def give(self, report: Report) -> Wave | None:
+        """Give up what the event of a report belongs to: of its wave all that comes from the same place."""
+        story = Story.begin(report)
+        story.add(report)
+        wave = wave_of(self.waves.open.values(), report, self.waves.key_of(story))
+        return None if wave is None else self.leave({key for key in wave.stories if from_place(wave, key, report)})
+
+    def leave(self, keys: Collection[str]) -> Wave | None:
+        """Give up events of one wave: their records come in another partition now. Returns the wave that they are."""
+        wave = next((one for one in self.waves.open.values() if one.stories.keys() & keys), None)
+        for key in keys:
+            self.stories.pop(key, None)
+        return None if wave is None else self.waves.split(wave, keys)
+
+    def adopt(self, wave: Wave, now: float) -> None:
+        """Go on with a wave of another partition; ``now``: Unix seconds of the hub's clock."""
+        for story in wave.stories.values():
+            story.heard_at = max(now, story.heard_at + 0.001)  # later than where it was, whatever the clocks
+        self.waves.add(wave)
+        self.stories |= wave.stories
+
+    def settle(self, partitions: int, since: float) -> None:
+        """Say that nothing moves away from here any more, once nothing was last heard of before ``since``.
+
+        ``partitions`` of the hub, ``since`` in Unix seconds of the hub's clock.
+        """
+        at = [story.heard_at for story in self.stories.values()]
+        at += [one.at for one in self.silence.heard.values()]
+        if min(at, default=since) >= since:
+            self.partitions = partitions
 
     # ---- the fold
 
@@ -204,6 +241,7 @@ class Partition:
         key = report.event_id.casefold()
         story = self.stories.get(key)
         if story is not None:
+            story.heard_at = now
             contradicted = story.contradicted
             news = story.add(report)
             self.figures.contradictions += story.contradicted > contradicted
@@ -212,17 +250,18 @@ class Partition:
                     self._locate(story)
                 self.waves.note(story, now)
             return "news" if news else "known"
-        closed = self._closed.get(key)
+        closed = self.closed.get(key)
         if closed is not None and not _reopens(closed, report):
             return "late"
-        story = self._adopt(key) or Story.begin(report)
+        story = Story.begin(report)
+        story.heard_at = now
         notified = NEW
         if closed is not None:
             came_back = STRENGTH[report.change] < STARTED
             story.nth, story.ids = closed.nth + came_back, closed.ids
             notified = NEW if came_back else closed.notified
             self.figures.contradictions += not came_back
-            del self._closed[key]
+            del self.closed[key]
         self.stories[key] = story
         story.add(report)
         self._locate(story)
@@ -251,10 +290,10 @@ class Partition:
         self.missing.look(now, unwatched)
         self.figures.fell_silent += self.silence.fell_silent
         self.silence.fell_silent = 0
-        forgotten = [key for key, one in self._closed.items() if now - one.at > CLOSED_SECONDS]
+        forgotten = [key for key, one in self.closed.items() if now - one.at > CLOSED_SECONDS]
         self._vanished = {vm: at for vm, at in self._vanished.items() if now - at < CLOSED_SECONDS}
-        for key in forgotten + list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED)]:
-            self._closed.pop(key, None)
+        for key in forgotten + list(self.closed)[: max(0, len(self.closed) - MAX_CLOSED)]:
+            self.closed.pop(key, None)
 
     def _is_gone(self, vm: str) -> bool:
         """A Preempt or a Terminate of the VM is over."""
@@ -273,7 +312,7 @@ class Partition:
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
-        self._closed[key] = Closed(wave.notified, now, wave.nth, story.ids)
+        self.closed[key] = Closed(wave.notified, now, wave.nth, story.ids)
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
@@ -283,6 +322,26 @@ def _reopens(closed: Closed, report: Report) -> bool:
     if closed.notified is CANCELED and STRENGTH[report.change] >= STARTED:
         return True
     return report.reason == "came_back"
+
+
+def wave_of(waves: Iterable[Wave], report: Report, key: tuple[str, ...]) -> Wave | None:
+    """The wave that has the event of a report, else the one of this key with events of the same place."""
+    waves = list(waves)
+    event = report.event_id.casefold()
+    found = next((wave for wave in waves if event in wave.stories), None)
+    return found or next(
+        (wave for wave in waves if wave.key == key and any(from_place(wave, one, report) for one in wave.stories)), None
+    )
+
+
+def from_place(wave: Wave, key: str, report: Report) -> bool:
+    """Whether an event of a wave goes where the report goes: the hub keeps together what comes from one place."""
+    return key == report.event_id.casefold() or _group(wave.stories[key].place) == _group(report.place)
+
+
+def _group(place: Place) -> tuple[str, ...]:
+    """What the hub sends to one partition: see ``core.record.partition_key``."""
+    return place.subscription, place.resource_group, place.scale_set
 
 
 def mark_of(delivery_id: str) -> str:

@@ -114,6 +114,10 @@ class Silence:
         """The same place, once in memory for all its VMs."""
         return self._places.setdefault(place, place)
 
+    def leave(self, vms: Iterable[str]) -> None:
+        """These VMs are heard from in another partition now."""
+        self._changed |= {one.place for key in vms if (one := self.heard.pop(key)).silent}
+
     def look(self, now: float, unwatched: float = 0.0) -> None:
         """See who has fallen silent by now, and who is back.
 

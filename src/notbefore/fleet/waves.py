@@ -9,7 +9,7 @@ All times are those at which the hub took the records in. So whoever reads the s
 same notifications at the same moments, under the same ids.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from typing import Final
@@ -121,7 +121,7 @@ class Waves:
 
         ``notified``: what was notified of it before its wave was over, where it turns out that it is not.
         """
-        key = story.labels = story.labels or tuple([_label(name, story) for name in self._grouping.group_by])
+        key = story.labels = self.key_of(story)
         wave = self.open.get(key)
         if wave is None:
             wave = self.open[key] = Wave(key, self._event_key(key, story), notified=notified, nth=story.nth)
@@ -130,6 +130,28 @@ class Waves:
         if wave.due is None or due < wave.due or standing_of(wave) in OVER:
             wave.due = due
         self._expect(wave.due)
+
+    def key_of(self, story: Story) -> tuple[str, ...]:
+        """The key of the wave that a story belongs to."""
+        return story.labels or tuple([_label(name, story) for name in self._grouping.group_by])
+
+    def add(self, wave: Wave) -> None:
+        """Take over a wave of another partition; its stories join the one of the same key, where there is one."""
+        known = self.open.setdefault(wave.key, wave)
+        known.stories |= wave.stories
+        self._expect(wave.due)
+
+    def split(self, wave: Wave, keys: Collection[str]) -> Wave:
+        """Take these stories out of an open wave; returns what is to go on elsewhere: the wave itself, if it is all.
+
+        Else a wave of its own, known by another key: each of the two may be over before the other is.
+        """
+        moved = {key: story for key, story in wave.stories.items() if key in keys}
+        if len(moved) == len(wave.stories):
+            return self.open.pop(wave.key)
+        wave.stories = {key: story for key, story in wave.stories.items() if key not in keys}
+        again = change_id(wave.event_key, "announced", min(moved), 1)
+        return replace(wave, event_key="wave-" + again[:24], stories=moved)
 
     def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
         """The waves that are due by ``now`` in the order of their moments, with what is to be notified of each.
