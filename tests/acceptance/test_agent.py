@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,6 @@ def scheduled(event_type: str = "Freeze", **fields: Any) -> bytes:
 
 def started(event_type: str = "Freeze", **fields: Any) -> bytes:
     return body(item(EventType=event_type, EventStatus="Started", NotBefore="", **fields), incarnation=3)
-
-
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME, PEER)) as simulator:
-        simulator.set_document(body())
-        yield simulator
 
 
 def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -24,13 +23,6 @@ from support.azure import ID, ME, PEER, body, item
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 APPROVALS = 'azure_scheduled_event_approvals_total{result="%s",rule="%s"}'
 USERS = {"match": {"event_source": "User"}, "name": "users"}
-
-
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME, PEER)) as simulator:
-        simulator.set_document(body())
-        yield simulator
 
 
 def listed(incarnation: int = 2, **fields: Any) -> bytes:

@@ -1,11 +1,9 @@
 """``check-config --connect``: each kind of receiver is asked, and none is sent anything that somebody would see."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
@@ -13,12 +11,6 @@ from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.peers import HttpPeer, MailPeer, Say
 
 NO_TEXT = Say(400, body=b"no_text")
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
 
 
 def asked(tmp_path: Path, sink: dict[str, Any], *words: str) -> tuple[int, dict[str, Any]]:
@@ -34,29 +26,29 @@ def asked(tmp_path: Path, sink: dict[str, Any], *words: str) -> tuple[int, dict[
     return done.returncode, one
 
 
-def test_a_slack_webhook_refuses_a_message_without_text_if_it_is_in_use(peer: HttpPeer, tmp_path: Path) -> None:
-    peer.answers.extend([NO_TEXT, Say(404, body=b"no_service"), Say(body=b"<html>"), Say(400, body=b"what?")])
-    assert asked(tmp_path, {"slack": {"url": peer.url}}) == (
+def test_a_slack_webhook_refuses_a_message_without_text_if_it_is_in_use(hook: HttpPeer, tmp_path: Path) -> None:
+    hook.answers.extend([NO_TEXT, Say(404, body=b"no_service"), Say(body=b"<html>"), Say(400, body=b"what?")])
+    assert asked(tmp_path, {"slack": {"url": hook.url}}) == (
         0,
         {"sink": "it", "kind": "slack", "accepts": True, "reason": ""},
     )
-    assert json.loads(peer.requests[0].body) == {"text": ""}
-    code, said = asked(tmp_path, {"slack": {"url": peer.url}})
+    assert json.loads(hook.requests[0].body) == {"text": ""}
+    code, said = asked(tmp_path, {"slack": {"url": hook.url}})
     assert (code, said["accepts"], said["reason"]) == (1, False, "404: no_service")
-    code, said = asked(tmp_path, {"slack": {"url": peer.url}})
+    code, said = asked(tmp_path, {"slack": {"url": hook.url}})
     assert (code, said["reason"]) == (1, "this is not an answer of Slack: 200: <html>")
-    code, said = asked(tmp_path, {"slack": {"url": peer.url}})
+    code, said = asked(tmp_path, {"slack": {"url": hook.url}})
     assert (code, said["accepts"]) == (0, None), "a service that only understands what Slack does"
 
 
-def test_slack_says_whose_a_token_is(peer: HttpPeer, tmp_path: Path) -> None:
-    bot = {"slack": {"token": "xoxb-1-secret", "channel": "C1", "api": peer.url}}
-    peer.answers.append(Say(body=b'{"ok":true,"user":"notbefore","team":"Ops"}'))
+def test_slack_says_whose_a_token_is(hook: HttpPeer, tmp_path: Path) -> None:
+    bot = {"slack": {"token": "xoxb-1-secret", "channel": "C1", "api": hook.url}}
+    hook.answers.append(Say(body=b'{"ok":true,"user":"notbefore","team":"Ops"}'))
     code, said = asked(tmp_path, bot)
     assert (code, said["accepts"]) == (0, True)
     assert said["reason"].startswith("the token of notbefore of Ops; ")
-    assert (peer.requests[0].path, peer.requests[0].headers["authorization"]) == ("/auth.test", "Bearer xoxb-1-secret")
-    peer.answers.append(Say(body=b'{"ok":false,"error":"invalid_auth"}'))
+    assert (hook.requests[0].path, hook.requests[0].headers["authorization"]) == ("/auth.test", "Bearer xoxb-1-secret")
+    hook.answers.append(Say(body=b'{"ok":false,"error":"invalid_auth"}'))
     assert asked(tmp_path, bot)[1]["reason"] == "Slack says invalid_auth"
 
 
@@ -73,12 +65,12 @@ def test_a_mail_server_is_asked_up_to_its_recipients(tmp_path: Path) -> None:
         assert server.mails == []
 
 
-def test_of_a_webhook_it_is_known_only_that_it_answers(peer: HttpPeer, tmp_path: Path) -> None:
-    peer.answers.append(Say(405))
-    code, said = asked(tmp_path, {"webhook": {"url": peer.url + "/hook", "allow_private": True, "headers": {"K": "v"}}})
+def test_of_a_webhook_it_is_known_only_that_it_answers(hook: HttpPeer, tmp_path: Path) -> None:
+    hook.answers.append(Say(405))
+    code, said = asked(tmp_path, {"webhook": {"url": hook.url + "/hook", "allow_private": True, "headers": {"K": "v"}}})
     assert (code, said["accepts"]) == (0, None)
     assert said["reason"].startswith("it answers (405 to HEAD)")
-    (request,) = peer.requests
+    (request,) = hook.requests
     assert (request.method, request.path, request.headers["k"]) == ("HEAD", "/hook", "v")
     silent = {"webhook": {"url": f"http://127.0.0.1:{free_port()}", "allow_private": True}}
     code, said = asked(tmp_path, silent)
@@ -103,20 +95,20 @@ def test_an_error_is_json_as_well(tmp_path: Path) -> None:
     assert (said["ok"], said["config"]["log"]["level"]) == (True, "debug")
 
 
-def test_a_port_that_a_running_agent_has_is_no_warning_and_another_programs_is(peer: HttpPeer, tmp_path: Path) -> None:
+def test_a_port_that_a_running_agent_has_is_no_warning_and_another_programs_is(hook: HttpPeer, tmp_path: Path) -> None:
     with RunningAgent("http://127.0.0.1:9", tmp_path / "state") as agent:
         eventually(lambda: agent.answers("/healthz"))
         done = notbefore("check-config", "--listen", f"127.0.0.1:{agent.port}", "--strict")
         assert (done.returncode, done.stderr) == (0, "")
-    done = notbefore("check-config", "--listen", f"127.0.0.1:{peer.port}", "--strict")
+    done = notbefore("check-config", "--listen", f"127.0.0.1:{hook.port}", "--strict")
     assert (done.returncode, "another program listens" in done.stderr) == (2, True)
 
 
 def test_in_a_scale_set_a_leader_is_proposed_where_each_vm_would_send_people_its_own_message(
-    peer: HttpPeer, tmp_path: Path
+    hook: HttpPeer, tmp_path: Path
 ) -> None:
-    peer.default = NO_TEXT
-    sinks = {"oncall": {"slack": {"url": peer.url}}, "hook": {"webhook": {"url": peer.url, "allow_private": True}}}
+    hook.default = NO_TEXT
+    sinks = {"oncall": {"slack": {"url": hook.url}}, "hook": {"webhook": {"url": hook.url, "allow_private": True}}}
     routes = [{"sinks": ["oncall"]}, {"sinks": ["hook"]}, {"sinks": ["oncall"], "announce_by": "leader"}]
     path = tmp_path / "notbefore.yaml"
     with Simulator(("web_0", "single")) as simulator:
@@ -129,12 +121,12 @@ def test_in_a_scale_set_a_leader_is_proposed_where_each_vm_would_send_people_its
     assert done.returncode == 0
 
 
-def test_the_note_names_route_and_scale_set(peer: HttpPeer, tmp_path: Path) -> None:
-    peer.default = NO_TEXT
+def test_the_note_names_route_and_scale_set(hook: HttpPeer, tmp_path: Path) -> None:
+    hook.default = NO_TEXT
     path = tmp_path / "notbefore.yaml"
     routes = [{"sinks": []}, {"sinks": ["oncall"]}]
     path.write_text(
-        yaml.safe_dump({"sinks": {"oncall": {"slack": {"url": peer.url}}}, "routes": routes}), encoding="utf-8"
+        yaml.safe_dump({"sinks": {"oncall": {"slack": {"url": hook.url}}}, "routes": routes}), encoding="utf-8"
     )
     with Simulator(("web_0",)) as simulator:
         done = notbefore("check-config", str(path), "--connect", NOTBEFORE_IMDS__ENDPOINT=simulator.endpoint)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
@@ -19,7 +18,7 @@ from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.agent import RunningAgent, eventually, notbefore
-from support.azure import ME, PEER, body, item
+from support.azure import ME, body, item
 from support.gateway import Gateway
 from support.peers import HttpPeer, MailPeer, Say
 
@@ -32,19 +31,6 @@ def announced(event_id: str = "e", **fields: Any) -> Any:
 
 def started(event_id: str = "e", **fields: Any) -> Any:
     return item(event_id, **{"EventStatus": "Started", "NotBefore": "", **fields})
-
-
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME, PEER)) as simulator:
-        simulator.set_document(body())
-        yield simulator
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
 
 
 class Place:
@@ -78,12 +64,12 @@ def webhook(url: str, **settings: Any) -> dict[str, Any]:
     return {"webhook": {"url": url, "allow_private": True, **settings}}
 
 
-def kinds(peer: HttpPeer) -> list[str]:
-    return [json.loads(request.body)["notbefore.delivery.kind"] for request in peer.requests]
+def kinds(hook: HttpPeer) -> list[str]:
+    return [json.loads(request.body)["notbefore.delivery.kind"] for request in hook.requests]
 
 
-def ids(peer: HttpPeer) -> list[str]:
-    return [request.headers["x-notbefore-delivery-id"] for request in peer.requests]
+def ids(hook: HttpPeer) -> list[str]:
+    return [request.headers["x-notbefore-delivery-id"] for request in hook.requests]
 
 
 def count(agent: RunningAgent, result: str, sink: str = "hook") -> float:
@@ -94,22 +80,22 @@ def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
     return agent.metric(f'notbefore_outbox_deliveries{{sink="{sink}",state="{state}"}}') or 0.0
 
 
-def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)})
+def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         assert agent.metric("notbefore_courier_running") == 0
         assert count(agent, "accepted") == 0
         imds.set_document(body(announced()))
-        eventually(lambda: kinds(peer) == ["announced"])
+        eventually(lambda: kinds(hook) == ["announced"])
         assert agent.metric("notbefore_courier_running") == 1
         imds.set_document(body(started()))
         imds.set_document(body(started(), started("f"), incarnation=3))
-        eventually(lambda: len(peer.requests) == 3)
+        eventually(lambda: len(hook.requests) == 3)
         imds.set_document(body(incarnation=4))
         eventually(lambda: count(agent, "delivered") == 5)
-        assert kinds(peer) == ["announced", "started", "started", "finished", "finished"]
-        assert len(set(ids(peer))) == 5
+        assert kinds(hook) == ["announced", "started", "started", "finished", "finished"]
+        assert len(set(ids(hook))) == 5
         assert rows(agent, "pending") == 0
         assert agent.metric('notbefore_courier_starts_total{reason="due"}') == 1
         assert agent.metric('notbefore_delivery_latency_seconds_count{sink="hook"}') == 5
@@ -117,24 +103,24 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, peer: H
 
 
 def test_a_courier_that_is_killed_is_replaced_and_repeats_itself_under_the_same_id(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    peer.default = Say(how="hang")
-    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+    hook.default = Say(how="hang")
+    config = place.write({"hook": webhook(hook.url, timeout="60s")})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: len(peer.requests) == 1)
-        peer.default = Say()
+        eventually(lambda: len(hook.requests) == 1)
+        hook.default = Say()
         os.kill(agent.courier(), signal.SIGKILL)
         eventually(lambda: count(agent, "delivered") == 1)
-        assert len(peer.requests) == 2
-        assert len(set(ids(peer))) == 1
+        assert len(hook.requests) == 2
+        assert len(set(ids(hook))) == 1
         assert agent.metric('notbefore_courier_starts_total{reason="crashed"}') == 1
 
 
-def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)})
+def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
@@ -146,58 +132,58 @@ def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, pe
         assert agent.kinds == ["announced", "started"]  # the agent went on meanwhile
 
 
-def test_a_sink_that_never_answers_delays_no_other(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+def test_a_sink_that_never_answers_delays_no_other(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as silent:
         silent.default = Say(headers=(("X-Slow", "1"),), body=b"x" * 500, how="drip")
-        sinks = {"hook": webhook(peer.url), "silent": webhook(silent.url, timeout="1s")}
+        sinks = {"hook": webhook(hook.url), "silent": webhook(silent.url, timeout="1s")}
         with RunningAgent(imds.endpoint, place.state, place.write(sinks)) as agent:
             agent.ready()
             for number in range(5):
                 imds.set_document(body(*(announced(str(n)) for n in range(number + 1)), incarnation=number + 2))
-                eventually(lambda: len(peer.requests) == number + 1)  # noqa: B023 - it is called here
+                eventually(lambda: len(hook.requests) == number + 1)  # noqa: B023 - it is called here
             assert count(agent, "delivered", "silent") == 0
             eventually(lambda: count(agent, "failed", "silent") >= 1)
 
 
 def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    peer.default = Say(503)
-    config = place.write({"hook": webhook(peer.url, expire_on_end=False)})
+    hook.default = Say(503)
+    config = place.write({"hook": webhook(hook.url, expire_on_end=False)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: len(peer.requests) >= 1)
+        eventually(lambda: len(hook.requests) >= 1)
         imds.set_document(body(started(), incarnation=2))
         agent.reported("announced", "started")
         agent.stop(signal.SIGKILL)
-    failed = len(peer.requests)
-    assert set(kinds(peer)) == {"announced"}
-    peer.default = Say()
+    failed = len(hook.requests)
+    assert set(kinds(hook)) == {"announced"}
+    hook.default = Say()
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         eventually(lambda: count(agent, "delivered") == 2)
-        assert kinds(peer)[-2:] == ["announced", "started"]
-        assert len(set(ids(peer)[: failed + 1])) == 1  # the same id, before and after
+        assert kinds(hook)[-2:] == ["announced", "started"]
+        assert len(set(ids(hook)[: failed + 1])) == 1  # the same id, before and after
 
 
 def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    peer.default = Say(403, body=b"invalid token")
-    config = place.write({"hook": webhook(peer.url)})
+    hook.default = Say(403, body=b"invalid token")
+    config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: rows(agent, "dead") == 1)
-        assert len(peer.requests) == 1
+        assert len(hook.requests) == 1
         assert "refused `announced` of event e for good (403: invalid token)" in agent.log
         assert "invalid token" in place.outbox("list")
-        ((delivery_id),) = set(ids(peer))
+        ((delivery_id),) = set(ids(hook))
         assert json.loads(place.outbox("show", delivery_id[:6]))["state"] == "dead"
         imds.set_document(body(started(), incarnation=2))
         eventually(lambda: rows(agent, "dead") == 2)  # it holds nothing back
-        peer.default = Say()
+        hook.default = Say()
         assert place.outbox("retry", delivery_id[:6]).startswith("1 will be sent again")
         eventually(lambda: count(agent, "delivered") == 1)
         assert place.outbox("drop", "--all") == "1 dropped.\n"
@@ -206,39 +192,39 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2
 
 
-def test_what_helps_nobody_any_more_expires_and_is_counted(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    peer.default = Say(503)
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)})) as agent:
+def test_what_helps_nobody_any_more_expires_and_is_counted(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    hook.default = Say(503)
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)})) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: len(peer.requests) >= 1)
+        eventually(lambda: len(hook.requests) >= 1)
         imds.set_document(body(incarnation=2))
         agent.reported("announced", "canceled")
-        peer.default = Say()
+        hook.default = Say()
         eventually(lambda: count(agent, "delivered") == 1)
         eventually(lambda: count(agent, "expired") == 1)
-        assert kinds(peer)[-1] == "canceled"
+        assert kinds(hook)[-1] == "canceled"
         assert count(agent, "accepted") == 2
 
 
-def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)})
+def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(*(announced(str(number)) for number in range(20))))
         eventually(lambda: len(agent.records) == 20)
         assert agent.stop() == 0
-    assert len(set(ids(peer))) == 20
+    assert len(set(ids(hook))) == 20
 
 
 @pytest.mark.alone
-def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    peer.default = Say(how="hang")
-    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+def test_stopping_takes_no_longer_than_it_may(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    hook.default = Say(how="hang")
+    config = place.write({"hook": webhook(hook.url, timeout="60s")})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: len(peer.requests) == 1)
+        eventually(lambda: len(hook.requests) == 1)
         begun = time.monotonic()
         courier = agent.courier()
         assert agent.stop() == 0
@@ -247,23 +233,23 @@ def test_stopping_takes_no_longer_than_it_may(imds: Simulator, peer: HttpPeer, p
     assert json.loads(place.outbox("list", "--json"))["state"] == "pending"
 
 
-def test_an_agent_that_stops_reloads_nothing(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    peer.default = Say(how="hang")
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url, timeout="60s")})) as agent:
+def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    hook.default = Say(how="hang")
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url, timeout="60s")})) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: len(peer.requests) == 1)
+        eventually(lambda: len(hook.requests) == 1)
         agent.process.terminate()
         eventually(lambda: "SIGTERM: stopping" in agent.log)
-        place.write({"hook": webhook(peer.url)}, vm={"name": "another"})  # with which the watch would be begun anew
+        place.write({"hook": webhook(hook.url)}, vm={"name": "another"})  # with which the watch would be begun anew
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: "SIGHUP: not reloaded" in agent.log)
         assert agent.stop() == 0  # the second one: at once
         assert "configuration reloaded" not in agent.log
 
 
-def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)})
+def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
@@ -273,9 +259,9 @@ def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, peer:
         eventually(lambda: not Path(f"/proc/{courier}").exists())
 
 
-def test_a_reload_brings_other_sinks(imds: Simulator, peer: HttpPeer, place: Place) -> None:
+def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as other:
-        config = place.write({"hook": webhook(peer.url)})
+        config = place.write({"hook": webhook(hook.url)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.ready()
             imds.set_document(body(announced()))
@@ -285,33 +271,33 @@ def test_a_reload_brings_other_sinks(imds: Simulator, peer: HttpPeer, place: Pla
             eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
             imds.set_document(body(started(), incarnation=2))
             eventually(lambda: kinds(other) == ["started"])
-            assert kinds(peer) == ["announced"]
+            assert kinds(hook) == ["announced"]
 
 
 @pytest.mark.alone
-def test_a_sink_that_hangs_delays_no_reload(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    peer.default = Say(how="hang")
-    config = place.write({"hook": webhook(peer.url, timeout="60s")})
+def test_a_sink_that_hangs_delays_no_reload(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    hook.default = Say(how="hang")
+    config = place.write({"hook": webhook(hook.url, timeout="60s")})
     with HttpPeer() as other, RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: len(peer.requests) == 1)
-        place.write({"hook": webhook(peer.url, timeout="60s"), "new": webhook(other.url)})
+        eventually(lambda: len(hook.requests) == 1)
+        place.write({"hook": webhook(hook.url, timeout="60s"), "new": webhook(other.url)})
         begun = time.monotonic()
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
         imds.set_document(body(started(), incarnation=2))
         eventually(lambda: kinds(other) == ["started"])
         assert time.monotonic() - begun < 8  # it would be ten
-        eventually(lambda: len(peer.requests) == 2)  # the successor tries again what hung
-        peer.over.set()
+        eventually(lambda: len(hook.requests) == 2)  # the successor tries again what hung
+        hook.over.set()
 
 
 def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    peer.default = Say(503)
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)})) as agent:
+    hook.default = Say(503)
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)})) as agent:
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: count(agent, "failed") >= 1)
@@ -322,44 +308,44 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
         assert "no sink of this name is configured" in place.outbox("list")
 
 
-def test_reminders_come_before_not_before(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)}, [{"sinks": ["hook"], "remind_before": ["4s", "1h", "9s"]}])
+def test_reminders_come_before_not_before(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(hook.url)}, [{"sinks": ["hook"], "remind_before": ["4s", "1h", "9s"]}])
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         soon = format_datetime(datetime.now(UTC) + timedelta(seconds=15), usegmt=True)
         imds.set_document(body(announced(NotBefore=soon)))
-        eventually(lambda: kinds(peer) == ["announced", "reminder", "reminder"], patience=40)
+        eventually(lambda: kinds(hook) == ["announced", "reminder", "reminder"], patience=40)
 
 
-def test_what_has_started_is_to_be_said_again_until_it_is_over(imds: Simulator, peer: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(peer.url)}, [{"sinks": ["hook"], "remind_while_started": "30m"}])
+def test_what_has_started_is_to_be_said_again_until_it_is_over(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    config = place.write({"hook": webhook(hook.url)}, [{"sinks": ["hook"], "remind_while_started": "30m"}])
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
-        eventually(lambda: kinds(peer) == ["announced"])
+        eventually(lambda: kinds(hook) == ["announced"])
         imds.set_document(body(announced(EventStatus="Started", NotBefore=""), incarnation=2))
-        eventually(lambda: kinds(peer) == ["announced", "started"])
+        eventually(lambda: kinds(hook) == ["announced", "started"])
         assert place.kinds_left() == ["reminder"] * 12
         imds.set_document(body(incarnation=3))
-        eventually(lambda: kinds(peer) == ["announced", "started", "finished"])
+        eventually(lambda: kinds(hook) == ["announced", "started", "finished"])
         eventually(lambda: place.kinds_left() == [])
 
 
 def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_sent(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     routes = [{"match": {"change": "announced"}, "sinks": ["hook"], "remind_before": "1h"}]
     late, soon = (
         format_datetime(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1, seconds=seconds), usegmt=True)
         for seconds in (600, 5)
     )
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(peer.url)}, routes)) as agent:
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)}, routes)) as agent:
         agent.ready()
         imds.set_document(body(announced(NotBefore=late)))
-        eventually(lambda: kinds(peer) == ["announced"])
+        eventually(lambda: kinds(hook) == ["announced"])
         imds.set_document(body(announced(NotBefore=soon), incarnation=2))
-        eventually(lambda: kinds(peer) == ["announced", "reminder"])
-    first, second = (json.loads(request.body)["azure.scheduled_event.not_before"] for request in peer.requests)
+        eventually(lambda: kinds(hook) == ["announced", "reminder"])
+    first, second = (json.loads(request.body)["azure.scheduled_event.not_before"] for request in hook.requests)
     assert second < first
 
 
@@ -386,9 +372,9 @@ def _one_event_in_slack(imds: Simulator, place: Place, slack: SlackServer) -> No
 
 
 def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    config = place.write({"hook": webhook(peer.url)})
+    config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
@@ -398,7 +384,7 @@ def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(
             file.write(os.urandom(database.stat().st_size))
         (place.state / "notbefore.db-wal").write_bytes(b"")
         imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: kinds(peer)[-1:] == ["started"], patience=40)
+        eventually(lambda: kinds(hook)[-1:] == ["started"], patience=40)
 
 
 @pytest.mark.parametrize(
@@ -413,14 +399,14 @@ def test_an_outbox_that_is_not_there(tmp_path: Path, words: tuple[str, ...], cod
     assert (done.returncode, said in done.stderr) == (code, True)
 
 
-def test_a_drill_says_who_was_reached(peer: HttpPeer, place: Place) -> None:
+def test_a_drill_says_who_was_reached(hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as refusing:
         refusing.default = Say(401)
-        config = place.write({"hook": webhook(peer.url), "bad": webhook(refusing.url)})
+        config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url)})
         done = notbefore("drill", config, "--sink", "hook", "--scenario", "preempt")
         assert done.returncode == 0, done.stderr
-        assert kinds(peer) == ["announced", "started", "finished"]
-        first = json.loads(peer.requests[0].body)
+        assert kinds(hook) == ["announced", "started", "finished"]
+        first = json.loads(hook.requests[0].body)
         assert first["azure.scheduled_event.exercise"] is True
         assert first["azure.scheduled_event.type"] == "Preempt"
         done = notbefore("drill", config, "--wait", "1s")
@@ -475,26 +461,26 @@ def test_a_drill_says_what_is_left_open(place: Place) -> None:
         assert "STILL OPEN: pager" in done.stdout
 
 
-def test_a_drill_says_which_template_failed_and_why(peer: HttpPeer, place: Place) -> None:
-    config = place.write({"chat": {"slack": {"url": peer.url, "title": "{{ event.tpye }}"}}})
+def test_a_drill_says_which_template_failed_and_why(hook: HttpPeer, place: Place) -> None:
+    config = place.write({"chat": {"slack": {"url": hook.url, "title": "{{ event.tpye }}"}}})
     done = notbefore("drill", config)
     assert done.returncode == 0, done.stderr
     assert "has no attribute 'tpye'): the built-in text was sent" in done.stdout
 
 
-def test_check_config_tries_what_can_be_tried_without_sending(peer: HttpPeer, place: Place) -> None:
+def test_check_config_tries_what_can_be_tried_without_sending(hook: HttpPeer, place: Place) -> None:
     secret = "hunter2-hunter2"
     for settings, said in (
-        ({"slack": {"url": peer.url, "title": "{% if %}"}}, "sinks.it.slack.title: this is not a template"),
+        ({"slack": {"url": hook.url, "title": "{% if %}"}}, "sinks.it.slack.title: this is not a template"),
         ({"apprise": {"url": f"nosuch://me:{secret}@x/"}}, "sinks.it.apprise: apprise does not know this address"),
     ):
         done = notbefore("check-config", place.write({"it": settings}))
         assert done.returncode == 2
         assert said in done.stderr
         assert secret not in done.stdout + done.stderr
-    done = notbefore("check-config", place.write({"it": {"slack": {"url": peer.url}}}, [{"sinks": []}]))
+    done = notbefore("check-config", place.write({"it": {"slack": {"url": hook.url}}}, [{"sinks": []}]))
     assert (done.returncode, "no route leads to the sink it" in done.stderr) == (0, True)
-    assert peer.requests == []
+    assert hook.requests == []
 
 
 @pytest.mark.parametrize(
@@ -555,30 +541,30 @@ def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wante
     assert "interrupted" in agent.log
 
 
-def test_a_command_is_not_ended_by_a_reload(imds: Simulator, peer: HttpPeer, place: Place, tmp_path: Path) -> None:
+def test_a_command_is_not_ended_by_a_reload(imds: Simulator, hook: HttpPeer, place: Place, tmp_path: Path) -> None:
     config = place.write({"drain": drain(tmp_path, "6")})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: pids(tmp_path / "children"))
         first = agent.courier()
-        place.write({"drain": drain(tmp_path, "6"), "hook": webhook(peer.url)})
+        place.write({"drain": drain(tmp_path, "6"), "hook": webhook(hook.url)})
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: count(agent, "delivered", "drain") == 1)
         eventually(lambda: not running(first))
         imds.set_document(body(started(), incarnation=3))
-        eventually(lambda: kinds(peer) == ["started"])
+        eventually(lambda: kinds(hook) == ["started"])
         assert len(pids(tmp_path / "runs")) == 2
 
 
 def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
-    imds: Simulator, peer: HttpPeer, place: Place, tmp_path: Path
+    imds: Simulator, hook: HttpPeer, place: Place, tmp_path: Path
 ) -> None:
-    peer.default = Say(401, body=b"invalid_token")
+    hook.default = Say(401, body=b"invalid_token")
     with HttpPeer() as slack, MailPeer(tmp_path) as mail:
         smtp = {"host": "localhost", "port": mail.port, "tls": "none", "from": "a@b.org", "to": ["c@d.org"]}
         sinks = {
-            "oncall": {"slack": {"url": peer.url}},
+            "oncall": {"slack": {"url": hook.url}},
             "hook": webhook(slack.url),
             "mail": {"email": smtp},
         }
@@ -600,33 +586,33 @@ def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
 
 
 def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_of_the_end(
-    imds: Simulator, peer: HttpPeer, place: Place
+    imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     with PagerDuty() as found, HttpPeer() as chat:
         routes = [{"sinks": ["hook"], "fallback": ["pager", "chat"], "fallback_after": "1s"}]
-        sinks = {"hook": webhook(peer.url), "pager": pager(found), "chat": {"slack": {"url": chat.url}}}
+        sinks = {"hook": webhook(hook.url), "pager": pager(found), "chat": {"slack": {"url": chat.url}}}
         config = place.write(sinks, routes)
-        peer.default = Say(503)
+        hook.default = Say(503)
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.ready()
             imds.set_document(body(announced(EventType="Reboot")))
             eventually(lambda: found.effects == ["opened"] and len(chat.requests) == 1)
-            peer.default = Say()
-            eventually(lambda: kinds(peer)[-1:] == ["announced"] and rows(agent, "pending") == 0, patience=40)
+            hook.default = Say()
+            eventually(lambda: kinds(hook)[-1:] == ["announced"] and rows(agent, "pending") == 0, patience=40)
             imds.set_document(body(incarnation=3))
-            eventually(lambda: kinds(peer)[-1] == "canceled")
+            eventually(lambda: kinds(hook)[-1] == "canceled")
             eventually(lambda: found.effects == ["opened", "resolved"] and len(chat.requests) == 2)
         assert b"canceled" in chat.requests[1].body
         assert not found.wrong
 
 
 def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_live(
-    peer: HttpPeer, tmp_path: Path
+    hook: HttpPeer, tmp_path: Path
 ) -> None:
     names = ("web_0", "web_1", "web_2")
 
     def senders(event: str) -> list[str]:
-        records = [json.loads(request.body) for request in peer.requests]
+        records = [json.loads(request.body) for request in hook.requests]
         return [one["host.name"] for one in records if one["azure.scheduled_event.id"] == event]
 
     with Simulator(names) as imds, ExitStack() as stack:
@@ -635,7 +621,7 @@ def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_l
         for name in names:
             (tmp_path / name).mkdir()
             config = Place(tmp_path / name).write(
-                {"hook": webhook(peer.url)}, [{"sinks": ["hook"], "announce_by": "leader"}], peers={"url": gateway.url}
+                {"hook": webhook(hook.url)}, [{"sinks": ["hook"], "announce_by": "leader"}], peers={"url": gateway.url}
             )
             agent = RunningAgent(f"{imds.endpoint}/vm/{name}", tmp_path / name / "state", config)
             gateway.agents[name] = stack.enter_context(agent)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port
-from support.azure import ME, body, item
+from support.azure import body, item
 from support.elsewhere import TAKE_AWAY, python_elsewhere, without_posix
 from support.peers import HttpPeer, Say
 
@@ -93,28 +92,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))
 
 
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME,)) as simulator:
-        simulator.set_document(body())
-        yield simulator
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
-
-
-def hook(directory: Path, peer: HttpPeer, **settings: str) -> str:
+def notifying(directory: Path, hook: HttpPeer, **settings: str) -> str:
     config = directory / "notbefore.yml"
-    sink = {"webhook": {"url": peer.url, "allow_private": True, **settings}}
+    sink = {"webhook": {"url": hook.url, "allow_private": True, **settings}}
     config.write_text(json.dumps({"sinks": {"hook": sink}}), encoding="utf-8")
     return str(config)
 
 
-def kinds(peer: HttpPeer) -> list[str]:
-    return [json.loads(request.body)["notbefore.delivery.kind"] for request in peer.requests]
+def kinds(hook: HttpPeer) -> list[str]:
+    return [json.loads(request.body)["notbefore.delivery.kind"] for request in hook.requests]
 
 
 def delivered(agent: RunningAgent) -> float:
@@ -127,44 +113,44 @@ def starts(agent: RunningAgent, reason: str) -> float:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
-    imds: Simulator, peer: HttpPeer, tmp_path: Path
+    imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    peer.default = Say(how="hang")
-    config = hook(tmp_path, peer, timeout="60s")
+    hook.default = Say(how="hang")
+    config = notifying(tmp_path, hook, timeout="60s")
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         agent.ready()
         imds.set_document(body(item("e")))
-        eventually(lambda: len(peer.requests) == 1)
-        peer.default = Say()
+        eventually(lambda: len(hook.requests) == 1)
+        hook.default = Say()
         os.kill(agent.courier(), signal.SIGKILL)
-        eventually(lambda: kinds(peer) == ["announced"] * 2)
-        assert len({request.headers["x-notbefore-delivery-id"] for request in peer.requests}) == 1
+        eventually(lambda: kinds(hook) == ["announced"] * 2)
+        assert len({request.headers["x-notbefore-delivery-id"] for request in hook.requests}) == 1
         assert starts(agent, "crashed") == 1
         eventually(lambda: delivered(agent) == 1)
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
-        eventually(lambda: kinds(peer)[2:] == ["started"])
+        eventually(lambda: kinds(hook)[2:] == ["started"])
         eventually(lambda: delivered(agent) == 2)  # what is not written down yet would be sent again
         os.kill(agent.courier(), signal.SIGSTOP)
         imds.set_document(body(incarnation=3))
-        eventually(lambda: kinds(peer)[3:] == ["finished"], patience=60)
+        eventually(lambda: kinds(hook)[3:] == ["finished"], patience=60)
         assert starts(agent, "hung") == 1
         imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
         eventually(lambda: len(agent.records) == 13)
         courier = agent.courier()
         assert agent.stop(signal.SIGINT) == 0
-        assert kinds(peer)[4:] == ["announced"] * 10
+        assert kinds(hook)[4:] == ["announced"] * 10
         assert not Path(f"/proc/{courier}").exists()
     assert "Traceback" not in agent.log
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_an_agent_that_is_killed_leaves_no_courier_behind_where_posix_is_not(
-    imds: Simulator, peer: HttpPeer, tmp_path: Path
+    imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    with RunningAgent(imds.endpoint, tmp_path / "state", hook(tmp_path, peer)) as agent:
+    with RunningAgent(imds.endpoint, tmp_path / "state", notifying(tmp_path, hook)) as agent:
         agent.ready()
         imds.set_document(body(item("e")))
-        eventually(lambda: kinds(peer) == ["announced"])
+        eventually(lambda: kinds(hook) == ["announced"])
         courier = agent.courier()
         agent.stop(signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{courier}").exists())

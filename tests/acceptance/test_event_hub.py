@@ -3,11 +3,9 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
@@ -18,12 +16,6 @@ from support.hub import KEY, Hub
 from support.peers import HttpPeer
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path) as found:
-        yield found
 
 
 def configured(directory: Path, hub: Hub, **settings: Any) -> str:

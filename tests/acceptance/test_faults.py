@@ -5,7 +5,7 @@ import os
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from notbefore.simulator.server import Simulator
 from notbefore.store.history import read_history
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
-from support.azure import ME, body, item
+from support.azure import body, item
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.peers import HttpPeer, Say
 from support.wall_clock import COMPILER, WallClock
@@ -62,19 +62,6 @@ def listed(*names: str) -> bytes:
 
 
 @pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME,)) as simulator:
-        simulator.set_document(body())
-        yield simulator
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
-
-
-@pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
@@ -90,24 +77,24 @@ def no_memory(state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path, peer: HttpPeer) -> str:
+def config(tmp_path: Path, hook: HttpPeer) -> str:
     path = tmp_path / "notbefore.yaml"
-    sinks = {"hook": {"webhook": {"url": peer.url, "allow_private": True}}}
+    sinks = {"hook": {"webhook": {"url": hook.url, "allow_private": True}}}
     path.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
     return str(path)
 
 
-def events(peer: HttpPeer) -> list[str]:
-    return [json.loads(request.body)["azure.scheduled_event.id"] for request in peer.requests]
+def events(hook: HttpPeer) -> list[str]:
+    return [json.loads(request.body)["azure.scheduled_event.id"] for request in hook.requests]
 
 
-def once(peer: HttpPeer) -> list[str]:
+def once(hook: HttpPeer) -> list[str]:
     """The same without repetitions, each of which has to have the id of the first."""
     found = {
-        (event, one.headers["x-notbefore-delivery-id"]) for event, one in zip(events(peer), peer.requests, strict=False)
+        (event, one.headers["x-notbefore-delivery-id"]) for event, one in zip(events(hook), hook.requests, strict=False)
     }
     assert len(found) == len({event for event, _ in found})
-    return list(dict.fromkeys(events(peer)))
+    return list(dict.fromkeys(events(hook)))
 
 
 def not_ready(agent: RunningAgent) -> bytes:
@@ -122,35 +109,35 @@ def delivered(agent: RunningAgent) -> float:
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="a small disk needs the right to mount")
 def test_a_full_disk_keeps_nobody_from_being_notified(
-    imds: Simulator, peer: HttpPeer, config: str, state: Path
+    imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
     with AgentOnSmallDisk(imds.endpoint, state, config) as agent:
         agent.ready()
         imds.set_document(listed("a"))
-        eventually(lambda: events(peer) == ["a"])
+        eventually(lambda: events(hook) == ["a"])
         filler = fill(agent.disk)
         imds.set_document(listed("a", "b"))
-        eventually(lambda: events(peer) == ["a", "b"])
+        eventually(lambda: events(hook) == ["a", "b"])
         assert b"the state cannot be written, what is new does not survive a reboot" in not_ready(agent)
         assert agent.metric("notbefore_store_degraded") == 1
         eventually(lambda: delivered(agent) == 2)
         os.kill(agent.courier(), signal.SIGKILL)  # the next one finds the same file
         imds.set_document(listed("a", "b", "c"))
-        eventually(lambda: events(peer) == ["a", "b", "c"])
+        eventually(lambda: events(hook) == ["a", "b", "c"])
         filler.unlink()
         agent.ready()
         assert agent.metric("notbefore_store_degraded") == 0
         imds.set_document(listed("a", "b", "c", "d"))
         eventually(lambda: delivered(agent) == 4)
         assert len(agent.json("/api/v1/history")["changes"]) == 4
-    assert events(peer) == ["a", "b", "c", "d"]
+    assert events(hook) == ["a", "b", "c", "d"]
     assert agent.log.count("cannot be written") == 1
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="a small disk needs the right to mount")
 @pytest.mark.parametrize("courier", ["runs", "is started"])
 def test_where_nothing_can_be_written_anywhere_deliveries_go_on_from_the_agent_itself(
-    imds: Simulator, peer: HttpPeer, config: str, no_memory: Path, courier: str
+    imds: Simulator, hook: HttpPeer, config: str, no_memory: Path, courier: str
 ) -> None:
     state = no_memory
     before = ["a"] if courier == "runs" else []
@@ -160,26 +147,26 @@ def test_where_nothing_can_be_written_anywhere_deliveries_go_on_from_the_agent_i
         eventually(lambda: delivered(agent) == len(before))
         filler = fill(agent.disk)
         imds.set_document(listed(*before, "b"))
-        eventually(lambda: events(peer) == [*before, "b"])
+        eventually(lambda: events(hook) == [*before, "b"])
         assert b"what is new does not survive a restart of the agent" in not_ready(agent)
         eventually(lambda: delivered(agent) == len(before) + 1)
         os.kill(agent.courier(), signal.SIGKILL)
-        peer.answers.append(Say(503))
+        hook.answers.append(Say(503))
         imds.set_document(listed(*before, "b", "c"))  # it is refused, and tried again
-        eventually(lambda: events(peer) == [*before, "b", "c", "c"])
+        eventually(lambda: events(hook) == [*before, "b", "c", "c"])
         filler.unlink()
         agent.ready()
         imds.set_document(listed(*before, "b", "c", "d"))
         eventually(lambda: delivered(agent) == len(before) + 3)
         assert len(agent.json("/api/v1/history")["changes"]) == len(before) + 3
         assert not agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}')
-    assert events(peer) == [*before, "b", "c", "c", "d"]
+    assert events(hook) == [*before, "b", "c", "c", "d"]
     assert "deliveries go on from the memory of this process; what is not delivered is lost when it stops" in agent.log
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="a read-only disk needs the right to mount")
 def test_an_agent_that_starts_on_a_read_only_disk_knows_what_is_there(
-    imds: Simulator, peer: HttpPeer, config: str, state: Path
+    imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
     with RunningAgent(imds.endpoint, state, config) as agent:
         agent.ready()
@@ -187,34 +174,34 @@ def test_an_agent_that_starts_on_a_read_only_disk_knows_what_is_there(
         eventually(lambda: delivered(agent) == 1)
     with AgentOnReadOnlyDisk(imds.endpoint, state, config) as agent:
         imds.set_document(listed("a", "b"))
-        eventually(lambda: events(peer) == ["a", "b"])
+        eventually(lambda: events(hook) == ["a", "b"])
         assert b"Read-only file system" in not_ready(agent)
         eventually(lambda: delivered(agent) == 2)
         assert agent.kinds == ["announced"]
     with RunningAgent(imds.endpoint, state, config) as agent:  # it takes over what is left in memory
         agent.ready()
         assert agent.kinds == []
-    assert events(peer) == ["a", "b"]
+    assert events(hook) == ["a", "b"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 2
 
 
 def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(
-    imds: Simulator, peer: HttpPeer, config: str, state: Path
+    imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
     with RunningAgent(imds.endpoint, state, config) as agent:
         agent.ready()
         imds.set_document(listed("a"))
-        eventually(lambda: events(peer) == ["a"])
+        eventually(lambda: events(hook) == ["a"])
         with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as holder:
             holder.execute("BEGIN EXCLUSIVE")
             imds.set_document(listed("a", "b"))
-            eventually(lambda: events(peer) == ["a", "b"])
+            eventually(lambda: events(hook) == ["a", "b"])
             assert b"database is locked" in not_ready(agent)
             agent.process.kill()
             agent.stop()
             with RunningAgent(imds.endpoint, state, config) as second:
                 imds.set_document(listed("a", "b", "c"))
-                eventually(lambda: events(peer) == ["a", "b", "c"])
+                eventually(lambda: events(hook) == ["a", "b", "c"])
                 assert b"database is locked" in not_ready(second)
                 shown = notbefore("outbox", "list", "--state-dir", str(state))
                 assert shown.stdout == "The outbox is empty.\n", shown.stderr
@@ -222,26 +209,26 @@ def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(
                 second.ready()
                 imds.set_document(listed("a", "b", "c", "d"))
                 eventually(lambda: delivered(second) == 4)
-    assert events(peer) == ["a", "b", "c", "d"]
+    assert events(hook) == ["a", "b", "c", "d"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 4
     assert list(Path(os.environ["RUNTIME_DIRECTORY"]).iterdir()) == []
 
 
 @pytest.mark.skipif(COMPILER is None, reason="a clock that jumps needs a C compiler")
 def test_a_clock_that_is_two_years_ahead_for_a_moment_loses_nothing(
-    imds: Simulator, peer: HttpPeer, config: str, state: Path, monkeypatch: pytest.MonkeyPatch
+    imds: Simulator, hook: HttpPeer, config: str, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = WallClock(state.parent)
     for name, value in clock.variables.items():
         monkeypatch.setenv(name, value)
-    peer.answers.append(Say(503))
+    hook.answers.append(Say(503))
     with RunningAgent(imds.endpoint, state, config) as agent:
         agent.ready()
         imds.set_document(listed("a"))
-        eventually(lambda: events(peer) == ["a"])  # it is refused, and tried again later
+        eventually(lambda: events(hook) == ["a"])  # it is refused, and tried again later
         clock.jump(63_072_000)
         imds.set_document(listed("a", "b"))
-        eventually(lambda: "b" in events(peer))
+        eventually(lambda: "b" in events(hook))
         clock.jump(0)
         imds.set_document(listed("a", "b", "c"))
         eventually(lambda: delivered(agent) == 3)
@@ -249,12 +236,12 @@ def test_a_clock_that_is_two_years_ahead_for_a_moment_loses_nothing(
         times = [change["time"] for change in agent.json("/api/v1/history")["changes"]]
     assert len(times) == 3
     assert times[1] > times[2]  # it did jump
-    assert sorted(events(peer)) == ["a", "a", "b", "c"]
+    assert sorted(events(hook)) == ["a", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("what", ["the file", "the directory"])
 def test_a_state_file_that_is_deleted_is_written_anew_and_the_courier_goes_on(
-    imds: Simulator, peer: HttpPeer, config: str, state: Path, what: str
+    imds: Simulator, hook: HttpPeer, config: str, state: Path, what: str
 ) -> None:
     with RunningAgent(imds.endpoint, state, config) as agent:
         agent.ready()
@@ -270,7 +257,7 @@ def test_a_state_file_that_is_deleted_is_written_anew_and_the_courier_goes_on(
         assert agent.metric('notbefore_courier_starts_total{reason="crashed"}') == 0
         agent.ready()
         assert "was deleted or replaced" in agent.log
-    assert events(peer) == ["a", "b"]
+    assert events(hook) == ["a", "b"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 2
     with RunningAgent(imds.endpoint, state, config) as agent:  # it knows all of it, and announces nothing again
         agent.ready()
@@ -288,7 +275,7 @@ def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
 @pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
 @pytest.mark.parametrize("what", [WRITES, EVERYTHING])
 def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
-    imds: Simulator, peer: HttpPeer, config: str, disk: HangingDisk, what: int
+    imds: Simulator, hook: HttpPeer, config: str, disk: HangingDisk, what: int
 ) -> None:
     state = disk.directory
     with RunningAgent(imds.endpoint, state, config) as agent:
@@ -298,7 +285,7 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         courier = agent.courier()
         disk.hang(what)
         imds.set_document(listed("a", "b"))
-        eventually(lambda: once(peer) == ["a", "b"])
+        eventually(lambda: once(hook) == ["a", "b"])
         assert b"the disk has not answered" in not_ready(agent)
         polls = agent.metric('notbefore_polls_total{result="unchanged"}') or 0
         eventually(lambda: (agent.metric('notbefore_polls_total{result="unchanged"}') or 0) > polls + 10)
@@ -306,7 +293,7 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         assert agent.answers("/api/v1/history")
         os.kill(courier, signal.SIGKILL)  # the next one begins on a disk that hangs
         imds.set_document(listed("a", "b", "c"))
-        eventually(lambda: once(peer) == ["a", "b", "c"])
+        eventually(lambda: once(hook) == ["a", "b", "c"])
         eventually(lambda: agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}') == 0)
         disk.hang(0)
         agent.ready()
@@ -315,13 +302,13 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         assert len(agent.json("/api/v1/history")["changes"]) == 4
         disk.hang(what)
         imds.set_document(listed("a", "b", "c", "d", "e"))
-        eventually(lambda: once(peer) == ["a", "b", "c", "d", "e"])
+        eventually(lambda: once(hook) == ["a", "b", "c", "d", "e"])
         assert agent.stop() == 0
         disk.hang(0)
     with RunningAgent(imds.endpoint, state, config) as agent:
         agent.ready()
         assert agent.records == []
-    assert once(peer) == ["a", "b", "c", "d", "e"]
+    assert once(hook) == ["a", "b", "c", "d", "e"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 5
 
 
@@ -333,8 +320,8 @@ def test_a_sink_that_fails_for_long_is_logged_once_and_then_counted(
     imds: Simulator, tmp_path: Path, state: Path
 ) -> None:
     path = tmp_path / "notbefore.yaml"
-    hook = {"url": "http://127.0.0.1:9", "allow_private": True}
-    sinks = {"any": {"apprise": {"url": "json://127.0.0.1:9"}}, "hook": {"webhook": hook}}
+    webhook = {"url": "http://127.0.0.1:9", "allow_private": True}
+    sinks = {"any": {"apprise": {"url": "json://127.0.0.1:9"}}, "hook": {"webhook": webhook}}
     path.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
     with RunningAgent(imds.endpoint, state, str(path)) as agent:
         agent.ready()

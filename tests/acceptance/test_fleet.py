@@ -23,18 +23,6 @@ SETS = [vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "ca
 RECORDS = 'notbefore_fleet_records_total{result="%s"}'
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def hook() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
-
-
 def bodies(hook: HttpPeer) -> list[dict[str, Any]]:
     return [json.loads(one.body) for one in hook.requests]
 

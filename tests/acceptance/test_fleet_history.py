@@ -5,11 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from notbefore.core.change import LifecycleKind
 from support.agent import eventually
@@ -20,18 +17,6 @@ from support.peers import HttpPeer
 
 A, B = vm("web_0"), vm("web_1")
 STEPS: tuple[LifecycleKind, ...] = ("announced", "started", "finished")
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def hook() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
 
 
 def lines(state: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,18 +16,6 @@ from support.hub import Hub
 from support.peers import HttpPeer
 
 A, B = vm("web_0"), vm("data_0", scale_set="data")  # in different partitions
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def hook() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
 
 
 def beat(who: Vm) -> Heartbeat:

@@ -49,12 +49,6 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
-@pytest.fixture
-def hook() -> Iterator[HttpPeer]:
-    with HttpPeer() as peer:
-        yield peer
-
-
 class Group:
     """``peers``: its agents can ask each other whether they are alive."""
 

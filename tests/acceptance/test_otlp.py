@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ from support.peers import Say
 
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 NANO = 1_000_000_000
-
-
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME,)) as simulator:
-        simulator.set_document(body())
-        yield simulator
 
 
 def configured(directory: Path, endpoint: str, records: dict[str, Any] | None = None, **settings: Any) -> str:

@@ -3,11 +3,9 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
@@ -19,13 +17,6 @@ SCRIPT: Final = ROOT / "config" / "commands" / "webdevops.sh"
 PENDING: Final = "/readyz?pending=Reboot,Redeploy,Preempt,Terminate"
 FUTURE: Final = "Fri, 01 Mar 2058 12:00:00 GMT"
 VARIABLES: Final = ("ID", "SOURCE", "STATUS", "TYPE", "NOTBEFORE", "RESOURCES", "RESOURCETYPE")
-
-
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator((ME, PEER)) as simulator:
-        simulator.set_document(body())
-        yield simulator
 
 
 def recipe(directory: Path) -> str:

@@ -14,7 +14,6 @@ import pytest
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually
-from support.azure import body
 
 WATCHDOG = 2.0  # seconds
 
@@ -73,13 +72,6 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     manager = Manager(address)
     yield manager
     manager.close()
-
-
-@pytest.fixture
-def imds() -> Iterator[Simulator]:
-    with Simulator() as simulator:
-        simulator.set_document(body())
-        yield simulator
 
 
 def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Li
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
     return Installed.make(tmp_path, NEWER)
-
-
-@pytest.fixture
-def hook() -> Iterator[HttpPeer]:
-    with HttpPeer() as peer:
-        yield peer
 
 
 def agent_of(installed: Installed, imds: Simulator, hook: HttpPeer, tmp_path: Path) -> RunningAgent:

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -92,9 +91,7 @@ class GrpcReceiver:
         self._server.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.stop(None).wait()
 
 
@@ -149,9 +146,7 @@ class Collector:
         assert self._process.poll() is None, self.log
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(10)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
@@ -111,7 +110,5 @@ class Azurite:
         self.start().make_container()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -2,7 +2,6 @@
 
 import http.server
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 from support.agent import RunningAgent, get
@@ -26,9 +25,7 @@ class Gateway(http.server.ThreadingHTTPServer):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
         self.server_close()
 

@@ -7,7 +7,6 @@ import ssl
 import threading
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import trustme
@@ -111,9 +110,7 @@ class HttpPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.over.set()
         self._server.shutdown()
         self._server.server_close()
@@ -164,9 +161,7 @@ class ConnectProxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         self._listener.close()
@@ -220,9 +215,7 @@ class MailPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._controller.stop()
 
 
@@ -253,8 +246,6 @@ class BlackHoles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in self._sockets:
             one.close()

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -68,9 +67,7 @@ class Prometheus:
         eventually(self._answers, patience=60)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(PATIENCE)
         self._log.close()

@@ -3,7 +3,6 @@
 import asyncio
 import ssl
 import threading
-from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import WSMsgType, web
@@ -27,9 +26,7 @@ class Bridge:
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Sequence
 from http.server import ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -63,9 +62,7 @@ class Simulator(SimulatorState):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
