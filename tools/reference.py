@@ -205,13 +205,11 @@ def _table(above: str, struct: type[Struct]) -> str:
 def _rows(above: str, struct: type[Struct]) -> Iterator[str]:
     """A row for each key, including those of nested structs."""
     comments = _comments(struct)
-    secrets = getattr(struct, "SECRETS", ())
     for field in msgspec.structs.fields(struct):
         path = _path(above, field.encode_name, field.type)
         inner = _struct_in(field.type)
-        text = comments.get(field.name, "")
-        kind = "secret" if field.name in secrets else _type(field.type)
-        yield f"| `{path}` | {kind} | {_default(field)} | {_cell(text or (_text(inner) if inner else ''))} |\n"
+        text = comments.get(field.name) or (_text(inner) if inner else "")
+        yield f"| `{path}` | {_type(field.type)} | {_default(field)} | {_cell(text)} |\n"
         if inner is not None:
             yield from _rows(path + ".", inner)
 

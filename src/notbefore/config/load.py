@@ -48,7 +48,7 @@ def load(
     values, places = read(path) if path is not None else ({}, {})
     base = path.absolute().parent if path is not None else Path.cwd()
     # strictly, for the file alone: there `name: 1` is a mistake. A variable of the environment is always text
-    _to_config(prepared(values, base), places, strict=True)
+    _to_config(prepared(values, Config, base), places, strict=True)
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
@@ -61,7 +61,7 @@ def load(
     if "otlp" not in values and missing_library(environment) is not None:
         environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
     fold(values, places, environment)
-    config = _to_config(prepared(values, base), places, strict=False)
+    config = _to_config(prepared(values, Config, base), places, strict=False)
     check_families(config.exposition.families.exclude, places)
     if sending:
         check_sinks(config, places, environment, trial=trial)

@@ -27,7 +27,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What all kinds have in common."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
-    SECRETS: ClassVar[tuple[str, ...]] = ()  # the fields that may also be given as KEY_file, KEY_env, KEY_credential
     APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
     SHARED_SEVERITY: ClassVar[bool] = False  # the severity has to be the same from every VM
     WORDS: ClassVar[bool] = True  # people read it; else it is sent the record, and no template is taken
@@ -87,8 +86,6 @@ def _check_headers(headers: Headers) -> None:
 class Slack(SinkSettings, frozen=True, kw_only=True):
     """An incoming webhook (``url``), or a bot's ``token`` and the ``channel`` it writes to."""
 
-    SECRETS: ClassVar[tuple[str, ...]] = ("url", "token")
-
     url: Secret | None = None  # an incoming webhook's address
     token: Secret | None = None  # a bot's: xoxb-...
     channel: str | None = None  # its id, beside `token`
@@ -105,8 +102,6 @@ class Slack(SinkSettings, frozen=True, kw_only=True):
 
 class Email(SinkSettings, frozen=True, kw_only=True):
     """A mail server by `host`, or all in one `url`: mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org."""
-
-    SECRETS: ClassVar[tuple[str, ...]] = ("url", "password")
 
     host: str | None = None  # the mail server's name or address
     port: int | None = None  # default: 587 with starttls, 465 with tls, 25 with none
@@ -140,7 +135,6 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 class PagerDuty(SinkSettings, frozen=True, kw_only=True):
     """An integration of PagerDuty's Events API v2: one incident an event, resolved when it is over."""
 
-    SECRETS: ClassVar[tuple[str, ...]] = ("routing_key",)
     APPROVALS: ClassVar[bool] = False  # an incident is the event's state, and they are none
 
     routing_key: Secret  # the integration key: 32 letters and digits
@@ -157,7 +151,6 @@ class Apprise(SinkSettings, frozen=True, kw_only=True):
     """Any service that apprise knows, by its address."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("apprise", "apprise")
-    SECRETS: ClassVar[tuple[str, ...]] = ("url",)
 
     url: Secret
 
@@ -165,7 +158,6 @@ class Apprise(SinkSettings, frozen=True, kw_only=True):
 class Webhook(SinkSettings, frozen=True, kw_only=True):
     """POST of the record."""
 
-    SECRETS: ClassVar[tuple[str, ...]] = ("url", "secret")
     WORDS: ClassVar[bool] = False
 
     url: Secret
@@ -187,7 +179,6 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     """Every member of a cluster; one that accepts is enough."""
 
-    SECRETS: ClassVar[tuple[str, ...]] = ("password", "token")
     APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
     SHARED_SEVERITY: ClassVar[bool] = True  # it is a label: another one would be another alert
 
@@ -219,7 +210,6 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("azure.eventhub", "eventhub")
-    SECRETS: ClassVar[tuple[str, ...]] = ("connection_string",)
     WORDS: ClassVar[bool] = False
     BATCH: ClassVar[int] = 200
 

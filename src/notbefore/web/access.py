@@ -32,24 +32,14 @@ RETRY: Final = 60.0  # seconds until a file that could not be used is read again
 Signature = tuple[int, int, int] | None
 
 
-_TLS_FILES: Final = ("cert_file", "key_file", "client_ca_file")
-
-
 def load_web_config(path: Path) -> "WebConfig":
     """Read ``server.web_config_file``; raises ``ConfigError``. Paths in it are relative to its directory."""
-    from notbefore.config.yaml_file import read, to_struct  # noqa: PLC0415 - most agents have no such file
+    from notbefore.config.normalize import prepared  # noqa: PLC0415 - most agents have no such file
+    from notbefore.config.yaml_file import read, to_struct  # noqa: PLC0415 - as above
     from notbefore.web.web_config import WebConfig  # noqa: PLC0415 - as above
 
     values, places = read(path)
-    tls = values.get("tls_server_config")
-    if isinstance(tls, dict):
-        found = {
-            key: str(path.absolute().parent / value)
-            for key, value in tls.items()
-            if key in _TLS_FILES and isinstance(value, str)
-        }
-        values["tls_server_config"] = {**tls, **found}
-    return to_struct(values, WebConfig, places, strict=True)
+    return to_struct(prepared(values, WebConfig, path.absolute().parent), WebConfig, places, strict=True)
 
 
 class Access:
