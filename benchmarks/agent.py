@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from _machine import describe, resident
+
 from notbefore.commands.client import AgentClient
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.poller import Poller
@@ -37,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long the idle agent is watched")
     options = parser.parse_args()
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    print(describe())
     with tempfile.TemporaryDirectory() as state, Simulator() as simulator:
         starts(simulator, Path(state))
         agent = run(simulator, Path(state))
@@ -48,7 +50,7 @@ def main() -> None:
             tight(simulator)
             visible(simulator)
             scrapes(simulator)
-            print(f"resident after all that: {resident(agent.pid) / 1024:.1f} MiB")
+            print(f"resident after all that: {resident(agent.pid):.1f} MiB")
         finally:
             agent.terminate()
             agent.wait(5)
@@ -96,12 +98,6 @@ def wait_ready() -> None:
     raise SystemExit("the agent did not become ready")
 
 
-def resident(pid: int) -> int:
-    """KiB."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-
-
 def cpu(pid: int) -> float:
     """Seconds of CPU, user and system, to the nanosecond where the scheduler tells (sum over the threads)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
@@ -125,7 +121,7 @@ def idle(pid: int, seconds: float) -> None:
     elapsed = time.monotonic() - begun
     beat, nothing = (cpu(pid) - before) / elapsed * 1e3, (cpu(empty.pid) - empty_before) / elapsed * 1e3
     empty.wait()
-    print(f"idle: resident {resident(pid) / 1024:.1f} MiB (bar 32)")
+    print(f"idle: resident {resident(pid):.1f} MiB (bar 32)")
     print(f"idle: {beat:.3f} ms CPU a beat, an empty loop {nothing:.3f}: {beat - nothing:.3f} ms more (bar 0.15)")
     print(f"idle: {written(pid) - wrote} bytes written in {elapsed:.0f} s (bar 0)")
 

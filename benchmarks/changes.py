@@ -9,9 +9,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from _machine import resident
+
 from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import DiffResult, Observation, Tracked, diff
 from notbefore.core.record import Record
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
@@ -31,12 +33,6 @@ def main() -> None:
     stored(options.stored)
 
 
-def resident() -> float:
-    """MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
-
-
 def document(number: int) -> Document:
     """One event, another at each number."""
     event = Event(
@@ -53,17 +49,17 @@ def document(number: int) -> Document:
     return Document(number, (event,))
 
 
+def seen_by(tracked: Tracked, number: int) -> DiffResult:
+    """What the document of this number changes, a second after the one before."""
+    time = BEGIN + timedelta(seconds=number)
+    return diff(tracked, document(number), Observation(Instant(time, date=time), "WestNO_0", 1.0))
+
+
 def core(events: int) -> None:
     tracked, totals = Tracked(), Totals()
     seen, before, begun = 0, 0.0, time.perf_counter()
     for number in range(events):
-        step = diff(
-            tracked,
-            document(number),
-            Observation(
-                Instant(BEGIN + timedelta(seconds=number), date=BEGIN + timedelta(seconds=number)), "WestNO_0", 1.0
-            ),
-        )
+        step = seen_by(tracked, number)
         tracked = step.tracked
         for change in step.changes:
             totals = totals.plus(change)
@@ -82,13 +78,7 @@ def stored(changes: int) -> None:
         store, totals, tracked = Store(Path(directory)), Totals(), Tracked()
         before, begun, seen = 0.0, time.perf_counter(), 0
         for number in range(changes):
-            step = diff(
-                tracked,
-                document(number),
-                Observation(
-                    Instant(BEGIN + timedelta(seconds=number), date=BEGIN + timedelta(seconds=number)), "WestNO_0", 1.0
-                ),
-            )
+            step = seen_by(tracked, number)
             tracked = step.tracked
             for change in step.changes:
                 totals = totals.plus(change)

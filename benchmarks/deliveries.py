@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+from _machine import describe, resident
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
@@ -67,7 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    print(describe())
     latency()
     size()
     throughput(20_000)
@@ -162,12 +163,6 @@ def end_courier(agent: int) -> None:
         os.kill(courier, 15)
         while children.read_text(encoding="ascii").split():
             time.sleep(0.02)
-
-
-def resident(pid: int) -> float:
-    """MiB."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 def throughput(count: int) -> None:

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 import bcrypt
 import trustme
+from _machine import describe
 
 from notbefore.simulator.server import Simulator
 
@@ -49,7 +50,7 @@ def main() -> int:
     if options.hostile:
         asyncio.run(attack(options.hostile, options.connections))
         return 0
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    print(describe())
     print(f"{options.connections} connections of each kind; bars: a scrape {BAR_SECONDS:g} s, memory +{BAR_MIB:g} MiB")
     heads = ("scrapes", "p50", "p99", "longest", "threads", "files", "before", "most", "after")
     print(f"{'kind':<15}" + "".join(f"{head:>10}" for head in heads))

@@ -8,12 +8,13 @@ import argparse
 import collections
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from _machine import describe, resident
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=20)
     options = parser.parse_args()
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    print(describe())
     with tempfile.TemporaryDirectory() as name, Hub(Path(name)) as hub:
         rows = changes(options.changes)
         lanes = [Lane(number, Path(name), hub, share(rows, number)) for number in range(COURIERS)]
@@ -137,15 +138,6 @@ def changes(count: int) -> list[Delivery]:
 def share(rows: list[Delivery], lane: int) -> list[Delivery]:
     """A lane has all of an event."""
     return [row for at, row in enumerate(rows) if at // len(KINDS) % COURIERS == lane]
-
-
-def resident(pid: int) -> float:
-    """MiB; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
-    except (OSError, StopIteration):
-        return 0.0
 
 
 def report(hub: Hub, rows: list[Delivery], killed: int) -> None:

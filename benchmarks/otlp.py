@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from _machine import describe, resident
+
 from notbefore.commands.client import AgentClient
 from notbefore.config.sinks import Connection
 from notbefore.core.clock import Instant
@@ -62,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exports", type=int, default=720, help="failing exports of each signal")
     options = parser.parse_args()
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    print(describe())
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -100,12 +102,6 @@ def agent(text: str) -> float:
         finally:
             process.terminate()
             process.wait(15)
-
-
-def resident(pid: int) -> float:
-    """MiB."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def made() -> ExportRequest:

@@ -18,6 +18,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from _machine import describe, resident
 from playwright.sync_api import Browser, ViewportSize
 
 from notbefore.commands.client import AgentClient
@@ -46,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="take the pictures as well")
     options = parser.parse_args()
-    print(f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
+    print(describe())
     with tempfile.TemporaryDirectory() as state, Simulator((ME, PEER)) as simulator:
         remember(Path(state), 50)
         words = ["run", "--imds", simulator.endpoint, "--state-dir", state, "--listen", f"127.0.0.1:{PORT}"]
@@ -110,12 +111,6 @@ def wait_for(simulator: Simulator, pending: int) -> None:
             pass
         time.sleep(0.05)
     raise SystemExit(f"the agent did not come to see {pending} events at {simulator.endpoint}")
-
-
-def resident(pid: int) -> float:
-    """MiB."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def answers(simulator: Simulator, pid: int) -> None:
