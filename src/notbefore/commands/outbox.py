@@ -62,53 +62,40 @@ def run(options: argparse.Namespace) -> int:
         sink = getattr(options, "sink", None)
         if sink is not None and sink not in config.sinks and not outbox.rows(sink=sink, limit=1):
             raise ConfigError(f"--sink: the outbox holds nothing for {sink!r}, and --config has no such sink")
-        if options.action == "list":
-            _list(outbox.rows(options.state, sink), as_json=options.json)
-            return 0
-        chosen = _chosen(outbox, options)
-        if options.action == "show":
-            _show(chosen, as_json=options.json)
+        chosen = outbox.rows(options.state, sink) if options.action == "list" else _chosen(outbox, options)
+        if options.action in ("list", "show"):
+            _print(chosen, options)
             return 0
         with no_courier(state_dir) as nobody:
             if nobody:
                 outbox.free(one.delivery_id for one in chosen)
         if options.action == "retry":
-            _retry(outbox, chosen, config, as_json=options.json)
+            done, what = _retry(outbox, chosen, config), "will be sent again now if the agent is running"
         else:
-            _drop(outbox, chosen, as_json=options.json)
-    return 0
-
-
-def _retry(outbox: Outbox, chosen: list[Delivery], config: Config, *, as_json: bool) -> None:
-    terms, now = config.routing.sinks, time.time()
-    done = 0
-    for one in chosen:
-        known = terms[one.sink].expire_after if one.sink in terms else None
-        done += outbox.retry([one.delivery_id], now, known)
-    _say(done, "will be sent again now if the agent is running", chosen, as_json=as_json)
-
-
-def _drop(outbox: Outbox, chosen: list[Delivery], *, as_json: bool) -> None:
-    _say(outbox.drop([one.delivery_id for one in chosen]), "dropped", chosen, as_json=as_json)
-
-
-def _say(done: int, what: str, chosen: list[Delivery], *, as_json: bool) -> None:
+            done, what = outbox.drop([one.delivery_id for one in chosen]), "dropped"
     left = len(chosen) - done
-    if as_json:
+    if options.json:
         print_json([{"done": done, "being_sent": left}], sys.stdout)
     else:
         rest = f", {left} left as they are: they are being sent" if left else ""
         sys.stdout.write(f"{done} {what}{rest}.\n")
+    return 0
+
+
+def _retry(outbox: Outbox, chosen: list[Delivery], config: Config) -> int:
+    terms, now = config.routing.sinks, time.time()
+    return sum(
+        outbox.retry([one.delivery_id], now, terms[one.sink].expire_after if one.sink in terms else None)
+        for one in chosen
+    )
 
 
 def _chosen(outbox: Outbox, options: argparse.Namespace) -> list[Delivery]:
     if getattr(options, "all", False):
         dead = outbox.rows("dead", options.sink)
-        return (
-            dead
-            if options.action == "drop"
-            else _timely(dead, outbox.listed_events(), sys.stderr if options.json else sys.stdout)
-        )
+        if options.action == "drop":
+            return dead
+        return _timely(dead, outbox.listed_events(), sys.stderr if options.json else sys.stdout)
     if not options.ids:
         every = "" if options.action == "show" else ", or --all"
         raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`){every}")
@@ -130,11 +117,19 @@ def _timely(dead: list[Delivery], listed: set[str], out: TextIO) -> list[Deliver
     return found
 
 
-def _list(rows: Iterable[Delivery], *, as_json: bool) -> None:
-    now = time.time()
-    if as_json:
+def _print(rows: Iterable[Delivery], options: argparse.Namespace) -> None:
+    if options.json:
         print_json(map(_fields, rows), sys.stdout)
-        return
+    elif options.action == "list":
+        _print_table(rows)
+    else:
+        for one in rows:
+            values = _fields(one) | {"record": msgspec.json.decode(one.record)}
+            sys.stdout.write(msgspec.json.format(json_line(values)).decode() + "\n")
+
+
+def _print_table(rows: Iterable[Delivery]) -> None:
+    now = time.time()
     shown = [
         (
             one.delivery_id[:8],
@@ -165,12 +160,3 @@ def _due(one: Delivery, now: float) -> str:
 def _fields(one: Delivery) -> dict[str, Any]:
     times = {name: rfc3339(datetime.fromtimestamp(getattr(one, name), UTC)) for name in ("created", "due", "expires")}
     return msgspec.structs.asdict(one) | times | {"record": msgspec.Raw(one.record)}
-
-
-def _show(rows: Iterable[Delivery], *, as_json: bool) -> None:
-    if as_json:
-        _list(rows, as_json=True)
-        return
-    for one in rows:
-        values = _fields(one) | {"record": msgspec.json.decode(one.record)}
-        sys.stdout.write(msgspec.json.format(json_line(values)).decode() + "\n")

@@ -108,28 +108,34 @@ def check_families(excluded: Iterable[str], places: dict[str, str]) -> None:
 def check_heartbeat(config: Config, places: dict[str, str], environment: Mapping[str, str]) -> None:
     """Check the secret and the sink of the section ``heartbeat``; raises ``ConfigError``."""
     heartbeat = config.heartbeat
-    if heartbeat is None:
-        return
     try:
-        if heartbeat.ping_url is not None:
-            url = urlsplit(heartbeat.ping_url.reveal(environment))
-            if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
-                raise ConfigError("ping_url: expected http://HOST or https://HOST")  # noqa: TRY301 - its place is added below
-        sink = config.sinks.get(heartbeat.sink) if heartbeat.sink is not None else None
-        otlp = sink.otlp_logs if sink is not None else None
-        if heartbeat.sink is not None and (sink is None or (sink.webhook is None and otlp is None)):
-            raise ConfigError(  # noqa: TRY301 - as above
-                f"sink: expected the name of a webhook or of otlp_logs, got {heartbeat.sink!r}. An event_hub has a key"
-                " `heartbeat` of its own; for most other receivers use `ping_url`"
-            )
-        if otlp is not None and (otlp.protocol == "grpc" or not (otlp.endpoint or otlp.logs_endpoint)):
-            raise ConfigError("sink: a heartbeat goes over HTTP: expected an endpoint, and not protocol grpc")  # noqa: TRY301 - as above
-    except ValueError:  # of urlsplit; its text shows the address
-        place = places.get("heartbeat.ping_url", places.get("", "the configuration"))
-        raise ConfigError(f"{place}: heartbeat: ping_url: not a URL") from None
+        if heartbeat is not None and heartbeat.ping_url is not None:
+            _check_ping_url(heartbeat.ping_url.reveal(environment))
+        if heartbeat is not None and heartbeat.sink is not None:
+            _check_heartbeat_sink(heartbeat.sink, config.sinks)
     except ConfigError as error:
-        place = places.get("heartbeat.every") or places.get("heartbeat") or places.get("", "the configuration")
-        raise ConfigError(f"{place}: heartbeat: {error}") from None
+        raise located(places, "heartbeat", str(error)) from None
+
+
+def _check_ping_url(address: str) -> None:
+    try:
+        url = urlsplit(address)
+    except ValueError:  # its text shows the address
+        raise ConfigError("ping_url: not a URL") from None
+    if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
+        raise ConfigError("ping_url: expected http://HOST or https://HOST")
+
+
+def _check_heartbeat_sink(name: str, sinks: Mapping[str, SinkConfig]) -> None:
+    sink = sinks.get(name)
+    otlp = sink.otlp_logs if sink is not None else None
+    if sink is None or (sink.webhook is None and otlp is None):
+        raise ConfigError(
+            f"sink: expected the name of a webhook or of otlp_logs, got {name!r}. An event_hub has a key"
+            " `heartbeat` of its own; for most other receivers use `ping_url`"
+        )
+    if otlp is not None and (otlp.protocol == "grpc" or not (otlp.endpoint or otlp.logs_endpoint)):
+        raise ConfigError("sink: a heartbeat goes over HTTP: expected an endpoint, and not protocol grpc")
 
 
 def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[str, str]) -> None:

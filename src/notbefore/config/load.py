@@ -89,12 +89,7 @@ def values(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_encode)
     for name, sink in found["sinks"].items():
         found["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
-    if config.otlp is None:
-        del found["otlp"]  # empty, it would be wrong
-    for section in ("fleet", "heartbeat"):
-        if getattr(config, section) is None:
-            del found[section]
-    return found
+    return {section: value for section, value in found.items() if value is not None}
 
 
 def dump(config: Config) -> str:

@@ -28,7 +28,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from proton import (
@@ -69,13 +69,13 @@ def text_of(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class Entry:
+class Entry(NamedTuple):
     """One event in a partition."""
 
-    __slots__ = ("enqueued", "key", "message", "offset")
-
-    def __init__(self, offset: int, enqueued: int, key: str | None, message: bytes) -> None:
-        self.offset, self.enqueued, self.key, self.message = offset, enqueued, key, message
+    offset: int
+    enqueued: int  # Unix milliseconds
+    key: str | None
+    message: bytes
 
 
 class Hub:
@@ -219,7 +219,7 @@ class Peer:
         if hub not in self.hubs:
             return 404, f"The messaging entity '{audience}' could not be found.", 0.0
         if kind == "jwt":
-            known = token in self.options.jwt or (self.options.any_jwt and bool(token))
+            known = self.options.any_jwt and bool(token)
             return (202, "Accepted", time.time() + 3600) if known else (401, "InvalidToken: it is not known here", 0.0)
         fields = dict(part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part)
         key = self.keys.get(unquote(fields.get("skn", "")))
@@ -682,8 +682,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=5672, help="0: any (it is printed)")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME:PARTITIONS")
     parser.add_argument("--key", action="append", default=[], metavar="NAME=SECRET", help="of shared access signatures")
-    parser.add_argument("--jwt", action="append", default=[], help="a token that is taken")
-    parser.add_argument("--any-jwt", action="store_true", help="any token is taken")
+    parser.add_argument("--any-jwt", action="store_true", help="accept any token of an identity")
     parser.add_argument("--store", help="keep the logs in files that begin so")
     parser.add_argument("--cert", help="a PEM file with key and certificate: TLS")
     parser.add_argument("--max-message", type=int, default=1024 * 1024, help="bytes")

@@ -68,42 +68,41 @@ class Response(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
+Route = Callable[[Environ], Response]
+
+
 class _BadRequestError(Exception):
     """The query is wrong; the text says what is expected."""
 
 
 def make_app(view: View) -> App:
     """The application that shows ``view``."""
-    page = Recent(lambda: _page(view), source=view.version)
-    routes: dict[str, Callable[[Environ], Response]] = {
-        "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
-        "/metrics": lambda environ: _metrics(view, environ),
-        "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
-        "/readyz": lambda environ: _check(_readiness(view, environ), "not ready", environ),
-        "/api/v1/events": lambda _: Response(json_line(view.pending())),
-        "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
-        **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
-    }
+    routes = _routes(view, Recent(lambda: _page(view), source=view.version))
+    routes["/readyz"] = lambda environ: _check(_readiness(view, environ), "not ready", environ)
+    routes["/api/v1/events"] = lambda _: Response(json_line(view.pending()))
     return _application(routes)
 
 
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
-    page = Recent(view.page)
-    return _application(
-        {
-            "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
-            "/metrics": lambda environ: _metrics(view, environ),
-            "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
-            "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
-            "/api/v1/fleet/events": lambda _: Response(json_line(view.fleet())),
-            "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
-            **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
-        }
-    )
+    routes = _routes(view, Recent(view.page))
+    routes["/api/v1/fleet/events"] = lambda _: Response(json_line(view.fleet()))
+    return _application(routes)
 
 
-def _application(routes: dict[str, Callable[[Environ], Response]]) -> App:
+def _routes(view: ProcessView, page: Recent[bytes]) -> dict[str, Route]:
+    """What every process answers, by path."""
+    return {
+        "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
+        "/metrics": lambda environ: _metrics(view, environ),
+        "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
+        "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
+        "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+        **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
+    }
+
+
+def _application(routes: dict[str, Route]) -> App:
     def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         response = _respond(routes, environ)
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
@@ -114,7 +113,7 @@ def _application(routes: dict[str, Callable[[Environ], Response]]) -> App:
     return app
 
 
-def _respond(routes: dict[str, Callable[[Environ], Response]], environ: Environ) -> Response:
+def _respond(routes: dict[str, Route], environ: Environ) -> Response:
     route = routes.get(environ.get("PATH_INFO", ""))
     if route is None:
         return _error(HTTPStatus.NOT_FOUND, f"not found; the paths are {', '.join(routes)}")
