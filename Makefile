@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 # several tests at a time: they wait more than they work
-PARALLEL ?= --numprocesses 6 --dist worksteal
+PARALLEL ?= --numprocesses 8 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench reference dashboards dashboard-pictures bundle release-check clean

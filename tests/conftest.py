@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,18 @@ from hypothesis import HealthCheck, settings
 # the machines are noisy: how long one example takes says nothing
 settings.register_profile("notbefore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
 settings.load_profile("notbefore")
+
+# what these make once for their module takes seconds: it is made in one process only
+ONE_PROCESS = {
+    "test_access.py",
+    "test_bundle.py",
+    "test_dashboards.py",
+    "test_discovery.py",
+    "test_fleet_page.py",
+    "test_package.py",
+    "test_page.py",
+    "test_python_api.py",
+}
 
 GUARD = Path(__file__).with_name("guard")
 runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
@@ -31,6 +44,24 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"skipped, but nothing may be skipped here: {report.longrepr}"
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that take long start first: at the end nobody waits for them."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(optionalhook=True)  # the unit tests need no xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each process is given one test after the other, in their order, or a whole module where that is cheaper."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - where there is xdist
+
+    class OneByOne(LoadScopeScheduling):  # type: ignore[misc]  # it ships no types
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return module if module.rpartition("/")[2] in ONE_PROCESS else nodeid
+
+    return OneByOne(config, log)
 
 
 @pytest.fixture

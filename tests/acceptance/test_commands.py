@@ -278,6 +278,7 @@ def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, com
     assert wrong.returncode == 2
 
 
+@pytest.mark.long
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "notbefore", "demo"], capture_output=True, text=True, check=False, timeout=90

@@ -606,6 +606,7 @@ def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_o
         assert not found.wrong
 
 
+@pytest.mark.long
 def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_live(
     hook: HttpPeer, tmp_path: Path
 ) -> None:

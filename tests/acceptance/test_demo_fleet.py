@@ -15,6 +15,7 @@ sys.exit(main.main(["demo", "--fleet"]))
 
 
 @pytest.mark.timeout(400)  # its wave takes a minute; what it waits for, on a busy machine, longer
+@pytest.mark.long
 def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_is_killed() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "notbefore", "demo", "--fleet"], capture_output=True, text=True, timeout=380, check=False

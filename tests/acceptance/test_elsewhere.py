@@ -112,6 +112,7 @@ def starts(agent: RunningAgent, reason: str) -> float:
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.long
 def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
     imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:

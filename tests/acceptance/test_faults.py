@@ -274,6 +274,7 @@ def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
 
 @pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
 @pytest.mark.parametrize("what", [WRITES, EVERYTHING])
+@pytest.mark.long
 def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
     imds: Simulator, hook: HttpPeer, config: str, disk: HangingDisk, what: int
 ) -> None:

@@ -95,6 +95,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 # one test: the processes take a minute to get there, and several workers would each have their own
+@pytest.mark.long
 def test_each_query_finds_what_is_in_the_hub_whichever_instance_reads_it(watched: Watched) -> None:
     prometheus, (one, two) = watched
     assert [fault for panel in BOARD["panels"] for fault in faults(prometheus, panel, EVERYTHING)] == []

@@ -11,6 +11,8 @@ from support.fleet_faults import Account
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("collected"),
+    pytest.mark.timeout(900),  # beyond PATIENCE of fleet_faults, which may pass more than once
+    pytest.mark.long,
 ]
 
 

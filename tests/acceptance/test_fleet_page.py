@@ -60,6 +60,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_the_page_shows_what_is_coming_by_wave_who_is_missing_and_how_the_month_went(
     fleet: RunningFleet, browser: Browser
 ) -> None:

@@ -87,6 +87,7 @@ def asked(agents: list[AgentOfGroup]) -> float:
     return sum(one.deliveries("yielded") for one in agents)
 
 
+@pytest.mark.long
 def test_one_vm_notifies_and_the_next_one_while_its_agent_is_gone(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_one_vm_notifies_and_the_next_one_while_its_agent_is_gone(
     assert messages(hook) == {"announced": 1, "started": 2, "finished": 1}
 
 
+@pytest.mark.long
 def test_the_next_one_takes_over_an_update_and_a_cancellation_as_well(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_the_next_one_takes_over_an_update_and_a_cancellation_as_well(
     assert messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}
 
 
+@pytest.mark.long
 def test_where_they_cannot_ask_each_other_two_messages_come_and_what_waits_is_withdrawn_in_the_end(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

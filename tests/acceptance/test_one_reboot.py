@@ -100,6 +100,7 @@ def receivers(on_call: OnCall) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_closed_once(
     on_call: OnCall, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def copied(agent: RunningAgent) -> bool:
     return any(name.startswith("memfd:notbefore") for name in found) and not children
 
 
+@pytest.mark.long
 def test_deliveries_go_on_while_another_version_is_on_disk_and_after_the_restart(
     installed: Installed, hook: HttpPeer, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.rmtree(place)
 
 
+@pytest.mark.long
 def test_the_service_is_installed_without_a_network(installed: Path) -> None:
     unit = (installed / "etc" / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
     assert f'ExecStart="{installed}/opt/notbefore/bin/notbefore" run' in unit

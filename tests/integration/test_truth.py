@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
             assert self.observer.account.timid == []
 
 
-TestTruth = Machine.TestCase
+TestTruth = pytest.mark.long(Machine.TestCase)
 TestTruth.settings = settings(
     max_examples=40,
     stateful_step_count=30,
