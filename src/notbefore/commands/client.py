@@ -47,8 +47,9 @@ class AgentClient(Struct, frozen=True):
         except ssl.SSLError as error:
             raise NotBeforeError(f"{self.url}: TLS failed ({error}): is --ca-file or --cert-file needed?") from None
         except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or error
             raise NotBeforeError(
-                f"no agent answers at {self.url} ({error}): is `notbefore run` running, or is --url needed?"
+                f"no agent answers at {self.url} ({why}): is `notbefore run` running, or is --url needed?"
             ) from None
         finally:
             connection.close()

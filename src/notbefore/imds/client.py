@@ -262,7 +262,7 @@ class ImdsClient:
             raise
         except (OSError, ValueError) as error:
             self.close()
-            raise ImdsError(_reason(error), str(error) or type(error).__name__) from error
+            raise ImdsError(_reason(error), _words(error)) from error
 
     def _exchange(self, request: bytes, deadline: float, etag: str | None) -> ImdsAnswer:
         connection = self._connected(deadline)
@@ -322,6 +322,11 @@ def _retry_after(connection: _Connection) -> float | None:
     value = connection.header(b"retry-after")
     # seconds; IMDS does not use the date form, and without a value the back-off decides
     return float(value) if value.isascii() and value.isdigit() and len(value) <= 6 else None  # noqa: PLR2004 - 11 days
+
+
+def _words(error: Exception) -> str:
+    """``Connection refused``, without the number of the error."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _reason(error: Exception) -> ImdsReason:
