@@ -344,7 +344,8 @@ def inflict(mode: str, rounds: int) -> bool:
         agent = start(
             [*inside, *command], **clock.variables | disk.variables | fault.variables | {"LD_PRELOAD": libraries}
         )
-        time.sleep(3)
+        while not _answers("127.0.0.1"):
+            time.sleep(0.05)
         world = World(simulator, SLOWLY)
         world.start()
         for _ in range(rounds):

@@ -74,9 +74,9 @@ def test_what_nobody_holds_is_due_again(agent: Agent) -> None:
     held, lost = delivery("a"), delivery("b")
     agent.box.put(held, lost)
     assert agent.turn() == ids([held, lost])
-    agent.courier.release_all_but([held.delivery_id])
+    agent.courier.release_leases(2.0, held=[held.delivery_id])
     assert agent.turn() == [lost.delivery_id]
-    agent.courier.release_all_but([])
+    agent.courier.release_leases(2.0)
     assert agent.turn() == ids([held, lost])
 
 
@@ -94,7 +94,7 @@ def test_a_new_courier_takes_over_and_runs_no_command_again(agent: Agent) -> Non
     "use",
     [
         lambda courier: courier.release_leases(1.0),
-        lambda courier: courier.release_all_but([]),
+        lambda courier: courier.release_leases(1.0, held=["x"]),
         lambda courier: courier.exchange(CourierTurn((), {}, 1.0)),
         AgentOutbox.sinks_with_work,
     ],

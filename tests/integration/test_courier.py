@@ -1,5 +1,8 @@
 """The courier in this process: what it makes of sinks that misbehave, and of an outbox that is out of reach."""
 
+import errno
+import os
+import platform
 import signal
 import socket
 import sqlite3
@@ -29,6 +32,7 @@ from notbefore.errors import ConfigError, SendError
 from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
 from notbefore.store.outbox import CourierTurn, Outbox
+from notbefore.store.private import open_file
 from notbefore.store.schema import transaction
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME
@@ -372,6 +376,21 @@ class Flaky:
         return self._outbox.exchange(turn)
 
 
+def test_a_courier_that_cannot_begin_tries_again(outbox: Outbox) -> None:
+    put(outbox, "a")
+    sink, flaky, failures = Recording(lambda _: Receipt()), Flaky(outbox, 0), [1, 2]
+
+    def release(now: float, run_once: Any = ()) -> list[Delivery]:
+        if failures:
+            raise sqlite3.OperationalError(f"database is locked ({failures.pop()})")
+        return outbox.release_leases(now, run_once)
+
+    flaky.release_leases = release  # type: ignore[assignment]
+    with courier(flaky, orders(outbox), lambda _name: sink) as found:
+        assert found.run() == DONE
+    assert (sink.sent, outbox.rows()) == (["a"], [])
+
+
 def test_what_was_accepted_and_cannot_be_written_is_not_sent_again(outbox: Outbox) -> None:
     put(outbox, "a")
     sink = Recording(lambda _: Receipt())
@@ -454,6 +473,56 @@ def test_a_courier_that_does_not_leave_is_ended_by_its_successor(tmp_path: Path)
             lock.acquire(0.3, lambda: beats.append(1))
         assert holder.wait(20) == -signal.SIGKILL
     assert beats
+
+
+ZOMBIE = HOLDER.replace(
+    "time.sleep(60)",
+    """
+    import ctypes, threading
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall(60, 0)  # ends the main thread alone: so looks a killed process that waits for a disk
+""",
+)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the number of a system call")
+def test_a_courier_that_was_killed_and_waits_for_the_disk_is_not_waited_for(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with subprocess.Popen([sys.executable, "-c", ZOMBIE, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        with CourierLock(tmp_path, other) as lock:
+            lock.acquire(3600, lambda: None)
+            assert (other / "courier.lock").read_text().strip() == str(os.getpid())
+        holder.kill()
+
+
+def test_where_no_lock_can_be_made_the_directory_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: Path) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("notbefore.store.lock.open_file", read_only)
+    with CourierLock(tmp_path) as lock, CourierLock(tmp_path) as second:
+        lock.acquire(0.0, lambda: None)
+        assert not second._is_taken(0.0)
+
+
+def test_while_the_disk_hangs_the_lock_of_the_spare_file_is_taken_as_soon_as_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, other = threading.Event(), tmp_path / "other"
+
+    def hangs(path: Path) -> int:
+        if path.parent == tmp_path:
+            answers.wait()
+        return open_file(path)
+
+    monkeypatch.setattr("notbefore.store.lock.open_file", hangs)
+    with CourierLock(tmp_path, other) as lock:
+        lock.acquire(3600, lambda: other.mkdir(exist_ok=True))
+    assert (other / "courier.lock").exists()
+    answers.set()
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,13 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
 
 
 def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"no database")
+    Store(tmp_path).close()
     hand = dispatcher(tmp_path / FILE_NAME)
 
     def two_died() -> bool:
         hand.tick()
+        if hand._courier is not None:
+            hand._courier.kill()
         return hand.figures.starts["crashed"] >= 2
 
     eventually(two_died)
@@ -94,15 +96,31 @@ def test_orders_that_cannot_be_written_are_refused_before_anything_starts(tmp_pa
         CourierManager(Orders(str(tmp_path), sinks), Clock(), lambda: None, lambda: None)
 
 
-def test_a_courier_without_a_database_says_so_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [None, b"no database"])
+def test_a_courier_without_a_database_says_so_and_waits_for_one(tmp_path: Path, found: bytes | None) -> None:
+    if found is not None:
+        (tmp_path / FILE_NAME).write_bytes(found)
     hand = dispatcher(tmp_path / FILE_NAME)
 
-    def died() -> bool:
+    def in_trouble() -> bool:
         hand.tick()
-        return hand.figures.starts["crashed"] >= 1
+        return hand.in_trouble
 
-    eventually(died)
+    eventually(in_trouble)
     hand.stop(lambda _seconds: True)
+    assert hand.figures.starts == {**CourierFigures().starts, "due": 1}
+
+
+def test_a_courier_is_started_before_something_is_due_where_it_soon_will_be(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    poked: list[int] = []
+    hand = CourierManager(Orders(str(tmp_path / FILE_NAME)), Clock(), lambda: None, lambda: poked.append(1))
+    hand.prepare()
+    hand.tick()
+    assert (hand.figures.running, poked) == (True, [1])
+    hand.stop(lambda _seconds: True)
+    hand.tick()
+    assert not hand.figures.running
 
 
 def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Path) -> None:

@@ -36,6 +36,14 @@ def test_what_hangs_is_given_up_and_nothing_is_begun_until_it_has_ended(disk: Di
     assert begun == ["afterwards"]
 
 
+def test_nobody_waits_for_what_is_needless_by_now(disk: DiskThread) -> None:
+    patient = DiskThread(patience=3600)
+    with pytest.raises(DiskHangsError):
+        patient.do(threading.Event().wait, 1.0, lambda: True)
+    patient.end()
+    assert disk.do(lambda: "done", None, lambda: True) == "done"
+
+
 def test_what_was_given_up_before_it_began_is_never_done(disk: DiskThread) -> None:
     answers, begun = threading.Event(), []
     first = disk.post(answers.wait)

@@ -5,8 +5,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from notbefore.store.courier_outbox import CourierOutbox
 from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.schema import transaction
+from notbefore.store.schema import connect_for_reading, transaction
 from notbefore.store.spare import file_in_use, spare_path
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredChange
@@ -70,9 +72,9 @@ class Agent:
 class Receiver:
     """A courier with a receiver that accepts everything; it notes what it has accepted, in order."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, run_once: Collection[str] = ()) -> None:
         self.outbox = CourierOutbox(agent.path, agent.store.spare_path)
-        self.outbox.release_leases(time.time())
+        self.outbox.release_leases(time.time(), run_once)
         self.accepted: list[str] = []
         self._under_way: list[Delivery] = []
         self._results: list[DeliveryResult] = []
@@ -433,6 +435,67 @@ else:
     spare.remove = die
 Store(Path(sys.argv[1]))
 """
+
+
+def test_a_disk_that_stops_answering_while_its_outbox_is_copied_holds_up_nobody(
+    agent: Agent, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hangs(path: Path) -> sqlite3.Connection:
+        answers.wait()
+        return connect_for_reading(path)
+
+    monkeypatch.setattr(module, "connect_for_reading", hangs)
+    with locked(agent.path):  # the courier hangs in the disk, and holds the lock: the agent's own thread does not hang
+        begun = time.monotonic()
+        agent.sees("a")
+        assert time.monotonic() - begun < 5  # what benchmarks/kills.py calls late; the disk never answers
+        receiver.works()
+        assert receiver.accepted == ["a"]
+    answers.set()
+
+
+def test_a_courier_that_waits_for_the_disk_goes_on_as_soon_as_the_agent_has_given_it_up(
+    agent: Agent, receiver: Receiver
+) -> None:
+    answers = threading.Event()
+    receiver.outbox._disk.post(answers.wait)
+    with locked(agent.path), ThreadPoolExecutor() as pool:
+        seen = pool.submit(agent.sees, "a")
+        receiver.leases()  # fails where it only waits for the disk
+        seen.result()
+        receiver.works()
+        assert receiver.accepted == ["a"]
+    answers.set()
+
+
+@pytest.mark.parametrize("merged_first", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_command_that_was_interrupted_is_not_run_again_wherever_its_successor_begins(
+    agent: Agent, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, *, copied: bool, merged_first: bool
+) -> None:
+    agent.sees("a")
+    receiver.leases()  # `a` is under way, and its courier is killed
+    agent.store._written = ()  # it was written a while ago
+    if not copied:
+        monkeypatch.setattr(module, "connect_for_reading", unreadable)
+    with locked(agent.path):
+        agent.sees("a", "b")
+        if not merged_first:
+            successor = Receiver(agent, run_once=["hub"])
+            successor.works()
+    agent.store.retry()
+    if merged_first:
+        successor = Receiver(agent, run_once=["hub"])
+    successor.works()
+    successor.outbox.close()
+    assert successor.accepted == ["b"]
+    assert [(one.event_key, one.state) for one in rows(agent.path)] == [("a", "dead")]
+
+
+def unreadable(path: Path) -> sqlite3.Connection:
+    raise StoreError(f"{path} cannot be read")
 
 
 @pytest.mark.parametrize("step", ["before", "after"])

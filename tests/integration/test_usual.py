@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,12 +13,13 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import Messages, SinkConfig, Slack
 from notbefore.core.delivery import Delivery
 from notbefore.delivery.courier import Courier
-from notbefore.delivery.message import Usual
+from notbefore.delivery.message import Message, Usual
 from notbefore.delivery.orders import Orders
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import make
 from notbefore.delivery.usual import usual_interruption
 from notbefore.store import outbox_intake
+from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
 from notbefore.store.state import Store
@@ -46,10 +48,17 @@ def write(state_file: Path, *records: bytes) -> None:
         db.executemany("INSERT INTO history (change_id, time, record) VALUES ('x', 0, ?)", [(one,) for one in records])
 
 
+def usual(path: Path, content: Message) -> Usual | None:
+    disk = DiskThread()
+    found = usual_interruption(path, disk, content)
+    disk.end()
+    return found
+
+
 def test_it_is_the_median_of_this_type_on_this_vm(state_file: Path) -> None:
     write(state_file, *map(past, (90.0, 30.0, 100.0)))
-    assert usual_interruption(state_file, message(REBOOT)) == Usual(90.0, 3)
-    assert usual_interruption(state_file, message()) is None  # a Freeze
+    assert usual(state_file, message(REBOOT)) == Usual(90.0, 3)
+    assert usual(state_file, message()) is None  # a Freeze
 
 
 def test_what_is_not_this_vm_s_or_was_not_measured_does_not_count(state_file: Path) -> None:
@@ -63,20 +72,30 @@ def test_what_is_not_this_vm_s_or_was_not_measured_does_not_count(state_file: Pa
         b"\xff\xfe",
         past(50.0),
     )
-    assert usual_interruption(state_file, message(REBOOT)) == Usual(50.0, 1)
+    assert usual(state_file, message(REBOOT)) == Usual(50.0, 1)
 
 
 def test_it_is_not_asked_for_where_it_says_nothing(state_file: Path) -> None:
     write(state_file, past(90.0))
-    assert usual_interruption(state_file, message(REBOOT, REBOOT | STARTED)) == Usual(90.0, 1)
-    assert usual_interruption(state_file, message(REBOOT, REBOOT | STARTED, None)) is None
-    assert usual_interruption(state_file, message(REBOOT | {"Resources": [PEER]})) is None
+    assert usual(state_file, message(REBOOT, REBOOT | STARTED)) == Usual(90.0, 1)
+    assert usual(state_file, message(REBOOT, REBOOT | STARTED, None)) is None
+    assert usual(state_file, message(REBOOT | {"Resources": [PEER]})) is None
 
 
 def test_a_history_that_cannot_be_read_holds_up_no_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert usual_interruption(tmp_path / "none", message(REBOOT)) is None
+    assert usual(tmp_path / "none", message(REBOOT)) is None
     assert "the history cannot be read" in caplog.text
+
+
+def test_a_disk_that_hangs_holds_up_no_message(state_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(state_file, past(90.0))
+    disk, answers = DiskThread(0.05), threading.Event()
+    disk.post(answers.wait)
+    assert usual_interruption(state_file, disk, message(REBOOT)) is None
+    assert "the disk has not answered" in caplog.text
+    answers.set()
+    disk.end()
 
 
 def test_the_courier_gives_it_to_the_sink(state_file: Path) -> None:

@@ -34,7 +34,7 @@ from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
 from notbefore.process.courier import CourierManager, CourierParts, check, make_orders
-from notbefore.process.main_thread import MainThread
+from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.package import RunningPackage
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.store_care import StoreCare
@@ -86,7 +86,7 @@ class Agent:
             CourierParts(self._package, self._store),
         )
         self._stdout = StdoutWriter()
-        listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake)
+        listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake, self._couriers.prepare)
         self._state = AgentState(self._store, clock, self._change_settings, listeners)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
@@ -168,7 +168,7 @@ class Agent:
             finally:
                 self._stop()
                 threading.excepthook = previous_hook
-        return int(self._errors.given_up)
+        return exit_code(int(self._errors.given_up), hangs=self._store.hangs)
 
     def _start(self) -> None:
         self._export(self._config.otlp)  # first: it exports what is logged from here on

@@ -77,6 +77,7 @@ class ChangeListeners(NamedTuple):
     write_record: Callable[[bytes], None]  # a record as a line of JSON
     changed: Callable[[], None] = lambda: None
     to_deliver: Callable[[], None] = lambda: None
+    soon_to_deliver: Callable[[], None] = lambda: None  # before it is written, where it is due at once
 
 
 Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
@@ -154,6 +155,9 @@ class AgentState:
                 self._store.stage(self._newest, stored)
             self._unfinished += 1
             job = self._writer.post(lambda: self._finish(stored))
+        now = self.clock.time()
+        if any(delivery.due <= now for one in stored for delivery in one.deliveries):
+            self._listeners.soon_to_deliver()
         return job.wait(patience) and job.outcome()
 
     def _finish(self, stored: Sequence[StoredChange]) -> bool:

@@ -42,12 +42,14 @@ from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
 from notbefore.delivery.usual import usual_interruption
 from notbefore.delivery.worker import Checks, SendAttempt, Worker
 from notbefore.errors import SendError
+from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import CourierTurn
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
 STATE_PATIENCE: Final = 60.0  # seconds in which the outbox may be out of reach
 MAX_ABANDONED: Final = 4  # threads that hang, with which it goes on while it is busy
 MAX_ERROR: Final = 300  # characters of a cause that are kept
+HISTORY_PATIENCE: Final = 0.5  # seconds that a message waits for what the history says of such events
 ORPHANS_EVERY: Final = 5.0  # seconds between two looks for deliveries to sinks that are not configured
 
 log = logging.getLogger("notbefore.courier")
@@ -111,11 +113,13 @@ class Courier:
         self._orphaned: set[str] = set()  # sinks that have deliveries and are not configured any more
         self._failures = FailureLog(time.monotonic)
         self._peers = Peers(orders.peers)
+        self._history_disk = DiskThread(HISTORY_PATIENCE, "history")
         self._stop_at: float | None = None
         self._leave_asked = False
         self._leaving = False  # what is due is for the successor
         self._last_work = self._last_look = time.monotonic()
         self._trouble_since: float | None = None
+        self._taken_over = False  # what the courier before has left
 
     def stop(self) -> None:
         """Send what is due, for a while, and end. May be called from a signal handler."""
@@ -125,10 +129,6 @@ class Courier:
 
     def run(self) -> int:
         """Work until there has been nothing to do for a while, or until it is asked to stop; returns the exit code."""
-        for delivery in self._outbox.release_leases(time.time(), self._run_once):
-            log.error("sink %s: `%s` of event %s: %s", delivery.sink, delivery.kind, delivery.event_key, delivery.error)
-        if self._stop_at is None:
-            self._find_orphaned()
         while True:
             self._beat()
             self._abandon_hanging()
@@ -153,8 +153,9 @@ class Courier:
         """Record what came of the attempts, and lease what is due; returns whether anything was."""
         while self._attempts:
             self._unrecorded.append(self._result_of(self._attempts.popleft()))
-        room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._orphaned, BATCH)
         try:
+            self._take_over()
+            room = {name: self._room(name) for name in self._orders.sinks} | dict.fromkeys(self._orphaned, BATCH)
             leased = self._outbox.exchange(
                 CourierTurn(self._unrecorded, room, time.time(), self._batched, self._orders.confirm)
             )
@@ -166,6 +167,16 @@ class Courier:
         self._unrecorded, self._trouble_since = [], None
         self._hand_over(leased)
         return bool(leased)
+
+    def _take_over(self) -> None:
+        """Once, before the first exchange; raises ``sqlite3.Error``."""
+        if self._taken_over:
+            return
+        for delivery in self._outbox.release_leases(time.time(), self._run_once):
+            log.error("sink %s: `%s` of event %s: %s", delivery.sink, delivery.kind, delivery.event_key, delivery.error)
+        self._taken_over = True
+        if self._stop_at is None:
+            self._find_orphaned()
 
     def _room(self, name: str) -> int:
         """How many deliveries the sink can take now."""
@@ -195,7 +206,9 @@ class Courier:
             state_file = Path(self._orders.state_file)
             checks = Checks(
                 secrets=lambda: known_secrets({name: config}),
-                usual=partial(usual_interruption, state_file) if config.settings.WORDS else lambda _message: None,
+                usual=partial(usual_interruption, state_file, self._history_disk)
+                if config.settings.WORDS
+                else lambda _message: None,
                 patient=self._orders.patient,
                 others_notify=lambda delivery: (
                     bool(delivery.ahead) and self._peers.any_alive(delivery.ahead, time.time() - delivery.created)
@@ -306,6 +319,7 @@ class Courier:
         self._abandoned = [worker for worker in self._abandoned if worker.alive]
         if self._abandoned and not running and (not busy or len(self._abandoned) >= MAX_ABANDONED):
             return HUNG
+        busy = busy or self._trouble_since is not None
         return DONE if not busy and now - self._last_work >= self._orders.linger else None
 
     def _wait(self, seconds: float) -> None:

@@ -22,7 +22,7 @@ from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
 from notbefore.process.clock import Clock
 from notbefore.process.courier import CourierManager, CourierParts, make_orders
-from notbefore.process.main_thread import MainThread
+from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.package import RunningPackage
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.store_care import StoreCare
@@ -91,9 +91,10 @@ class FleetInstance:
         with self._main:
             try:
                 self._start()
-                return int(not self._supervise())  # the consumer has ended by itself: an error that nobody foresaw
+                ended_by_itself = not self._supervise()  # the consumer: an error that nobody foresaw
             finally:
                 self._stop()
+        return exit_code(int(ended_by_itself), hangs=self._store.hangs)
 
     def _start(self) -> None:
         self._server.start()

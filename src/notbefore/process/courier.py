@@ -94,6 +94,7 @@ class CourierManager:
         self._wake_main = wake_main
         self._courier: CourierProcess | None = None
         self._woken = False
+        self._wanted = False  # there will be something to deliver at once
         self._reason = "due"  # why the next one is started
         self._failures = 0
         self._lost_state = False  # the last one has ended since it could not use the outbox
@@ -103,6 +104,11 @@ class CourierManager:
     def wake(self) -> None:
         """There is something to deliver. From any thread; never waits."""
         self._woken = True
+        self._wake_main()
+
+    def prepare(self) -> None:
+        """There will be something to deliver at once, and a courier takes its time to start. From any thread."""
+        self._wanted = True
         self._wake_main()
 
     @property
@@ -122,19 +128,20 @@ class CourierManager:
     def tick(self) -> None:
         """Take in the courier's signs of life, end it if there are none; start one when something is due."""
         woken, self._woken = self._woken, False
+        wanted, self._wanted = self._wanted, False
         if self._package.look() and self._courier is not None:
             self._reason = "upgrade"
             self._courier.send(LEAVE)  # what it imports from now on would be of another version than itself
         if self._courier is not None:
             self._check(self._courier)
-        self._next_due = self._read_next_due()
         if self._courier is not None:
             self._serve(self._courier)
             if woken:
                 self._courier.send(WAKE)
-            return
-        due = self._next_due is not None and self._next_due <= self._clock.time()
-        if due and self._clock.monotonic() >= self._not_before:
+        elif wanted:
+            self._start()
+        self._next_due = self._read_next_due()  # last: a disk that hangs is waited for
+        if self._courier is None and self._next_due is not None and self._next_due <= self._clock.time():
             self._start()
 
     @property
@@ -178,6 +185,8 @@ class CourierManager:
             courier.serve(self._store.serve)
 
     def _start(self) -> None:
+        if self._clock.monotonic() < self._not_before:
+            return
         try:
             if self._package.look():
                 self._reason = "upgrade"

@@ -1,9 +1,11 @@
 """``MainThread``: what the main thread of an always-on process waits for: signals, other threads, and its courier."""
 
 import logging
+import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Self
@@ -57,6 +59,20 @@ class MainThread:
 
     def _exchange_handlers(self) -> None:
         self._handlers = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+
+
+def exit_code(code: int, *, hangs: bool) -> int:
+    """The code, for who ends the process in order; where a disk ``hangs``, end it here.
+
+    The interpreter closes what is open, and SQLite would wait for the disk.
+    """
+    if hangs:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    return code
 
 
 def _ignore(*_: object) -> None:

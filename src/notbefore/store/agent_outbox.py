@@ -25,9 +25,9 @@ class _Request(Struct, frozen=True):
 
     number: int
     turn: CourierTurn | None = None
-    held: list[str] | None = None
-    started: float | None = None  # Unix seconds: release the leases of the courier before
+    release: float | None = None  # Unix seconds: release the leases now, with these
     run_once: list[str] = []
+    held: list[str] = []
 
 
 class _Reply(Struct, frozen=True):
@@ -45,13 +45,9 @@ class AgentOutbox:
         self._channel.settimeout(PATIENCE)
         self._number = 0
 
-    def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
+    def release_leases(self, now: float, run_once: Collection[str] = (), held: Collection[str] = ()) -> list[Delivery]:
         """See ``Outbox``."""
-        return self._ask(_Request(self._next(), started=now, run_once=list(run_once))).deliveries
-
-    def release_all_but(self, held: Collection[str]) -> None:
-        """See ``Outbox``."""
-        self._ask(_Request(self._next(), held=list(held)))
+        return self._ask(_Request(self._next(), release=now, run_once=list(run_once), held=list(held))).deliveries
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """See ``Outbox``."""
@@ -97,10 +93,9 @@ def answer(outbox: Outbox | None, line: bytes) -> bytes:
     reply = _Reply(asked.number, here=outbox is not None)
     if outbox is not None and asked.turn is not None:
         reply = _Reply(asked.number, here=True, deliveries=outbox.exchange(asked.turn))
-    elif outbox is not None and asked.started is not None:
-        reply = _Reply(asked.number, here=True, deliveries=outbox.release_leases(asked.started, asked.run_once))
-    elif outbox is not None and asked.held is not None:
-        outbox.release_all_but(asked.held)
+    elif outbox is not None and asked.release is not None:
+        left = outbox.release_leases(asked.release, asked.run_once, asked.held)
+        reply = _Reply(asked.number, here=True, deliveries=left)
     elif outbox is not None:
         reply = _Reply(asked.number, here=True, sinks=outbox.sinks_with_work())
     return msgspec.msgpack.encode(reply)

@@ -40,10 +40,14 @@ class CourierOutbox:
         self._delivered: list[DeliveryResult] = []  # in the last seconds
         self._moved_there = False  # and it has not been asked yet
         self._doubtful = False  # in the state file more may be leased than that
+        self._run_once: Collection[str] = ()
+        self._released = False  # what the courier before has left, somewhere,
+        self._released_main = False  # in the state file
 
     def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
         """See ``Outbox``."""
-        return self._do(lambda outbox: outbox.release_leases(now, run_once))
+        self._run_once = run_once
+        return self._do(lambda outbox: self._release(outbox, now, run_once))
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """See ``Outbox``."""
@@ -89,23 +93,35 @@ class CourierOutbox:
             except OutboxMoved:
                 self._in_agent = False
                 raise
-        if self._spare_file is not None and self._spare_file.exists():
+        if self._spare_file is not None and self._is_in_spare():
             return action(self._open_spare(self._spare_file))
         self._close_spare()
         try:
-            return self._disk.do(lambda: self._with_main(action))
+            return self._disk.do(lambda: self._with_main(action), needless=self._is_in_spare)
         except DiskHangsError:
             self._doubtful = True
+            if self._is_in_spare():
+                raise OutboxMoved("the agent has given the disk up") from None
             raise
+
+    def _is_in_spare(self) -> bool:
+        return self._spare_file is not None and self._spare_file.exists()
 
     def _with_main(self, action: Callable[[AnyOutbox], T]) -> T:
         if self._main is None or self._main.moved:
             self._close_main()
             self._main = Outbox(self._state_file, BUSY_SECONDS, unless=self._spare_file)
-        if self._doubtful:  # its disk may have leased something when nobody waited for it any more
-            self._main.release_all_but(self._held)
-            self._doubtful = False
+        if self._released and not self._released_main:  # this courier began elsewhere
+            self._release(self._main, time.time(), self._run_once)
+        elif self._doubtful:  # its disk may have leased something when nobody waited for it any more
+            self._release(self._main, time.time())
+        self._doubtful = False
         return action(self._main)
+
+    def _release(self, outbox: AnyOutbox, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
+        left = outbox.release_leases(now, run_once, self._held)
+        self._released, self._released_main = True, self._released_main or outbox is self._main
+        return left
 
     def _open_spare(self, path: Path) -> Outbox:
         if self._spare is None or self._spare.moved:
@@ -122,7 +138,9 @@ class CourierOutbox:
         return self._spare
 
     def _arrive(self, outbox: AnyOutbox) -> None:
-        outbox.release_all_but(self._held)
+        if not self._released:
+            return
+        self._release(outbox, time.time())
         # the agent, if it could not read the state file, has put in again what it wrote there just before
         known = [replace(result, counted=True) for result in self._delivered]
         outbox.exchange(CourierTurn(known, {}, time.time()))

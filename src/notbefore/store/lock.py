@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 from notbefore.errors import StoreError
 from notbefore.store.disk import DiskThread
@@ -22,21 +22,21 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "agent.lock"
-        self._file: IO[str] | None = None
+        self._descriptor: int | None = None
 
     def acquire(self) -> None:
         """Take the lock; taking it twice is one hold."""
-        if self._file is not None:
+        if self._descriptor is not None:
             return
-        file = os.fdopen(open_file(self._path), "r+", encoding="ascii")
+        descriptor = open_file(self._path)
         try:
-            _lock(file)
+            _lock(descriptor)
         except OSError as error:
-            file.close()
+            os.close(descriptor)
             raise StoreError(
                 f"another notbefore is running with {self._path.parent}: stop it, or give this one its own --state-dir"
             ) from error
-        self._file = file
+        self._descriptor = descriptor
 
     def renew(self) -> None:
         """Take the lock again, on the file that is there now: the directory may have been deleted and made anew."""
@@ -45,62 +45,86 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Let go; without a hold nothing happens."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class CourierLock:
     """``acquire`` waits until the previous courier has ended, and kills it where it does not: it has no agent any more.
 
-    ``otherwise``: where the lock is while the state directory cannot be written and has none, while its disk hangs, and
-    where the previous courier hangs in that disk, so that it cannot be killed. Raises ``OSError``.
+    ``otherwise``: where the lock is while the disk of the state directory hangs, and where the previous courier hangs
+    in it, so that it cannot be killed; once that directory is there.
     """
 
     def __init__(self, directory: Path, otherwise: Path | None = None) -> None:
+        self._directory = directory
         self._otherwise = otherwise
         self._disk = DiskThread(DISK_PATIENCE)
-        try:
-            self._file = self._disk.do(lambda: _lock_file(directory / "courier.lock"))
-        except OSError:
-            if otherwise is None:
-                raise
-            self._use_other(otherwise)
-
-    def _use_other(self, directory: Path) -> None:
-        self._file = _lock_file(directory / "courier.lock")
-        self._disk, self._otherwise = DiskThread(DISK_PATIENCE), None
+        self._descriptor: int | None = None
 
     def acquire(self, patience: float, beat: Callable[[], None]) -> None:
-        """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds."""
-        deadline = time.monotonic() + patience
-        while True:
-            with suppress(OSError):
-                _lock(self._file)
-                break
+        """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds. Raises ``OSError``."""
+        begun = time.monotonic()
+        while not self._is_taken(time.monotonic() - begun - patience):
             beat()
-            if time.monotonic() > deadline:
-                self._end_holder()
-                if time.monotonic() > deadline + DISK_PATIENCE and self._otherwise is not None:
-                    with suppress(OSError):  # there is none while the disk is in order
-                        self._use_other(self._otherwise)
             time.sleep(0.05)
         with suppress(OSError):  # a disk that is full or hangs: only who has to kill this process misses its id
             self._disk.do(self._write_id)
 
-    def _write_id(self) -> None:
-        os.lseek(self._file.fileno(), 0, os.SEEK_SET)
-        os.write(self._file.fileno(), b"%-10d" % os.getpid())  # in place: what the file has already needs no room
-
-    def _end_holder(self) -> None:
-        # the lock is held, so the process that wrote its id there is alive, and the id its own
-        if not is_ours_alone(self._file.fileno()):
-            return
-        self._file.seek(0)
-        holder = self._file.read().strip()
-        if holder.isdigit() and int(holder) != os.getpid():
+    def _is_taken(self, overdue: float) -> bool:
+        """Try once; ``overdue``: seconds for which the previous courier should have been gone."""
+        if self._descriptor is None:
+            self._open(last=overdue > 0)
+        if self._descriptor is None:
+            return False
+        with suppress(OSError):
+            _lock(self._descriptor)
+            return True
+        holder = self._holder()
+        if overdue > 0 and holder is not None:
             with suppress(ProcessLookupError):
-                os.kill(int(holder), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends it at either
+                os.kill(holder, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends it at either
+        if overdue > DISK_PATIENCE or (holder is not None and _is_zombie(holder)):
+            self._use_other()
+        return False
+
+    def _open(self, *, last: bool) -> None:
+        try:
+            self._descriptor = self._disk.do(lambda: _open_lock(self._directory))
+        except OSError:
+            if not self._use_other() and (last or self._otherwise is None):
+                raise
+
+    def _use_other(self) -> bool:
+        """Use the other directory's lock, if there is one by now."""
+        if self._otherwise is None or not self._otherwise.is_dir():
+            return False
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = _open_lock(self._otherwise)
+        self._disk, self._otherwise = DiskThread(DISK_PATIENCE), None
+        return True
+
+    def _write_id(self) -> None:
+        if self._descriptor is not None:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, b"%-10d" % os.getpid())  # in place: what the file has already needs no room
+
+    def _holder(self) -> int | None:
+        """The process that holds the lock: the id that it wrote there is its own, for it is alive."""
+        descriptor = self._descriptor
+        if descriptor is None or not is_ours_alone(descriptor):
+            return None
+
+        def read() -> bytes:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            return os.read(descriptor, 10)
+
+        with suppress(OSError):  # the disk hangs, or it is a directory
+            found = self._disk.do(read).strip()
+            return int(found) if found.isdigit() and int(found) != os.getpid() else None
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -109,37 +133,46 @@ class CourierLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disk.end()
-        self._file.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
 
-def _lock_file(path: Path) -> IO[str]:
+def _is_zombie(process: int) -> bool:
+    """It was killed, and a thread of it waits for a disk: it holds its locks for as long as that takes."""
+    with suppress(OSError):  # only Linux says so
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    return False
+
+
+def _open_lock(directory: Path) -> int:
+    path = directory / "courier.lock"
     try:
-        return os.fdopen(open_file(path), "r+", encoding="ascii")
+        return open_file(path)
     except OSError:
-        if path.exists():  # on a disk that can only be read a file can be locked all the same
-            return _open_for_reading(path)
-        raise
+        # on a disk that can only be read a file can be locked all the same; where there is none, the directory
+        return _open_for_reading(path if path.exists() else directory)
 
 
-def _open_for_reading(path: Path) -> IO[str]:
-    return os.fdopen(os.open(path, os.O_RDONLY | NO_FOLLOW), encoding="ascii")
+def _open_for_reading(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | NO_FOLLOW)
 
 
 @contextmanager
 def no_courier(directory: Path) -> Iterator[bool]:
     """Keep couriers from starting for a moment; gives whether none runs. Nothing is made where none has ever run."""
     try:
-        file = _open_for_reading(directory / "courier.lock")
+        descriptor = _open_for_reading(directory / "courier.lock")
     except OSError:
         yield False
         return
-    with file:
-        try:
-            _lock(file)
-        except OSError:
-            yield False
-        else:
-            yield True
+    try:
+        _lock(descriptor)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
@@ -147,12 +180,11 @@ if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
 
     _BEYOND = 1 << 30  # what is locked there nobody can read: it is no byte of the file
 
-    def _lock(file: IO[str]) -> None:
-        file.seek(_BEYOND)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        file.seek(0)
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, _BEYOND, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
-    def _lock(file: IO[str]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

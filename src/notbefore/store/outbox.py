@@ -92,24 +92,24 @@ class Outbox:
                 raise OutboxMoved(f"{self.path} is not in use any more")
             yield db
 
-    def release_leases(self, now: float, run_once: Collection[str] = ()) -> list[Delivery]:
-        """Make due again what a courier that has ended left on its way. Only one courier runs at a time.
+    def release_leases(self, now: float, run_once: Collection[str] = (), held: Collection[str] = ()) -> list[Delivery]:
+        """Make due again what is leased and in nobody's hands, such as what a courier that has ended left on its way.
 
-        To the sinks ``run_once`` nothing is sent again: it is dead, and returned.
+        Only one courier runs at a time; it holds the deliveries ``held`` alone. To the sinks ``run_once`` nothing is
+        sent again: it is dead, and returned.
         """
         with self.transaction() as db:
-            left = [_delivery(row) for row in db.execute(f"SELECT {_COLUMNS} FROM outbox WHERE leased")]  # noqa: S608 - ours
-            interrupted = [one.delivery_id for one in left if one.sink in run_once]
+            rows = db.execute("SELECT delivery_id, sink FROM outbox WHERE leased").fetchall()
+            left = [(delivery_id, sink) for delivery_id, sink in rows if delivery_id not in held]
+            interrupted = [delivery_id for delivery_id, sink in left if sink in run_once]
             for delivery_id in interrupted:
                 _record_result(db, DeliveryResult(delivery_id, "dead", now, error=INTERRUPTED))
-            db.execute("UPDATE outbox SET leased = 0, due = min(due, ?) WHERE leased", (now,))
+            db.executemany("UPDATE outbox SET leased = 1 WHERE delivery_id = ?", [(one,) for one in held])
+            db.executemany(
+                "UPDATE outbox SET leased = 0, due = min(due, ?) WHERE delivery_id = ?",
+                [(now, delivery_id) for delivery_id, _ in left],
+            )
         return [one for delivery_id in interrupted for one in self.find(delivery_id)]
-
-    def release_all_but(self, held: Collection[str]) -> None:
-        """Make due again what is leased and in nobody's hands: the courier that runs holds those of ``held`` alone."""
-        with self.transaction() as db:
-            leased = [one for (one,) in db.execute("SELECT delivery_id FROM outbox WHERE leased") if one not in held]
-            db.executemany("UPDATE outbox SET leased = 0 WHERE delivery_id = ?", [(one,) for one in leased])
 
     def exchange(self, turn: CourierTurn) -> list[Delivery]:
         """Record the results of a turn, and lease what is due, the most severe first; returns the leased deliveries.

@@ -19,13 +19,12 @@ from typing import Any, Final
 
 from notbefore.errors import StoreError
 from notbefore.store.copying import copy_table
-from notbefore.store.disk import DiskHangsError, DiskThread
+from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
 from notbefore.store.schema import connect_for_reading, transaction
 from notbefore.store.state_file import FILE_NAME, MEMORY, StateFile
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a private directory is made there
-COPY_PATIENCE: Final = 10.0  # seconds to copy the outbox
-HANGING_PATIENCE: Final = 0.5  # seconds for the same from a disk that hangs: perhaps it can still be read
+HANGING_PATIENCE: Final = 0.5  # seconds to read from a disk that hangs: perhaps that is still possible
 UNIT_DIRECTORY: Final = Path("/run/notbefore")  # RuntimeDirectory= of the unit, for commands that run outside of it
 # `passed`: all deliveries that were ever in this file; `copied`: they came from the state file
 _TABLES: Final = """
@@ -58,53 +57,37 @@ def file_in_use(state_dir: Path) -> Path:
 
 
 def make(
-    path: Path, state_file: Path, write: Callable[[StateFile, bool], None], patience: float = COPY_PATIENCE
+    path: Path, state_file: Path, write: Callable[[StateFile, bool], None], patience: float = PATIENCE
 ) -> StateFile:
     """A new spare file, or one that is none (``MEMORY``), in use from the moment at which it is whole.
 
-    ``write`` adds what the state file lacks; it is given whether the outbox of that could be copied
-    within ``patience`` seconds.
+    ``write`` adds what the state file lacks; it is given whether the outbox of that could be copied. Each piece of it
+    is waited for so many seconds: what cannot be read then is sent when the disk answers again.
 
     Raises ``OSError`` where no private directory can be made, and ``sqlite3.Error``.
     """
     if path != MEMORY:
         _make_private(path.parent)
         remove(path)
-    reader = DiskThread(patience)
-    try:
-        unfinished, complete = reader.do(lambda: _begun(_beside(path, "copied.db"), state_file))
-    except DiskHangsError:  # what is in the state file is sent when its disk answers again
-        unfinished, complete = _begun(_beside(path, "empty.db"), None)
-    finally:
-        reader.end()
-    if path == MEMORY:
-        write(unfinished, complete)
-        return unfinished
-    with closing(unfinished):
-        write(unfinished, complete)
-    unfinished.path.replace(path)
-    spare = StateFile(path)
-    spare.open()
-    return spare
-
-
-def _beside(path: Path, name: str) -> Path:
-    return path if path == MEMORY else path.with_name(name)
-
-
-def _begun(path: Path, state_file: Path | None) -> tuple[StateFile, bool]:
-    made = StateFile(path)
+    made = StateFile(path if path == MEMORY else path.with_name("unfinished.db"))
     try:
         made.open()
         made.db.executescript(_TABLES)
         with transaction(made.db) as db:
-            complete = state_file is not None and _copy_outbox(state_file, db)
+            complete = _copy_outbox(state_file, db, patience)
             db.execute("UPDATE passed SET copied = 1")
             db.execute("INSERT INTO spare VALUES (?, ?, ?)", (_new_name(), complete, not complete))
+        write(made, complete)
+        if path == MEMORY:
+            return made
     except BaseException:
         made.close()
         raise
-    return made, complete
+    made.close()
+    made.path.replace(path)
+    spare = StateFile(path)
+    spare.open()
+    return spare
 
 
 def _new_name() -> str:
@@ -213,16 +196,22 @@ def _take_over(spare: sqlite3.Connection, main: sqlite3.Connection, *, complete:
         )
 
 
-def _copy_outbox(state_file: Path, db: sqlite3.Connection) -> bool:
+def _copy_outbox(state_file: Path, db: sqlite3.Connection, patience: float) -> bool:
     """Copy the outbox and its figures; returns whether they could be read."""
+    reader, tables = DiskThread(patience), ("outbox", "threads", "delivery_counts", "delivery_latency")
     try:
-        with closing(connect_for_reading(state_file)) as main:
-            for table in ("outbox", "threads", "delivery_counts", "delivery_latency"):
-                copy_table(main, db, table)
-    except (sqlite3.Error, StoreError):
-        for table in ("outbox", "threads", "delivery_counts", "delivery_latency", "passed"):
+        main = reader.do(lambda: connect_for_reading(state_file))
+        try:
+            for table in tables:
+                copy_table(main, db, table, disk=reader)
+        finally:
+            reader.post(main.close)  # nobody waits for it
+    except (sqlite3.Error, StoreError, DiskHangsError):
+        for table in (*tables, "passed"):
             db.execute(f"DELETE FROM {table}")  # noqa: S608 - one of ours
         return False
+    finally:
+        reader.end()
     return True
 
 

@@ -23,7 +23,7 @@ from notbefore.store import history, spare
 from notbefore.store.agent_outbox import OutboxInMemory, answer
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.copying import copy_readable
-from notbefore.store.disk import DiskHangsError, DiskThread
+from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
 from notbefore.store.history import ANSWER_BYTES, History, history_in, newest, read_history
 from notbefore.store.lock import DirectoryLock
 from notbefore.store.outbox_reader import OutboxRead, OutboxReader, read_outbox
@@ -109,8 +109,7 @@ class Store:
     def beat(self, state: StoredState, *, durable: bool = True) -> None:
         """Stage a state of which only the times are new, and write these: see ``StateFile.write_times``."""
         self.stage(state)
-        with self._turn:
-            self._attempt(lambda file: self._write_times(file, durable=durable))
+        self._attempt_if_free(lambda file: self._write_times(file, durable=durable))
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries that no change causes; they are lost while neither file can be written."""
@@ -149,12 +148,8 @@ class Store:
 
         ``writes``: see as well whether it can be written, and the disk answers: the courier says that it cannot.
         """
-        if self._turn.acquire(blocking=False):  # else somebody writes: that looks at the file as well
-            try:
-                if self.degraded is None:
-                    self._attempt(self._write_times if writes else _give_space_back)
-            finally:
-                self._turn.release()
+        if self.degraded is None:
+            self._attempt_if_free(self._write_times if writes else _give_space_back)
 
     def confirm_time(self, wall: float) -> None:
         """Go on from the time that IMDS says, in Unix seconds, instead of what passed since the last commit."""
@@ -197,6 +192,11 @@ class Store:
             return None
         with self._turn:
             return read_outbox(self._spare.db, time.time()) if self._spare is not None else None
+
+    @property
+    def hangs(self) -> bool:
+        """A thread waits for the disk, and may do so for ever."""
+        return self.disk.hangs or self._history_disk.hangs
 
     def close(self) -> None:
         """Close the files, and leave the directory to others."""
@@ -291,6 +291,14 @@ class Store:
             except _TROUBLE as error:
                 self._say_spare_failed(error)
 
+    def _attempt_if_free(self, action: Action) -> None:
+        """The same; nothing while another thread writes: that may wait for a disk that hangs, and finds it out."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._attempt(action)
+            finally:
+                self._turn.release()
+
     def _with_main(self, action: Action) -> None:
         try:
             if self._main.replaced:
@@ -355,8 +363,7 @@ class Store:
                         new.db.execute("DELETE FROM delivery_counts")  # the state file has counted it
                     new.write(state, changes, moment)
 
-                patience = spare.HANGING_PATIENCE if self.disk.hangs else spare.COPY_PATIENCE
-                file = spare.make(path, self.path, add, patience)
+                file = spare.make(path, self.path, add, spare.HANGING_PATIENCE if self.disk.hangs else PATIENCE)
         except (*_TROUBLE, StoreError) as error:
             if not in_memory:
                 self._say_spare_failed(error)
