@@ -73,6 +73,7 @@ def test_the_page_shows_what_is_coming_by_wave_who_is_missing_and_how_the_month_
     expect(row).to_contain_text("and 7 more")
     expect(page).to_have_title("1 coming - fleet - notbefore")
     expect(page.locator(".summary")).to_contain_text("Reboot of 12 VMs in web is next, not before")
+    expect(page.locator(".summary")).to_contain_text("1 VM is missing.")
     first = row.locator("[role=timer]").inner_text()
     page.wait_for_function("first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first)
     expect(page.locator("#silent")).to_contain_text("1 VM missing")

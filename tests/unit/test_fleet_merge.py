@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
 from notbefore.core.record import Vm
+from notbefore.fleet.coming import shown
 from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
@@ -375,6 +376,18 @@ def test_a_wave_is_one_notification_with_digests() -> None:
     assert log.wait(301)[-1] == "finished"
     assert {one.change.event.key for one in log.made} == {log.last.change.event.key}
     assert not log.fold.waves.open
+
+
+def test_a_wave_is_shown_with_how_far_it_has_come_and_where_all_of_it_is() -> None:
+    log = Log(msgspec.structs.replace(WAVES, group_by=("event_type",)))
+    log.add(A, "announced", "E0")
+    log.add(vm("web_5", region="northeurope"), "announced", "E1")
+    log.add(A, "started", "E0")
+    log.add(A, "finished", "E0")
+    (wave,) = log.fold.waves.open.values()
+    found = shown(wave, at(0))
+    assert (found.events, found.under_way, found.over) == (2, 0, 1)
+    assert (found.scale_set, found.resource_group, found.region) == ("web", "rg", "")
 
 
 def test_a_preempt_does_not_wait_for_its_wave() -> None:

@@ -110,6 +110,24 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
     assert tags_in(json.dumps({TAG + "Number": 5, **values}).encode()) == Record.read(line).tags
 
 
+@pytest.mark.parametrize(
+    ("events", "under_way", "over", "progress"),
+    [
+        (1, 1, 0, ""),
+        (5, 0, 0, "none of 5 events has started"),
+        (5, 1, 0, "1 of 5 events is under way"),
+        (5, 2, 3, "3 of 5 events are over, 2 are under way"),
+        (2, 0, 1, "1 of 2 events is over"),
+    ],
+)
+def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: int, over: int, progress: str) -> None:
+    *_, last = changes((0, (), {}), (1, (item(),), {}), (2, (item(DurationInSeconds=7),), {}))
+    facts = FleetFacts(events=events, vms=40, reported_by=40, under_way=under_way, over=over)
+    record = Record.of(last, Vm(scale_set="web"), fleet=facts)
+    assert record.progress == progress
+    assert record.body == "Freeze of 40 VMs of the scale set web changed" + (f": {progress}" if progress else "")
+
+
 def test_what_is_unknown_is_left_out() -> None:
     bare = {"EventId": "a", "EventType": "Freeze", "EventStatus": "Scheduled"}
     (only,) = changes((0, (bare,), {"silence": None}))

@@ -49,7 +49,8 @@ class AgentClient(Struct, frozen=True):
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or error
             raise NotBeforeError(
-                f"no agent answers at {self.url} ({why}): is `notbefore run` running, or is --url needed?"
+                f"no agent answers at {self.url} ({why}): is `notbefore run` running (of a fleet, `notbefore fleet`),"
+                " or is --url needed?"
             ) from None
         finally:
             connection.close()

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from notbefore.commands.watch import RED, SOON, YELLOW, Board, whole_seconds
 
-HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "IN", "EVENTS", "VMS", "REPORTED BY", "REGION", "SCALE SET", "EVENT ID")
+HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "IN", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID")
 NOTHING: Final = "Nothing is coming over the fleet."
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
@@ -29,11 +29,11 @@ def _row(wave: dict[str, Any], left: float | None) -> tuple[str, ...]:
         wave["status"],
         wave["not_before"] or "-",
         whole_seconds(left),
-        str(wave["events"]),
+        f"{wave['events']} ({wave['over']} over)" if wave["over"] else str(wave["events"]),
         str(len(wave["vms"])),
         str(wave["reported_by"]),
         wave["region"] or "-",
-        wave["scale_set"] or "-",
+        wave["scale_set"] or wave["resource_group"] or "-",
         wave["event_id"],
     )
 

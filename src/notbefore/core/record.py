@@ -60,6 +60,8 @@ class FleetFacts(Struct, frozen=True):
     events: int
     vms: int  # that are affected
     reported_by: int  # VMs
+    under_way: int = 0  # of the events
+    over: int = 0  # of the events
     notice: Spread | None = None  # this and the next two: over the affected VMs that measured it
     started: Spread | None = None
     interruption: Spread | None = None
@@ -164,6 +166,8 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     fleet_events: int | None = field(default=None, name=_attribute("fleet.events"))
     fleet_vms: int | None = field(default=None, name=_attribute("fleet.vms"))
     fleet_reported_by: int | None = field(default=None, name=_attribute("fleet.reported_by"))
+    fleet_under_way: int | None = field(default=None, name=_attribute("fleet.events_under_way"))
+    fleet_over: int | None = field(default=None, name=_attribute("fleet.events_over"))
     fleet_notice_min: float | None = field(default=None, name=_attribute("fleet.notice_seconds.min"))
     fleet_notice_median: float | None = field(default=None, name=_attribute("fleet.notice_seconds.median"))
     fleet_notice_max: float | None = field(default=None, name=_attribute("fleet.notice_seconds.max"))
@@ -185,7 +189,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return cls(
             time=change.time,
             event_name=_attribute(change.kind),
-            body=sentence(change) if fleet is None else _sentence_of_many(change, _many(fleet, vm)),
+            body=sentence(change) if fleet is None else _sentence_of_many(change, fleet, _many(fleet, vm)),
             **_vm_fields(vm),
             tags=_recorded(vm),
             change_id=change.id,
@@ -226,6 +230,11 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         """The affected VMs in words, where there are several: ``48 VMs of the scale set web``; empty otherwise."""
         several = self.fleet_vms is not None and self.fleet_vms != 1
         return _vms(self.fleet_vms or 0, self.scale_set, self.resource_group, self.location) if several else ""
+
+    @property
+    def progress(self) -> str:
+        """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
+        return _progress(self.fleet_events or 0, self.fleet_under_way or 0, self.fleet_over or 0)
 
     @property
     def no_longer_affected(self) -> bool:
@@ -316,6 +325,8 @@ def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
         "fleet_events": fleet.events,
         "fleet_vms": fleet.vms,
         "fleet_reported_by": fleet.reported_by,
+        "fleet_under_way": fleet.under_way,
+        "fleet_over": fleet.over,
     }
     for name in ("notice", "started", "interruption"):
         spread: Spread | None = getattr(fleet, name)
@@ -329,6 +340,17 @@ def _many(fleet: FleetFacts, vm: Vm | None) -> str:
         return vm.name
     vm = vm or Vm()
     return _vms(fleet.vms, vm.scale_set, vm.resource_group, vm.location)
+
+
+def _progress(events: int, under_way: int, over: int) -> str:
+    if events < 2:  # noqa: PLR2004 - a wave
+        return ""
+    states = [(count, word) for count, word in ((over, "over"), (under_way, "under way")) if count]
+    if not states:
+        return f"none of {events} events has started"
+    first, *more = [f"{'is' if count == 1 else 'are'} {word}" for count, word in states]
+    rest = "".join(f", {states[1][0]} {words}" for words in more)
+    return f"{states[0][0]} of {events} events {first}{rest}"
 
 
 def _vms(count: int, scale_set: str | None, resource_group: str | None, region: str | None) -> str:
@@ -415,12 +437,13 @@ def sentence(change: Change, whom: str | None = None) -> str:
     return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"
 
 
-def _sentence_of_many(change: Change, whom: str) -> str:
+def _sentence_of_many(change: Change, fleet: FleetFacts, whom: str) -> str:
     if change.event.event_type == SILENT:
         if change.event.description == MISSING:
             return f"{whom}: {'no longer missing' if change.kind == 'finished' else 'missing'}"
         return f"{whom}: {'heard from again' if change.kind == 'finished' else 'silent'}"
-    return sentence(change, whom)
+    progress = _progress(fleet.events, fleet.under_way, fleet.over) if change.kind == "updated" else ""
+    return sentence(change, whom) + (f": {progress}" if progress else "")
 
 
 def rfc3339(time: datetime) -> str:

@@ -31,6 +31,12 @@ def one_line(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
+def natural(name: str) -> tuple[list[str | int], str]:
+    """A key to sort names by, with numbers by their value: web_2 before web_10."""
+    parts = re.split("([0-9]{1,18})", name.casefold())  # every second one is a number
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
+
+
 def one_of(word: str, known: Collection[str]) -> str:
     """Return the end of a sentence about an unknown word: ``: did you mean 'Reboot'? Expected one of Reboot``."""
     from difflib import get_close_matches  # noqa: PLC0415 - only for who mistypes

@@ -3,7 +3,6 @@
 What comes from Azure is made one line, without control characters and marks that change the direction of text.
 """
 
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
@@ -18,7 +17,7 @@ from notbefore.core.change import APPROVALS, ENDINGS
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import MISSING, SILENT, Record
-from notbefore.core.text import one_line
+from notbefore.core.text import natural, one_line
 from notbefore.delivery.message import Message
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
@@ -221,7 +220,7 @@ def _is_ahead(message: Message) -> bool:
 
 def subject(record: Record) -> str:
     """Whom the event affects, the same on every VM: ``web_0``, ``web_0 and 4 more``."""
-    names = _sorted(record.resources)
+    names = sorted(record.resources, key=natural)
     if record.many:
         return record.many
     if not names:
@@ -232,16 +231,6 @@ def subject(record: Record) -> str:
 def _is_one(record: Record) -> bool:
     """Whether the event affects a single VM."""
     return len(record.resources) == 1 and not record.many
-
-
-def _sorted(names: tuple[str, ...]) -> list[str]:
-    """By name, with numbers by their value: web_2 before web_10."""
-
-    def key(name: str) -> list[str | int]:
-        parts = re.split("([0-9]{1,18})", name.casefold())  # every second one is a number
-        return [int(part) if place % 2 else part for place, part in enumerate(parts)]
-
-    return sorted(names, key=lambda name: (key(name), name))
 
 
 def _title(message: Message, time: datetime | None, now: datetime) -> str:
@@ -352,6 +341,7 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> tuple[Fact
         Fact("Sent here because", message.note),
         *_times(message, now, time_zone),
         Fact("What changed", _what_changed(message)),
+        Fact("Progress", record.progress),
         Fact("Affected VMs", _names(record.resources)),
         *_interruption(message),
         Fact("Caused by", _SOURCES.get(record.event_source or "", record.event_source or "unknown")),
@@ -393,7 +383,7 @@ def _what_changed(message: Message) -> str:
         return ""
     if record.previous_scope is not None:
         return f"{record.vm_name or 'this VM'} is affected now"
-    return "the affected VMs, or what Azure says of the event"
+    return "" if record.progress else "the affected VMs, or what Azure says of the event"
 
 
 def _interruption(message: Message) -> list[Fact]:
@@ -452,7 +442,7 @@ def _names(names: tuple[str, ...]) -> str:
     if not names:
         return "unknown (Azure names none)"
     more = len(names) - MAX_NAMES
-    return ", ".join(_sorted(names)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(sorted(names, key=natural)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _clock(time: datetime, time_zone: str | None) -> str:

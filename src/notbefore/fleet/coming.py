@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from notbefore.fleet.waves import Wave, event_of_wave, facts_of, standing_of
+from notbefore.fleet.waves import Wave, event_of_wave, facts_of, standing_of, vm_of
 
 
 class ShownWave(Struct, frozen=True):
@@ -14,9 +14,12 @@ class ShownWave(Struct, frozen=True):
     event_type: str
     event_source: str | None
     status: str  # scheduled, started, canceled, finished, ended
-    region: str
+    region: str  # this and the next two: where all of its VMs are; empty where they differ
+    resource_group: str
     scale_set: str
     events: int
+    under_way: int  # of them
+    over: int  # of them
     vms: tuple[str, ...]  # that it affects
     reported_by: int
     first_seen: datetime
@@ -40,7 +43,7 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
     """A wave that has stories, as it is at ``now``."""
     stories = list(wave.stories.values())
     standing = standing_of(wave)
-    event, facts, story = event_of_wave(wave, standing), facts_of(stories), stories[0]
+    event, facts, vm = event_of_wave(wave, standing), facts_of(stories), vm_of(stories)
     starts = [one.started for one in stories if one.started is not None]
     not_before = event.not_before
     return ShownWave(
@@ -48,9 +51,12 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
         event_type=event.event_type,
         event_source=event.event_source,
         status=standing.name.lower(),
-        region=story.place.region,
-        scale_set=story.place.scale_set,
-        events=len(stories),
+        region=vm.location,
+        resource_group=vm.resource_group,
+        scale_set=vm.scale_set,
+        events=facts.events,
+        under_way=facts.under_way,
+        over=facts.over,
         vms=event.resources,
         reported_by=facts.reported_by,
         first_seen=min(one.first_seen for one in stories),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.core.lifecycle import Tracked
+from notbefore.core.text import natural
 from notbefore.fleet.coming import FleetEvents, shown
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
@@ -90,11 +91,11 @@ class FleetView:
         folds = self._consumer.folds
         waves = [shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
         waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
-        silent = sorted(one.name for fold in folds for one in fold.silence.silent)
-        missing = sorted(one.name for fold in folds for one in fold.missing.silent)
+        silent = sorted((one.name for fold in folds for one in fold.silence.silent), key=natural)
+        missing = sorted((one.name for fold in folds for one in fold.missing.silent), key=natural)
         heard = sum(len(fold.silence.heard) for fold in folds)
         return FleetEvents(
-            tuple(sorted((fold.name for fold in folds), key=lambda name: (len(name), name))),
+            tuple(sorted((fold.name for fold in folds), key=natural)),
             tuple(waves),
             heard,
             tuple(silent),

@@ -272,7 +272,7 @@ def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Stan
         started_seconds=_seconds(started, ended) if standing in OVER else None,
         interruption=Gap(gap, gap) if gap is not None else None,
     )
-    vm = _vm_of(stories)
+    vm = vm_of(stories)
     before = tuple(one for one in wave.routed if one != vm)
     if vm not in wave.routed and len(wave.routed) < MAX_ROUTED:
         wave.routed.append(vm)
@@ -287,6 +287,8 @@ def facts_of(stories: Iterable[Story]) -> FleetFacts:
         events=len(stories),
         vms=len({name.casefold() for story in stories for name in story.affected}),
         reported_by=len({vm for story in stories for vm in story.reported}),
+        under_way=sum(story.standing is STARTED for story in stories),
+        over=sum(story.standing in OVER for story in stories),
         notice=Spread.of(one.notice for one in measured),
         started=Spread.of(one.started_for for one in measured),
         interruption=Spread.of(one.interruption for one in measured),
@@ -297,7 +299,7 @@ def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
     return max(0.0, (end - begin).total_seconds()) if begin is not None and end is not None else None
 
 
-def _vm_of(stories: list[Story]) -> Vm:
+def vm_of(stories: list[Story]) -> Vm:
     """What the VMs have in common, and the name where there is one alone."""
     place = reduce(Place.shared, (story.place for story in stories))
     names = {name for story in stories for name in story.affected}
