@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -34,15 +35,22 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delattr(os, "posix_spawn")
 
 
-def dispatcher(path: Path, due: float | None = 0.0) -> CourierManager:
-    return CourierManager(Orders(str(path)), Clock(), lambda: due, lambda: None)
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """One that the couriers of these tests do not use: their outbox is in a file."""
+    with closing(Store(tmp_path / "other")) as store:
+        yield store
+
+
+def dispatcher(path: Path, store: Store, due: float | None = 0.0) -> CourierManager:
+    return CourierManager(Orders(str(path)), store, Clock(), lambda: due, lambda: None)
 
 
 def test_a_courier_that_cannot_be_started_is_tried_again_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    hand = dispatcher(tmp_path / FILE_NAME)
+    hand = dispatcher(tmp_path / FILE_NAME, store)
     for _ in range(5):
         hand.tick()
     assert 0 < hand.patience <= 60
@@ -51,14 +59,14 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
     assert sum(hand.figures.starts.values()) == 0
 
 
-def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path) -> None:
+def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path, store: Store) -> None:
     Store(tmp_path).close()
-    hand = dispatcher(tmp_path / FILE_NAME)
+    hand = dispatcher(tmp_path / FILE_NAME, store)
 
     def two_died() -> bool:
         hand.tick()
         if hand._courier is not None:
-            hand._courier.kill()
+            os.kill(hand._courier.pid, signal.SIGKILL)
         return hand.figures.starts["crashed"] >= 2
 
     eventually(two_died)
@@ -67,40 +75,42 @@ def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path) -> 
     assert not hand.figures.running
 
 
-def test_couriers_may_die_as_often_as_they_like(tmp_path: Path) -> None:
-    hand = dispatcher(tmp_path / FILE_NAME, due=None)
+def test_couriers_may_die_as_often_as_they_like(tmp_path: Path, store: Store) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, store, due=None)
     for _ in range(2_000):
         hand._pause()
     assert hand._not_before
 
 
-def test_nothing_due_starts_nothing(tmp_path: Path) -> None:
-    hand = dispatcher(tmp_path / FILE_NAME, due=None)
+def test_nothing_due_starts_nothing(tmp_path: Path, store: Store) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, store, due=None)
     hand.tick()
     hand.stop(lambda _seconds: False)
     assert (hand.patience, hand.descriptors) == (60, [])
 
 
-def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path) -> None:
+def test_whoever_is_impatient_ends_the_courier_at_once(tmp_path: Path, store: Store) -> None:
     Store(tmp_path).close()
-    hand = dispatcher(tmp_path / FILE_NAME)
+    hand = dispatcher(tmp_path / FILE_NAME, store)
     hand.tick()
     assert hand.figures.running
     hand.stop(lambda _seconds: True)
     assert not hand.figures.running
 
 
-def test_orders_that_cannot_be_written_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_orders_that_cannot_be_written_are_refused_before_anything_starts(tmp_path: Path, store: Store) -> None:
     sinks = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_ORDERS))}
     with pytest.raises(ConfigError):
-        CourierManager(Orders(str(tmp_path), sinks), Clock(), lambda: None, lambda: None)
+        CourierManager(Orders(str(tmp_path), sinks), store, Clock(), lambda: None, lambda: None)
 
 
 @pytest.mark.parametrize("found", [None, b"no database"])
-def test_a_courier_without_a_database_says_so_and_waits_for_one(tmp_path: Path, found: bytes | None) -> None:
+def test_a_courier_without_a_database_says_so_and_waits_for_one(
+    tmp_path: Path, store: Store, found: bytes | None
+) -> None:
     if found is not None:
         (tmp_path / FILE_NAME).write_bytes(found)
-    hand = dispatcher(tmp_path / FILE_NAME)
+    hand = dispatcher(tmp_path / FILE_NAME, store)
 
     def in_trouble() -> bool:
         hand.tick()
@@ -111,10 +121,10 @@ def test_a_courier_without_a_database_says_so_and_waits_for_one(tmp_path: Path, 
     assert hand.figures.starts == {**CourierFigures().starts, "due": 1}
 
 
-def test_a_courier_is_started_before_something_is_due_where_it_soon_will_be(tmp_path: Path) -> None:
+def test_a_courier_is_started_before_something_is_due_where_it_soon_will_be(tmp_path: Path, store: Store) -> None:
     Store(tmp_path).close()
     poked: list[int] = []
-    hand = CourierManager(Orders(str(tmp_path / FILE_NAME)), Clock(), lambda: None, lambda: poked.append(1))
+    hand = CourierManager(Orders(str(tmp_path / FILE_NAME)), store, Clock(), lambda: None, lambda: poked.append(1))
     hand.prepare()
     hand.tick()
     assert (hand.figures.running, poked) == (True, [1])
@@ -123,7 +133,7 @@ def test_a_courier_is_started_before_something_is_due_where_it_soon_will_be(tmp_
     assert not hand.figures.running
 
 
-def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Path) -> None:
+def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Path, store: Store) -> None:
     got = tmp_path / "got"
     sinks = {"hook": SinkConfig(command=Command(command=("/bin/sh", "-c", f"cat >> {got}")))}
     Store(tmp_path).close()
@@ -136,6 +146,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Pat
         poked: list[int] = []
         hand = CourierManager(
             Orders(str(tmp_path / FILE_NAME), sinks),
+            store,
             Clock(),
             lambda: now if outbox.rows() else None,
             lambda: poked.append(1),
@@ -158,10 +169,10 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Pat
     assert hand.figures.starts == {**CourierFigures().starts, "due": 1}
 
 
-def test_a_courier_that_shows_no_life_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_courier_that_shows_no_life_is_ended(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path).close()
     monkeypatch.setattr("notbefore.process.courier.MISSED_BEATS", 2)
-    hand = dispatcher(tmp_path / FILE_NAME)
+    hand = dispatcher(tmp_path / FILE_NAME, store)
     hand.tick()
     child = hand._courier
     assert child

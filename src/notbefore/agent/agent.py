@@ -33,9 +33,8 @@ from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
-from notbefore.process.courier import CourierManager, CourierParts, check, make_orders
+from notbefore.process.courier import CourierManager, check, make_orders
 from notbefore.process.main_thread import MainThread, exit_code
-from notbefore.process.package import RunningPackage
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.store_care import StoreCare
 from notbefore.process.systemd import SystemdNotifier
@@ -77,13 +76,8 @@ class Agent:
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = self._store.reader()
         self._store_care = StoreCare(self._store, self._outbox, clock)
-        self._package = RunningPackage()
         self._couriers = CourierManager(
-            make_orders(config, self._store),
-            clock,
-            self._outbox.refresh,
-            self._main.wake,
-            CourierParts(self._package, self._store),
+            make_orders(config, self._store), self._store, clock, self._outbox.refresh, self._main.wake
         )
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake, self._couriers.prepare)
@@ -125,7 +119,7 @@ class Agent:
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
             unforeseen=self._errors.counts,
-            package_replaced=self._package.replaced,
+            package_replaced=self._couriers.package.replaced,
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
@@ -181,7 +175,7 @@ class Agent:
             self._control.start()
         self._send_pings()
         self._systemd.ready()
-        self._package.keep()
+        self._couriers.package.keep()
 
     def _supervise(self) -> None:
         """Until a signal stops the agent: write beats, look after the courier and the state, take signals."""
@@ -295,4 +289,4 @@ class Agent:
         self._stdout.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
-        self._package.close()
+        self._couriers.package.close()

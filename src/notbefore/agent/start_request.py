@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.core.approval import (
@@ -154,17 +155,15 @@ class StartRequest:
         error = ""
         while (tracked := self._wait_until_approvable(error)) is not None:
             before = self.attempt
-            counted = msgspec.structs.replace(before, tracked=tracked, state="sending", requests=before.requests + 1)
+            counted = replace(before, tracked=tracked, state="sending", requests=before.requests + 1)
             if not self._write_ahead(counted):
                 return
             listed = self._approvals.listed()  # writing may have taken a while
             if not listed.fresh or self._objection(listed) is not None:
-                self.attempt = before
-                self._approvals.write(before)
+                self._take_back(before)
                 continue
             if not self._is_still_listed(tracked):  # the last answer may be 15 s old
-                self.attempt = before
-                self._approvals.write(before)
+                self._take_back(before)
                 self._stop.wait(CHECK_INTERVAL)
                 continue
             try:
@@ -285,11 +284,15 @@ class StartRequest:
         before, self.attempt = self.attempt, attempt
         if self._approvals.write(attempt):
             return True
-        self.attempt = before
-        self._approvals.write(before)  # in memory, until the state can be written
+        self._take_back(before)  # in memory, until the state can be written
         if before.rule == OPERATOR:  # somebody waits for an answer
             self.end("approval_skipped", "state_not_written", "the state cannot be written, so nothing was sent")
         return False
+
+    def _take_back(self, before: ApprovalAttempt) -> None:
+        """Nothing was done of what was written ahead."""
+        self.attempt = before
+        self._approvals.write(before)
 
     def give_up(self, reason: Reason, words: str) -> None:
         """Record that it ended without an answer: as skipped, or as failed if IMDS was asked."""

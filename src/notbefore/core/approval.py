@@ -11,10 +11,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change_id
 from notbefore.core.digest import sha256
-from notbefore.core.document import SCHEDULED
+from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
@@ -24,8 +25,6 @@ OPERATOR: Final = "operator"  # the name of the rule in records of approvals by 
 BY_RULE: Final = "rule"
 MAX_SETTLED: Final = 100  # decisions of one event that are remembered
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
-EVENT_TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")  # of api-version 2020-07-01
-EVENT_SOURCES: Final = ("Platform", "User")
 LONGEST_COMMAND: Final = 3600.0  # seconds
 
 
@@ -174,7 +173,7 @@ def judge(
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
             decision = _approve(rule, tracked, vm, since or tracked.first_seen)
-            return msgspec.structs.replace(decision, rule=name, step=_step(name, rule, tracked))
+            return replace(decision, rule=name, step=_step(name, rule, tracked))
     return Decision("leave", "no rule matches")
 
 
@@ -260,7 +259,7 @@ class ApprovalAttempt(Struct, frozen=True):
         """Return it with the note that IMDS accepted the start request."""
         who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
         how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
-        return msgspec.structs.replace(self, approved=content_of(tracked), approved_by=how)
+        return replace(self, approved=content_of(tracked), approved_by=how)
 
     def run_of(self, check: ReadinessCheck) -> CommandRun | None:
         """Return the result of the check for this event; ``None`` if it has not run."""
@@ -268,12 +267,12 @@ class ApprovalAttempt(Struct, frozen=True):
 
     def with_run(self, check: ReadinessCheck, ran: CommandRun) -> "ApprovalAttempt":
         """Return it with this result."""
-        return msgspec.structs.replace(self, commands={**self.commands, "\n".join(check.command): ran})
+        return replace(self, commands={**self.commands, "\n".join(check.command): ran})
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
         """Return it as done; a record of it was made."""
         settled = (*self.settled, self.step) if self.step else self.settled
-        return msgspec.structs.replace(self, state="done", outcome=outcome, settled=settled, records=self.records + 1)
+        return replace(self, state="done", outcome=outcome, settled=settled, records=self.records + 1)
 
     def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
         """Return the change to record. Unlike a change of the event it is this VM's own, and so is its id."""

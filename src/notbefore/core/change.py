@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.digest import sha256
 from notbefore.core.document import Event
@@ -115,12 +116,11 @@ def quiet(before: Event, after: Event, reported: datetime | None) -> bool:
     if reported is None or after.not_before is None:
         return False
     shift = abs((after.not_before - reported).total_seconds())
-    return shift < QUIET_SHIFT and _without_time(before) == _without_time(after)
+    return shift < QUIET_SHIFT and _without_time(before).digest() == _without_time(after).digest()
 
 
-def _without_time(event: Event) -> tuple[object, ...]:
-    resources = tuple(sorted(name.casefold() for name in event.resources))
-    return (event.event_type, event.event_status, resources, event.description, event.event_source, event.duration)
+def _without_time(event: Event) -> Event:
+    return replace(event, not_before=None)
 
 
 class Change(Struct, frozen=True):

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final, Literal
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.digest import sha256
@@ -194,7 +194,7 @@ def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[De
     else:
         return
     for number, (due, expires) in enumerate(zip(times, [*times[1:], end], strict=False)):  # the next one replaces it
-        yield msgspec.structs.replace(
+        yield replace(
             message,
             delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",

@@ -34,6 +34,8 @@ _RFC_1123: Final = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 
+EVENT_TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")  # of api-version 2020-07-01
+EVENT_SOURCES: Final = ("Platform", "User")
 SCHEDULED: Final = "Scheduled"
 STARTED: Final = "Started"
 

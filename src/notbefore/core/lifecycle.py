@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind, Gap, Outcome, Reason, Scope, change_id, quiet
 from notbefore.core.clock import Instant, elapsed
@@ -262,52 +262,46 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
 
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
     """What is tracked, with each scope as the VM's name has it: no answer was read, and nothing changed at Azure."""
-    events = {
-        key: msgspec.structs.replace(known, scope=scope_of(known.event, vm)) for key, known in tracked.events.items()
-    }
-    return msgspec.structs.replace(tracked, events=events)
+    events = {key: replace(known, scope=scope_of(known.event, vm)) for key, known in tracked.events.items()}
+    return replace(tracked, events=events)
 
 
 def attributed(tracked: Tracked, vm: str | None, *, own: bool) -> DiffResult:
     """What became of the events that were gone over a boot, now that it is known whether they were this VM's."""
     if tracked.boot is None:
         return DiffResult(tracked)
-    now = msgspec.structs.replace(tracked.boot, vm=vm)
-    without = msgspec.structs.replace(tracked, before_boot={}, borrowed=frozenset(), boot=None)
+    now = replace(tracked.boot, vm=vm)
+    without = replace(tracked, before_boot={}, borrowed=frozenset(), boot=None)
     if not own:
         return _not_ours(tracked, without)
     departed, changes = dict(tracked.departed), []
     for key, known in tracked.before_boot.items():
         departed[key], change = _gone(known, None, tracked.incarnation or 0, now)
         changes.append(change)
-    return DiffResult(msgspec.structs.replace(without, departed=_bounded(departed)), tuple(changes))
+    return DiffResult(replace(without, departed=_bounded(departed)), tuple(changes))
 
 
 def _not_ours(tracked: Tracked, without: Tracked) -> DiffResult:
     """What is remembered was another VM's. What is still listed is seen for the first time in the next document."""
     departed = {**tracked.departed, **{key: tracked.events[key].steps for key in tracked.borrowed}}
     events = {key: known for key, known in tracked.events.items() if key not in tracked.borrowed}
-    mine = msgspec.structs.replace(
-        without, events=events, departed=_bounded(departed), unread=tracked.unread | tracked.borrowed
-    )
+    mine = replace(without, events=events, departed=_bounded(departed), unread=tracked.unread | tracked.borrowed)
     return DiffResult(mine, foreign=tuple(known.event.event_id for known in tracked.before_boot.values()))
 
 
 def _unmeasured(change: Change) -> Change:
     """The change without durations: they may begin with what another VM saw."""
-    return msgspec.structs.replace(
-        change, notice_seconds=None, scheduled_seconds=None, started_seconds=None, interruption=None
-    )
+    return replace(change, notice_seconds=None, scheduled_seconds=None, started_seconds=None, interruption=None)
 
 
 def _of_another_vm(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """What is remembered is another VM's: everything listed is seen for the first time, under ids of its own."""
     steps = {key: known.steps for key, known in (*tracked.events.items(), *tracked.before_boot.items())}
-    mine = msgspec.structs.replace(now, own=True, silence=None, gap=None)
+    mine = replace(now, own=True, silence=None, gap=None)
     blank = Tracked(departed={**tracked.departed, **steps}, unread=frozenset(steps))
     listed = {event.key for event in document.events}
     lost = tuple(known.event.event_id for key, known in tracked.events.items() if key not in listed)
-    return msgspec.structs.replace(diff(blank, document, mine), foreign=lost)
+    return replace(diff(blank, document, mine), foreign=lost)
 
 
 def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -332,12 +326,10 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     known, identity = _numbered(known, kind, event.digest() if kind == "updated" else "")
     change = _change(known, identity, (kind, reason), document.incarnation, now)
     if kind == "started" and old.start is not None:  # for the second time: it was reported at the first
-        change = msgspec.structs.replace(change, scheduled_seconds=None)
+        change = replace(change, scheduled_seconds=None)
     # a scope may change as well because IMDS says who we are: Resources did not move then
     scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
-    return known, msgspec.structs.replace(
-        change, previous=old.event, previous_scope=scope, previous_not_before=old.reported_not_before
-    )
+    return known, replace(change, previous=old.event, previous_scope=scope, previous_not_before=old.reported_not_before)
 
 
 def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
@@ -367,7 +359,7 @@ def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     """The event as listed, with the last known value of each field that could not be read this time."""
     lost = {flaw.field: getattr(old, flaw.field) for flaw in flaws if flaw.field and _is_of(flaw, event)}
-    return msgspec.structs.replace(event, **lost) if lost else event
+    return replace(event, **lost) if lost else event
 
 
 def _is_of(flaw: Flaw, event: Event) -> bool:
@@ -377,7 +369,7 @@ def _is_of(flaw: Flaw, event: Event) -> bool:
 def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
     starts = old.start is None and Phase.of(event) is Phase.STARTED
     is_quiet = quiet(old.event, event, old.reported_not_before)
-    return msgspec.structs.replace(
+    return replace(
         old,
         event=event,
         scope=scope_of(event, now.vm),
@@ -407,11 +399,11 @@ def _watched(known: TrackedEvent, now: Observation) -> bool:
 
 
 def _unread(known: TrackedEvent, now: Observation) -> TrackedEvent:
-    return msgspec.structs.replace(known, unread=True, unread_seconds=_silence(known, now))
+    return replace(known, unread=True, unread_seconds=_silence(known, now))
 
 
 def _read(known: TrackedEvent) -> TrackedEvent:
-    return msgspec.structs.replace(known, unread=False, unread_seconds=0.0) if known.unread else known
+    return replace(known, unread=False, unread_seconds=0.0) if known.unread else known
 
 
 def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
@@ -419,9 +411,9 @@ def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
     if known.start is None or not known.may_be_ours:
         return known
     if now.gap is None:
-        return known if known.unmeasured else msgspec.structs.replace(known, unmeasured=True)
+        return known if known.unmeasured else replace(known, unmeasured=True)
     gap = known.interruption.widened(now.gap) if known.interruption else now.gap
-    return known if gap == known.interruption else msgspec.structs.replace(known, interruption=gap)
+    return known if gap == known.interruption else replace(known, interruption=gap)
 
 
 # ---- what is gone
@@ -431,7 +423,7 @@ def _gone(known: TrackedEvent, before: int | None, incarnation: int, now: Observ
     """The steps to remember, and the change; ``before`` is the incarnation of the last document that was read."""
     known = _measured(known, now)
     if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
-        known = msgspec.structs.replace(known, scope=scope_of(known.event, now.vm))
+        known = replace(known, scope=scope_of(known.event, now.vm))
     one_step = before is not None and incarnation == before + 1 and not known.unread
     kind, reason = _ending(known, now, one_step=one_step)
     known, identity = _numbered(known, kind, "")
@@ -440,7 +432,7 @@ def _gone(known: TrackedEvent, before: int | None, incarnation: int, now: Observ
     watched = _watched(known, now)
     begin = known.seen if kind == "canceled" else known.start
     duration = elapsed(begin, now.at) if begin is not None and watched else None
-    return known.steps, msgspec.structs.replace(
+    return known.steps, replace(
         change,
         outcome="finished" if proven else OUTCOMES[kind],
         scheduled_seconds=duration if kind == "canceled" and known.beginning_seen else change.scheduled_seconds,
@@ -520,7 +512,7 @@ def _numbered(known: TrackedEvent, kind: ChangeKind, digest: str) -> tuple[Track
     steps = {**known.steps, step: nth + 1}
     if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
         del steps[next(name for name in steps if name.startswith("updated "))]
-    return msgspec.structs.replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
+    return replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
 
 
 def _change(

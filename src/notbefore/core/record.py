@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.text import escaped
@@ -108,7 +109,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
         """A stored line, read; attributes that are not known are ignored. Raises ``msgspec.DecodeError``."""
         read = msgspec.json.decode(line, type=cls)
         tags = tags_in(line)
-        return msgspec.structs.replace(read, tags=tags) if tags else read
+        return replace(read, tags=tags) if tags else read
 
 
 def tags_in(line: bytes) -> dict[str, str]:
@@ -251,7 +252,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             (self.vm_name or "").casefold()
         ]:
             return self
-        return msgspec.structs.replace(self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM))
+        return replace(self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM))
 
 
 _OF_ONE_VM: Final = (
@@ -465,10 +466,10 @@ DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbe
 
 def cut(record: Record) -> Iterator[Record]:
     """The record made smaller, step by step, with a mark that says so."""
-    less = msgspec.structs.replace(record, description=None, truncated=("description",))
+    less = replace(record, description=None, truncated=("description",))
     yield less
     resources = record.resources[:MAX_RESOURCES_CUT]
-    yield msgspec.structs.replace(less, resources=resources, truncated=("description", "resources"))
+    yield replace(less, resources=resources, truncated=("description", "resources"))
 
 
 def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:

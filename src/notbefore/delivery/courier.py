@@ -38,7 +38,7 @@ from notbefore.delivery.orders import (
 )
 from notbefore.delivery.peers import Peers
 from notbefore.delivery.redact import known_secrets
-from notbefore.delivery.retry import LONGEST_ASKED, SendOutcome, plan
+from notbefore.delivery.retry import LONGEST_ASKED, plan
 from notbefore.delivery.usual import usual_interruption
 from notbefore.delivery.worker import Checks, SendAttempt, Worker
 from notbefore.errors import SendError
@@ -222,35 +222,32 @@ class Courier:
         self._wake()
 
     def _result_of(self, attempt: SendAttempt) -> DeliveryResult:
-        delivery, receipt, error = attempt.delivery, attempt.receipt, attempt.error
+        delivery, error = attempt.delivery, attempt.error
         self._under_way.pop(delivery.delivery_id, None)
         now = datetime.now(UTC)
-        if receipt is None and error is None:
+        if attempt.receipt is None and error is None:
             log.debug("sink %s: `%s` of %s is another VM's", delivery.sink, delivery.kind, delivery.event_key)
             return DeliveryResult(delivery.delivery_id, "yielded", now.timestamp())
-        outcome = SendOutcome(
-            accepted=receipt is not None,
-            permanent=error is not None and error.permanent,
-            retry_after=error.retry_after if error is not None else None,
-        )
-        then = plan(outcome, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
-        pause = then.state == "retry" and outcome.retry_after is not None  # for the sink, not for this delivery alone
-        if pause and outcome.retry_after is not None:
-            self._paused_until[delivery.sink] = time.monotonic() + min(outcome.retry_after, LONGEST_ASKED)
-        elif outcome.accepted:
+        then = plan(error, delivery.attempts + 1, now, random.random())  # noqa: S311 - a pause, not a secret
+        # for the sink, not for this delivery alone
+        pause = error.retry_after if error is not None and not error.permanent else None
+        if pause is not None:
+            self._paused_until[delivery.sink] = time.monotonic() + min(pause, LONGEST_ASKED)
+        elif error is None:
             self._paused_until.pop(delivery.sink, None)
         cause = shortened(self._redact(str(error)), MAX_ERROR) if error is not None else ""
         self._log_result(delivery, then.state, cause)
+        receipt = attempt.receipt or Receipt()
         return DeliveryResult(
             delivery_id=delivery.delivery_id,
             result=then.state,
             time=now.timestamp(),
             due=then.at.timestamp() if then.at is not None else None,
-            pause=pause,
+            pause=pause is not None,
             error=cause,
-            thread=receipt.thread if receipt is not None else None,
-            repeat=receipt.repeat if receipt is not None else None,
-            fallback=receipt.fallback if receipt is not None else False,
+            thread=receipt.thread,
+            repeat=receipt.repeat,
+            fallback=receipt.fallback,
         )
 
     def _log_result(self, delivery: Delivery, state: str, cause: str) -> None:

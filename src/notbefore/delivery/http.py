@@ -20,7 +20,7 @@ from urllib3.util import Retry
 
 from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
 from notbefore.delivery.head_deadline import HeadDeadlineMixin
-from notbefore.delivery.retry import outcome_of_status
+from notbefore.delivery.retry import error_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
@@ -44,11 +44,9 @@ class HttpResponse(Struct, frozen=True):
 
     def check(self) -> None:
         """Raise ``SendError`` unless the status is 2xx."""
-        outcome = outcome_of_status(self.status, self.retry_after)
-        if not outcome.accepted:
-            raise SendError(
-                self.cause, permanent=outcome.permanent, may_pass=outcome.may_pass, retry_after=outcome.retry_after
-            )
+        error = error_of_status(self.status, self.cause, self.retry_after)
+        if error is not None:
+            raise error
 
 
 class Http:

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.record import Heartbeat, Record
@@ -68,7 +68,7 @@ class Message(Struct, frozen=True):
     @property
     def shared(self) -> "Message":
         """The message without what differs between the VMs that send it."""
-        return msgspec.structs.replace(self, content=self.record.shared)
+        return replace(self, content=self.record.shared)
 
     @property
     def over(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
+from msgspec.structs import replace
 
 from notbefore.config.sinks import Messages, SinkSettings
 from notbefore.core.duration import countdown
@@ -43,7 +43,7 @@ class Renderer:
             return self._from_templates(message, text, now)
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
             log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
-            return msgspec.structs.replace(text, fallback=True)
+            return replace(text, fallback=True)
 
     def trouble(self, message: Message) -> str:
         """Why the user's templates fail for this message; empty where they do not."""
@@ -61,7 +61,7 @@ class Renderer:
         title = one_line(self._render(settings.titles.get(kind, settings.title), str, values))
         body = self._render(settings.bodies.get(kind, settings.body), self._escape, values)
         title = marked(title, message.record) if title else text.title
-        return msgspec.structs.replace(text, title=title, body=body or None)
+        return replace(text, title=title, body=body or None)
 
     def _render(self, source: str | None, escape: Callable[[str], str], values: dict[str, Any]) -> str:
         if source is None:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, patient_until
 from notbefore.delivery.message import BatchSink, Message, Receipt, Sink, Usual
@@ -185,7 +186,7 @@ class Worker:
         for one in given:
             try:
                 message = Message.of(one)
-                opened[one.delivery_id] = msgspec.structs.replace(message, usual=self._checks.usual(message))
+                opened[one.delivery_id] = replace(message, usual=self._checks.usual(message))
             except msgspec.DecodeError as error:
                 found.append(SendAttempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
         outcomes = dict(zip(opened, self._send(sink, list(opened.values())), strict=True))

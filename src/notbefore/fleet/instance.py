@@ -21,9 +21,8 @@ from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
 from notbefore.process.clock import Clock
-from notbefore.process.courier import CourierManager, CourierParts, make_orders
+from notbefore.process.courier import CourierManager, make_orders
 from notbefore.process.main_thread import MainThread, exit_code
-from notbefore.process.package import RunningPackage
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.store_care import StoreCare
 from notbefore.process.systemd import SystemdNotifier
@@ -50,13 +49,12 @@ class FleetInstance:
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = self._store.reader()
         self._store_care = StoreCare(self._store, self._outbox, clock)
-        self._package = RunningPackage()
         self._couriers = CourierManager(
             replace(make_orders(config, self._store), peers=None, confirm=True),
+            self._store,
             clock,
             self._outbox.refresh,
             self._main.wake,
-            CourierParts(self._package, self._store),
         )
         self._stdout = StdoutWriter()
         self._fleet_outbox = FleetOutbox(self._store, config.routing, self._stdout, self._couriers.wake)
@@ -103,7 +101,7 @@ class FleetInstance:
         self._history.start()
         self._thread.start()
         self._systemd.ready()
-        self._package.keep()
+        self._couriers.package.keep()
 
     def _supervise(self) -> bool:
         """Until a signal stops the process, or the consumer has ended; returns whether it was a signal."""
@@ -127,4 +125,4 @@ class FleetInstance:
         self._stdout.stop(1.0)
         self._server.stop()
         self._store.close()
-        self._package.close()
+        self._couriers.package.close()

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from notbefore.core.approval import EVENT_TYPES
+from notbefore.core.document import EVENT_TYPES
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.report import KEPT, PROMISED, Report
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind
+from notbefore.core.document import EVENT_TYPES
 
-TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not say
 
@@ -103,7 +103,7 @@ class Totals(Struct, frozen=True):
         return _observed(totals, "interruption", change, INTERRUPTION_BOUNDS, interruption)
 
     def _plus_change(self, labels: Labels, change: Change) -> "Totals":
-        totals, known = self, labels in self.changes or labels[1] in TYPES
+        totals, known = self, labels in self.changes or labels[1] in EVENT_TYPES
         if not known and len(self.changes) >= _MAX_CHANGES:
             totals, labels = _folded(self, "azure_scheduled_event_changes"), (labels[0], OTHER)
         return replace(totals, changes=increased(totals.changes, labels), created=_created(totals, labels, change.time))
@@ -128,8 +128,9 @@ def _observed(totals: Totals, name: str, change: Change, bounds: tuple[float, ..
     event_type = change.event.event_type
     family: dict[str, Histogram] = getattr(totals, name)
     # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
-    room = MAX_SERIES // (len(bounds) + 4) - len(TYPES) - 1
-    if event_type not in family and event_type not in TYPES and len(family.keys() - {*TYPES, OTHER}) >= room:
+    room = MAX_SERIES // (len(bounds) + 4) - len(EVENT_TYPES) - 1
+    unknown = event_type not in family and event_type not in EVENT_TYPES
+    if unknown and len(family.keys() - {*EVENT_TYPES, OTHER}) >= room:
         totals, event_type = _folded(totals, HISTOGRAMS[name]), OTHER
     histogram = family.get(event_type) or replace(Histogram.empty(bounds), created=change.time.timestamp())
     return replace(totals, **{name: {**family, event_type: histogram.plus(value)}})

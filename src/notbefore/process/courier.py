@@ -7,7 +7,7 @@ import logging
 import os
 import select
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -30,7 +30,7 @@ from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
-from notbefore.process.courier_process import CourierProcess
+from notbefore.process.courier_process import CourierProcess, start_courier
 from notbefore.process.package import RunningPackage
 from notbefore.store.state import Store
 
@@ -39,10 +39,6 @@ LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexp
 LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
 log = logging.getLogger("notbefore.process.courier")
-
-
-def _watched(courier: CourierProcess) -> list[Any]:
-    return [courier.beats] if courier.requests is None else [courier.beats, courier.requests]
 
 
 def make_orders(config: Config, store: Store) -> Orders:
@@ -64,31 +60,25 @@ def check(orders: Orders) -> None:
     seal(orders, dict(os.environ))
 
 
-class CourierParts(NamedTuple):
-    """``package``: what a courier is started from. ``store``: it holds the outbox where no file can."""
-
-    package: RunningPackage | None = None
-    store: Store | None = None
-
-
 class CourierManager:
     """``next_due`` gives the Unix time of the next delivery; ``wake_main`` has the main thread call ``tick`` soon.
 
-    Raises ``ConfigError`` for orders that cannot be given to a courier.
+    ``store`` holds the outbox where no file can. Raises ``ConfigError`` for orders that cannot be given to a courier.
     """
 
     def __init__(
         self,
         orders: Orders,
+        store: Store,
         clock: Clock,
         next_due: Callable[[], float | None],
         wake_main: Callable[[], None],
-        parts: CourierParts = CourierParts(),  # noqa: B008 - frozen
     ) -> None:
-        self._package, self._store = parts.package or RunningPackage(), parts.store
         check(orders)
+        self.package = RunningPackage()
         self.figures = CourierFigures()
         self._orders = orders
+        self._store = store
         self._clock = clock
         self._read_next_due = next_due
         self._wake_main = wake_main
@@ -114,7 +104,7 @@ class CourierManager:
     @property
     def descriptors(self) -> list[Any]:
         """What to watch for reading."""
-        return _watched(self._courier) if self._courier is not None else []
+        return self._courier.descriptors if self._courier is not None else []
 
     @property
     def patience(self) -> float:
@@ -129,7 +119,7 @@ class CourierManager:
         """Take in the courier's signs of life, end it if there are none; start one when something is due."""
         woken, self._woken = self._woken, False
         wanted, self._wanted = self._wanted, False
-        if self._package.look() and self._courier is not None:
+        if self.package.look() and self._courier is not None:
             self._reason = "upgrade"
             self._courier.send(LEAVE)  # what it imports from now on would be of another version than itself
         if self._courier is not None:
@@ -167,30 +157,26 @@ class CourierManager:
             if interrupted(0.0):
                 break
             self._serve(courier)
-            select.select(_watched(courier), [], [], BEAT)
+            select.select(courier.descriptors, [], [], BEAT)
         self._reap(courier)
 
     # ---- one courier
 
-    @property
-    def _in_memory(self) -> bool:
-        return self._store is not None and self._store.in_memory
-
     def _serve(self, courier: CourierProcess) -> None:
         """Answer a courier that asks for the outbox in this process; it is notified when that begins."""
-        if self._in_memory and not courier.in_agent:
+        in_memory = self._store.in_memory
+        if in_memory and not courier.in_agent:
             courier.send(IN_AGENT + WAKE)
-        courier.in_agent = self._in_memory
-        if self._store is not None:
-            courier.serve(self._store.serve)
+        courier.in_agent = in_memory
+        courier.serve(self._store.serve)
 
     def _start(self) -> None:
         if self._clock.monotonic() < self._not_before:
             return
         try:
-            if self._package.look():
+            if self.package.look():
                 self._reason = "upgrade"
-            self._courier = CourierProcess(self._orders, self._package.copy, in_agent=self._in_memory)
+            self._courier = start_courier(self._orders, self.package.copy, in_agent=self._store.in_memory)
         except (OSError, ConfigError) as error:
             log.error("the courier cannot be started (%s): deliveries wait", error)  # noqa: TRY400 - its text says all
             self._pause()

@@ -1,4 +1,4 @@
-"""``CourierProcess``: one courier as a process: started, given its orders, listened to, ended.
+"""One courier as a process: started, given its orders, listened to, ended.
 
 Where there is ``posix_spawn`` it is started with it: ``subprocess`` would cost the agent half a megabyte. Elsewhere
 (Windows) ``subprocess`` starts it, and two threads stand between its pipes and the agent's main thread, because
@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, Final
@@ -28,60 +29,52 @@ CHANNEL: Final = COPY + 1  # the file descriptor of a courier over which it asks
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 
 
-class CourierProcess:
-    """Starts a courier with these orders; raises ``OSError`` or ``ConfigError``. Only ``reap`` waits.
+def start_courier(orders: Orders, copy: int | None = None, *, in_agent: bool = False) -> "CourierProcess":
+    """Start a courier with these orders; raises ``OSError`` or ``ConfigError``.
 
     ``copy``: the file descriptor of the package that it is started from, where that on disk is another one.
+    ``in_agent``: the outbox is in this process.
     """
+    light = hasattr(os, "posix_spawn")
+    orders = replace(orders, channel=CHANNEL if light else None, in_agent=in_agent)
+    line = seal(orders, dict(os.environ))
+    variables = environment(orders)
+    courier = _Spawned(variables, copy, in_agent) if light else _Piped(variables, in_agent)
+    courier.send(line)
+    return courier
 
-    def __init__(self, orders: Orders, copy: int | None = None, *, in_agent: bool = False) -> None:
+
+class CourierProcess(ABC):
+    """One courier, of which only ``reap`` waits."""
+
+    pid: int
+    beats: Any  # what to watch for reading: its signs of life, and its end
+    requests: socket.socket | None = None  # what to watch for reading: it asks for the outbox that is in this process
+
+    def __init__(self, in_agent: bool) -> None:  # noqa: FBT001 - of two classes in this module
         self.in_agent = in_agent  # it knows that the outbox is in this process
-        channel = CHANNEL if hasattr(os, "posix_spawn") else None
-        orders = replace(orders, channel=channel, in_agent=in_agent)
-        line = seal(orders, dict(os.environ))
-        self.started = time.monotonic()  # seconds
+        self.started = self._counted = time.monotonic()  # seconds
         self.missed = 0  # seconds in a row without a sign of life
         self.in_trouble = False  # it could not use the outbox just now
-        self._counted = self.started
-        variables = environment(orders)
-        self._process: _Spawned | _Piped = (
-            _Spawned(variables, copy) if hasattr(os, "posix_spawn") else _Piped(variables)
-        )
-        self.send(line)
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def beats(self) -> Any:
-        """What to watch for reading: its signs of life, and its end."""
-        return self._process.beats
-
-    @property
-    def requests(self) -> socket.socket | None:
-        """What to watch for reading: it asks for the outbox that is in this process."""
-        return self._process.requests
+    def descriptors(self) -> list[Any]:
+        """What to watch for reading."""
+        return [self.beats] if self.requests is None else [self.beats, self.requests]
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer its requests, if there are any; one that is not whole after a second ends that."""
-        channel = self.requests
-        while channel is not None and select.select([channel], [], [], 0)[0]:
+        while self.requests is not None and select.select([self.requests], [], [], 0)[0]:
             try:
-                request = receive(channel)
-                send(channel, answer(request))
+                request = receive(self.requests)
+                send(self.requests, answer(request))
             except OSError:  # it has ended, or is ended soon, since it shows no signs of life
                 return
-
-    def send(self, message: bytes) -> None:
-        """Write to its standard input, if it still reads; what does not fit is left out."""
-        self._process.write(message)
 
     def has_ended(self) -> bool:
         """It has closed its end of the pipe. Takes in its signs of life as well."""
         try:
-            beats = self._process.read()
+            beats = self._read()
         except BlockingIOError:
             # a freeze of the whole machine is no reason: only seconds in which we ran are counted
             if time.monotonic() - self._counted >= BEAT:
@@ -92,24 +85,28 @@ class CourierProcess:
         self.in_trouble = TROUBLE in beats
         return not beats
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """Write to its standard input, if it still reads; what does not fit is left out."""
 
+    @abstractmethod
     def reap(self) -> int:
-        """Wait for its end, which is near; returns the exit code, negative for a signal."""
-        return self._process.reap()
+        """End it, and wait for its end; returns the exit code, negative for a signal."""
+
+    @abstractmethod
+    def _read(self) -> bytes:
+        """What it has written; nothing where it has ended. Raises ``BlockingIOError`` where nothing is there yet."""
 
 
-class _Spawned:
+class _Spawned(CourierProcess):
     """Started by ``posix_spawn``, with pipes that do not block."""
 
-    def __init__(self, variables: dict[str, str], copy: int | None) -> None:
+    def __init__(self, variables: dict[str, str], copy: int | None, in_agent: bool) -> None:  # noqa: FBT001 - as above
+        super().__init__(in_agent)
         stdin_read, self._stdin = os.pipe()
         self.beats, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
         os.set_blocking(self.beats, False)
-        self.requests: socket.socket | None
         self.requests, channel = socket.socketpair()
         self.requests.settimeout(BEAT)
         actions = [
@@ -129,20 +126,17 @@ class _Spawned:
             os.close(stdout_write)
             channel.close()
 
-    def write(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         with suppress(OSError):
             os.write(self._stdin, message)
 
-    def read(self) -> bytes:
+    def _read(self) -> bytes:
         return os.read(self.beats, 4096)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
         self._close()
-        self.kill()  # where it has closed its pipe and lives on; one that has ended is not hurt
+        with suppress(ProcessLookupError):  # it may have closed its pipe and live on; one that has ended is not hurt
+            os.kill(self.pid, signal.SIGKILL)
         deadline = time.monotonic() + REAP_SECONDS
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -159,12 +153,11 @@ class _Spawned:
                 os.close(descriptor)
 
 
-class _Piped:
+class _Piped(CourierProcess):
     """Started by ``subprocess``: one thread turns its signs of life into what ``select`` takes, one writes."""
 
-    requests: socket.socket | None = None  # it cannot be given one
-
-    def __init__(self, variables: dict[str, str]) -> None:
+    def __init__(self, variables: dict[str, str], in_agent: bool) -> None:  # noqa: FBT001 - as above
+        super().__init__(in_agent)
         import subprocess  # noqa: PLC0415 - only where there is nothing lighter
 
         self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -183,19 +176,17 @@ class _Piped:
         for work, name in ((self._forward_beats, "courier-beats"), (self._write_messages, "courier-orders")):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    def write(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         self._messages.put(message)
 
-    def read(self) -> bytes:
-        return self.beats.recv(4096)
-
-    def kill(self) -> None:
-        with suppress(OSError):
-            self._process.kill()
+    def _read(self) -> bytes:
+        beats: bytes = self.beats.recv(4096)
+        return beats
 
     def reap(self) -> int:
         self._messages.put(None)
-        self.kill()
+        with suppress(OSError):
+            self._process.kill()
         code = self._process.wait()
         self.beats.close()
         return code

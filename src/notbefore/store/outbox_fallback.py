@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, DeliveryResult, MessageKind, Terms, delivery_id
 from notbefore.core.record import Record
@@ -73,7 +74,7 @@ def follow(db: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
                 copied = delivery_id(_change_id(one.record, one.delivery_id), name)
                 note = f"an earlier message of this event came here instead of {one.sink}"
                 fields = {"ahead": (), "fallback": (), "fallback_at": None, "others": (), "due": one.created}
-                put(db, [msgspec.structs.replace(one, delivery_id=copied, sink=name, note=note, **fields)])
+                put(db, [replace(one, delivery_id=copied, sink=name, note=note, **fields)])
 
 
 def report(db: sqlite3.Connection, result: DeliveryResult) -> None:

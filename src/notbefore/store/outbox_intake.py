@@ -52,10 +52,11 @@ def event_started(db: sqlite3.Connection, event_key: str) -> None:
     _withdraw(db, f"event_key = ? AND (kind = 'reminder' OR {_WAITS_FOR_OTHERS})", (event_key,))
 
 
-def no_longer_affected(db: sqlite3.Connection, event_key: str) -> None:
-    """Withdraw the reminders of an event, and end its repetitions: it does not affect this VM any longer."""
-    _withdraw(db, f"event_key = ? AND (kind = 'reminder' OR {_WAITS_FOR_OTHERS})", (event_key,))
-    _end_repetitions(db, event_key)
+def no_longer_affected(db: sqlite3.Connection, *event_keys: str) -> None:
+    """Withdraw the reminders of events, and end their repetitions: they do not affect this VM any longer."""
+    for event_key in event_keys:
+        _withdraw(db, f"event_key = ? AND (kind = 'reminder' OR {_WAITS_FOR_OTHERS})", (event_key,))
+        _end_repetitions(db, event_key)
 
 
 def not_before_changed(db: sqlite3.Connection, event_key: str, seconds: float, record: bytes) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.errors import StoreError
-from notbefore.store import history, spare
+from notbefore.store import history, outbox_intake, spare
 from notbefore.store.agent_outbox import OutboxInMemory, answer
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.copying import copy_readable
@@ -113,29 +113,33 @@ class Store:
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries that no change causes; they are lost while neither file can be written."""
-        with self._turn:
-            self._attempt(lambda file: file.put(deliveries, self._moment()))
+
+        def add(db: sqlite3.Connection) -> None:
+            outbox_intake.put(db, deliveries)
+            outbox_intake.expire(db, self._moment().surely)
+
+        self._change_outbox(add)
 
     def put_threads(self, threads: Sequence[SinkThread]) -> None:
         """Go on with events that another instance has notified of."""
-        with self._turn:
-            self._attempt(lambda file: file.put_threads(threads))
+        self._change_outbox(lambda db: outbox_intake.put_threads(db, threads))
 
-    def leave(self, event_keys: Sequence[str]) -> None:
+    def no_longer_affected(self, event_keys: Sequence[str]) -> None:
         """Withdraw the reminders of these events, and end their repetitions: they are other VMs'."""
         if event_keys:
-            with self._turn:
-                self._attempt(lambda file: file.no_longer_affected(event_keys))
+            self._change_outbox(lambda db: outbox_intake.no_longer_affected(db, *event_keys))
 
     def confirm(self, ids: Collection[str]) -> None:
         """That these deliveries were accepted is written elsewhere as well: their sinks may be given more."""
-        with self._turn:
-            self._attempt(lambda file: file.confirm(ids))
+        self._change_outbox(lambda db: outbox_intake.confirm(db, ids))
 
     def leave_deliveries(self, ids: Collection[str] | None) -> None:
         """Delete what is to be sent: it is another's; ``None``: all changes. What is on its way is not retried."""
+        self._change_outbox(lambda db: outbox_intake.leave(db, ids))
+
+    def _change_outbox(self, change: Callable[[sqlite3.Connection], None]) -> None:
         with self._turn:
-            self._attempt(lambda file: file.leave(ids))
+            self._attempt(lambda file: file.change_outbox(change))
 
     def retry(self) -> None:
         """While degraded: try to write to the state file all that it lacks."""

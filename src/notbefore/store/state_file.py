@@ -2,18 +2,19 @@
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery, SinkThread
+from notbefore.core.delivery import Delivery
 from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
 from notbefore.core.record import Vm
 from notbefore.metrics.totals import Totals
@@ -159,7 +160,7 @@ class StateFile:
         reader = _Reader(self.db)
         meta = reader.meta()
         state = StoredState(
-            tracked=msgspec.structs.replace(
+            tracked=replace(
                 meta.get("tracked", Tracked()),
                 events=dict(reader.rows("tracked", TrackedEvent)),
                 departed=dict(reader.rows("departed", dict[str, int], "position")),
@@ -195,7 +196,7 @@ class StateFile:
         _write_ordered_rows(db, "departed", old.tracked.departed, state.tracked.departed)
         _write_ordered_rows(db, "approvals", old.approvals, state.approvals)
         values = {name: getattr(state, name) for name in _STATE_META}
-        rest = msgspec.structs.replace(state.tracked, events={}, departed={})  # these have tables of their own
+        rest = replace(state.tracked, events={}, departed={})  # these have tables of their own
         _write_meta(db, values | {"tracked": rest, "confirmed_time": moment.confirmed})
         history.add(db, ((one.change, one.record) for one in changes))
         history.prune(db, moment.surely, self.history_bytes)
@@ -221,32 +222,10 @@ class StateFile:
         finally:
             self.db.execute("PRAGMA synchronous = FULL")
 
-    def put(self, deliveries: Iterable[Delivery], moment: Moment) -> None:
-        """Add deliveries that no change causes."""
+    def change_outbox(self, change: Callable[[sqlite3.Connection], None]) -> None:
+        """Do this with the outbox (``outbox_intake``) in one transaction."""
         with transaction(self.db) as db:
-            outbox_intake.put(db, deliveries)
-            outbox_intake.expire(db, moment.surely)
-
-    def no_longer_affected(self, event_keys: Iterable[str]) -> None:
-        """Withdraw the reminders of events, and end their repetitions: they are other VMs'."""
-        with transaction(self.db) as db:
-            for key in event_keys:
-                outbox_intake.no_longer_affected(db, key)
-
-    def confirm(self, ids: Iterable[str]) -> None:
-        """See ``outbox_intake``."""
-        with transaction(self.db) as db:
-            outbox_intake.confirm(db, ids)
-
-    def put_threads(self, threads: Iterable[SinkThread]) -> None:
-        """See ``outbox_intake``."""
-        with transaction(self.db) as db:
-            outbox_intake.put_threads(db, threads)
-
-    def leave(self, ids: Iterable[str] | None) -> None:
-        """See ``outbox_intake``."""
-        with transaction(self.db) as db:
-            outbox_intake.leave(db, ids)
+            change(db)
 
     def merged_spare(self) -> str:
         """The name of the spare file that was merged last."""

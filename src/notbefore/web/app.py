@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.approval import EVENT_TYPES
+from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import json_line
 from notbefore.web.recent import Recent
 from notbefore.web.view import CheckResult, FleetPages, ProcessView, View

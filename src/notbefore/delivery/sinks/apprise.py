@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from notbefore.config.sinks import Apprise, Messages
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
-from notbefore.delivery.retry import outcome_of_status
+from notbefore.delivery.retry import error_of_status
 from notbefore.delivery.wording import Text
 from notbefore.errors import ConfigError, SendError
 
@@ -129,7 +129,5 @@ def _prepare(service: Any, url: str) -> str | None:
 def _reason(lines: list[str]) -> SendError:
     cause = " ".join(lines)[:MAX_CAUSE] or "apprise gives no reason"
     statuses = [int(first or second) for line in lines for first, second in _STATUS.findall(line)]
-    if not statuses:  # it may be the network
-        return SendError(cause)
-    outcome = outcome_of_status(statuses[-1])
-    return SendError(cause, permanent=outcome.permanent, may_pass=outcome.may_pass)
+    error = error_of_status(statuses[-1], cause) if statuses else None
+    return error or SendError(cause)  # without a status it may be the network

@@ -17,8 +17,8 @@ from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.config.sinks import Email, Messages
 from notbefore.delivery.message import Asked, Message, Receipt
@@ -157,8 +157,8 @@ def account_of(settings: Email) -> Account:
     if settings.url is not None:
         account = read_url(settings.url.reveal())
         if settings.to:
-            account = msgspec.structs.replace(account, to=settings.to, hidden=())
-        account = msgspec.structs.replace(account, sender=settings.sender or account.sender)
+            account = replace(account, to=settings.to, hidden=())
+        account = replace(account, sender=settings.sender or account.sender)
         if not account.sender or not account.to:
             raise ConfigError("expected a sender and recipients: give `from` and `to`, or ?from= and ?to= in the url")
         return account

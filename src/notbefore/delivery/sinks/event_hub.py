@@ -26,7 +26,7 @@ from azure.eventhub.exceptions import (
 from notbefore.config.sinks import EventHub, Messages
 from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
 from notbefore.delivery.message import Asked, Message, Receipt
-from notbefore.delivery.retry import outcome_of_status
+from notbefore.delivery.retry import error_of_status
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0
@@ -52,8 +52,6 @@ Outcome = Receipt | SendError
 
 class Sink:
     """One hub."""
-
-    batch: Final = EventHub.BATCH
 
     def __init__(self, name: str, settings: EventHub, _messages: Messages) -> None:
         self._name = name
@@ -270,7 +268,8 @@ _NO_TOKEN: Final = ("ClientAuthenticationError", "CredentialUnavailableError")  
 def _by_status(cause: str) -> SendError:
     """A token was not accepted: permanently where ``$cbs`` says so; not where it fails, or the token has expired."""
     said = re.search(r"Status code: (\d{3})\b", cause)
-    if said is None or not outcome_of_status(int(said[1])).permanent:
+    refused = error_of_status(int(said[1]), cause) if said is not None else None
+    if said is None or refused is None or not refused.permanent:
         return SendError(f"the hub did not accept the token: {cause}")
     why = "there is no such hub" if said[1] == "404" else "the hub refuses the key or the identity"
     return SendError(f"{why}: {cause}", permanent=True)
