@@ -60,7 +60,7 @@ SELECTORS = {"offset", "sequence-number", "enqueued-time"}
 
 def condition(name: str, text: str) -> Condition:
     """An error; with an info map, which the SDK reads without asking whether it is there."""
-    return Condition(name, text, {symbol("com.microsoft:tracking-id"): "peer"})
+    return Condition(name, text, {symbol("com.microsoft:tracking-id"): "simulated"})
 
 
 def text_of(value: Any) -> str:
@@ -180,12 +180,14 @@ def _bound(selector: str | None) -> tuple[str | None, int]:
 class Reader:
     """A receiver of one partition."""
 
-    def __init__(self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, talk: "Talk") -> None:
-        self.link, self.next, self.epoch, self.talk = link, start, epoch, talk
+    def __init__(
+        self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, client: "ClientConnection"
+    ) -> None:
+        self.link, self.next, self.epoch, self.client = link, start, epoch, client
         self.hub, self.partition = place
 
 
-class Peer:
+class HubServer:
     """The server: hubs, keys, faults, and who is connected."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -196,7 +198,7 @@ class Peer:
             store = Path(f"{options.store}.{name}") if options.store else None
             self.hubs[name.casefold()] = Hub(name, int(partitions or 2), store)
         self.keys = dict(text.split("=", 1) for text in options.key)
-        self.talks: set[Talk] = set()
+        self.clients: set[ClientConnection] = set()
         self.readers: dict[tuple[str, str, int], list[Reader]] = {}
         self.fault = ""
         self.cuts = 0  # transfers that are to be cut off yet
@@ -212,7 +214,7 @@ class Peer:
         parts = [part for part in (urlsplit(address).path if "://" in address else address).split("/") if part]
         return (parts[0].casefold() if parts else ""), parts[1:]
 
-    def judge(  # noqa: PLR0911 - each refusal has its own words
+    def check_token(  # noqa: PLR0911 - each refusal has its own words
         self, kind: str, token: str, audience: str, hub: str
     ) -> tuple[int, str, float]:
         """Status, text and end of a token: of a SAS the signature, the time and the audience are checked."""
@@ -257,7 +259,7 @@ class Peer:
             if (name, number) == (hub, partition):
                 for reader in readers:
                     self.pump(reader)
-                    reader.talk.flush()
+                    reader.client.flush()
 
     def order(self, word: str) -> None:
         """A fault from now on, or one at once."""
@@ -277,15 +279,15 @@ class Peer:
                 self._throttle()
 
     def _end_all(self, *, abruptly: bool) -> None:
-        for talk in list(self.talks):
-            talk.end(abruptly=abruptly)
+        for client in list(self.clients):
+            client.end(abruptly=abruptly)
 
     def _throttle(self) -> None:
         for readers in self.readers.values():
             for reader in readers:
                 reader.link.condition = condition(*BUSY)
                 reader.link.close()
-                reader.talk.flush()
+                reader.client.flush()
             readers.clear()
 
     async def serve(self) -> None:
@@ -294,17 +296,17 @@ class Peer:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.options.cert)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Talk(self), "127.0.0.1", self.options.port, ssl=context)
-        sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
+        listener = await loop.create_server(lambda: ClientConnection(self), "127.0.0.1", self.options.port, ssl=context)
+        sys.stdout.write(f"listening on 127.0.0.1:{listener.sockets[0].getsockname()[1]}\n")
         sys.stdout.flush()
         over = asyncio.Event()
-        loop.add_reader(sys.stdin, self._hear, over)
+        loop.add_reader(sys.stdin, self._read_fault, over)
         while not over.is_set():
             await asyncio.sleep(0.25)
-            for talk in list(self.talks):
-                talk.tick()
+            for client in list(self.clients):
+                client.tick()
 
-    def _hear(self, over: asyncio.Event) -> None:
+    def _read_fault(self, over: asyncio.Event) -> None:
         line = sys.stdin.readline()
         if not line:  # whoever started it is gone
             over.set()
@@ -314,11 +316,11 @@ class Peer:
         sys.stdout.flush()
 
 
-class Talk(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
+    def __init__(self, server: HubServer) -> None:
+        self.server = server
         self.until: dict[str, float] = {}  # hub -> end of the token that was put for it
         self.replies: dict[str, Any] = {}  # $cbs, $management -> the link on which answers go
         self.formats: dict[tuple[int, int], int] = {}
@@ -337,11 +339,11 @@ class Talk(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a server's is
         self.transport = transport
-        self.peer.talks.add(self)
+        self.server.clients.add(self)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self.peer.fault == "freeze":
+        if self.server.fault == "freeze":
             return
         self.received += data
         for frame in amqp.frames(self.received):
@@ -397,9 +399,9 @@ class Talk(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.lost = True
-        self.peer.talks.discard(self)
-        for readers in self.peer.readers.values():
-            readers[:] = [reader for reader in readers if reader.talk is not self]
+        self.server.clients.discard(self)
+        for readers in self.server.readers.values():
+            readers[:] = [reader for reader in readers if reader.client is not self]
 
     # ---- what the engine makes of them
 
@@ -410,24 +412,24 @@ class Talk(asyncio.Protocol):
                 handler(self, event)
             self.events.pop()
 
-    def _opened(self, event: Any) -> None:
-        event.connection.container = "peer"
-        event.connection.properties = {symbol("product"): "peer"}
+    def _connection_opened(self, event: Any) -> None:
+        event.connection.container = "simulated"
+        event.connection.properties = {symbol("product"): "simulated"}
         event.connection.open()
 
-    def _begun(self, event: Any) -> None:
+    def _session_opened(self, event: Any) -> None:
         event.session.incoming_capacity = 1 << 22
         event.session.open()
 
-    def _attached(self, event: Any) -> None:
+    def _link_opened(self, event: Any) -> None:
         link = event.link
         link.source.copy(link.remote_source)
         link.target.copy(link.remote_target)
-        link.max_message_size = self.peer.options.max_message
-        link.properties = {symbol("com.microsoft:tracking-id"): "peer"}
+        link.max_message_size = self.server.options.max_message
+        link.properties = {symbol("com.microsoft:tracking-id"): "simulated"}
         if link.is_receiver:  # the client sends
             address = link.remote_target.address
-            why = None if address.startswith("$") else self._denied(*self.peer.path(address))
+            why = None if address.startswith("$") else self._denied(*self.server.path(address))
             if why is not None:
                 self._refuse(link, *why)
                 return
@@ -442,9 +444,9 @@ class Talk(asyncio.Protocol):
         self._read_from(link, address)
 
     def _read_from(self, link: Any, address: str) -> None:
-        hub, rest = self.peer.path(address)
+        hub, rest = self.server.path(address)
         why = self._denied(hub, rest)
-        if why is None and self.peer.fault == "busy":
+        if why is None and self.server.fault == "busy":
             why = BUSY
         if why is None and (len(rest) != 4 or rest[0].casefold() != "consumergroups"):
             why = ("amqp:not-found", f"{address} is no receiver's address")
@@ -452,13 +454,13 @@ class Talk(asyncio.Protocol):
             self._refuse(link, *why)
             return
         partition, selector = int(rest[3]), _selector(link.remote_source)
-        invalid = self.peer.hubs[hub].refusal(partition, selector)
+        invalid = self.server.hubs[hub].refusal(partition, selector)
         if invalid is not None:
             self._refuse(link, "com.microsoft:argument-error", invalid)
             return
         properties = {str(name): value for name, value in (link.remote_properties or {}).items()}
         epoch = properties.get("com.microsoft:epoch")
-        readers = self.peer.readers.setdefault((hub, rest[1].casefold(), partition), [])
+        readers = self.server.readers.setdefault((hub, rest[1].casefold(), partition), [])
         highest = max((reader.epoch for reader in readers if reader.epoch is not None), default=None)
         if highest is not None and (epoch is None or epoch < highest):
             self._refuse(link, "amqp:link:stolen", f"Receiver with a higher epoch '{highest}' exists")
@@ -467,19 +469,19 @@ class Talk(asyncio.Protocol):
             for reader in readers:
                 reader.link.condition = condition("amqp:link:stolen", f"New receiver with epoch '{epoch}' is created")
                 reader.link.close()
-                reader.talk.flush()
+                reader.client.flush()
             readers.clear()
         link.open()
-        start = self.peer.hubs[hub].first(partition, selector)
-        readers.append(Reader(link, (self.peer.hubs[hub], partition), start, epoch, self))
+        start = self.server.hubs[hub].first(partition, selector)
+        readers.append(Reader(link, (self.server.hubs[hub], partition), start, epoch, self))
 
     def _denied(self, hub: str, rest: list[str]) -> tuple[str, str] | None:
-        if hub not in self.peer.hubs:
+        if hub not in self.server.hubs:
             return "amqp:not-found", f"The messaging entity '{hub}' could not be found."
         if self.until.get(hub, 0.0) < time.time():
             return "amqp:unauthorized-access", f"Unauthorized access. There is no valid token for {hub}."
         named = rest[-1] if len(rest) > 1 and rest[-2].casefold() == "partitions" else "0"
-        if not named.isdigit() or int(named) >= len(self.peer.hubs[hub].logs):
+        if not named.isdigit() or int(named) >= len(self.server.hubs[hub].logs):
             return "com.microsoft:argument-out-of-range", f"The specified partition is invalid: {named}"
         return None
 
@@ -488,24 +490,24 @@ class Talk(asyncio.Protocol):
         link.condition = condition(name, text)
         link.close()
 
-    def _detached(self, event: Any) -> None:
-        for readers in self.peer.readers.values():
+    def _link_closed(self, event: Any) -> None:
+        for readers in self.server.readers.values():
             readers[:] = [reader for reader in readers if reader.link != event.link]
         event.link.close()
 
-    def _flowed(self, event: Any) -> None:
-        for readers in self.peer.readers.values() if event.link.is_sender else ():
+    def _credit_given(self, event: Any) -> None:
+        for readers in self.server.readers.values() if event.link.is_sender else ():
             for reader in readers:
                 if reader.link == event.link:
-                    self.peer.pump(reader)
+                    self.server.pump(reader)
 
-    def _delivered(self, event: Any) -> None:
+    def _transfer_arrived(self, event: Any) -> None:
         delivery, link = event.delivery, event.link
         if link.is_sender or not delivery.readable:
             return
         address = link.remote_target.address
-        if self.peer.cuts and not address.startswith("$"):
-            self.peer.cuts -= 1
+        if self.server.cuts and not address.startswith("$"):
+            self.server.cuts -= 1
             self.end(abruptly=True)
         if delivery.partial or self.transport.is_closing():
             return
@@ -520,16 +522,16 @@ class Talk(asyncio.Protocol):
             _accept(delivery)
             self._manage(payload)
         else:
-            self._take(delivery, address, payload)
+            self._store_events(delivery, address, payload)
 
-    def _take(self, delivery: Any, address: str, payload: bytes) -> None:
+    def _store_events(self, delivery: Any, address: str, payload: bytes) -> None:
         """Events from a sender."""
-        peer = self.peer
-        hub, rest = peer.path(address)
-        if peer.fault.startswith("reject:"):
-            _reject(delivery, peer.fault.removeprefix("reject:"), "a fault was ordered")
+        server = self.server
+        hub, rest = server.path(address)
+        if server.fault.startswith("reject:"):
+            _reject(delivery, server.fault.removeprefix("reject:"), "a fault was ordered")
             return
-        if len(payload) > peer.options.max_message:
+        if len(payload) > server.options.max_message:
             _reject(delivery, "amqp:link:message-size-exceeded", f"The message of {len(payload)} bytes is too large.")
             return
         if self.until.get(hub, 0.0) < time.time():
@@ -540,11 +542,11 @@ class Talk(asyncio.Protocol):
         except (ValueError, IndexError, struct.error) as error:
             _reject(delivery, "amqp:decode-error", str(error))
             return
-        partition = int(rest[-1]) if rest else peer.hubs[hub].partition_of(key)
-        peer.hubs[hub].append(partition, key, messages)
-        if peer.fault != "noack":
+        partition = int(rest[-1]) if rest else server.hubs[hub].partition_of(key)
+        server.hubs[hub].append(partition, key, messages)
+        if server.fault != "noack":
             _accept(delivery)
-        peer.pump_all(hub, partition)
+        server.pump_all(hub, partition)
 
     # ---- $cbs and $management
 
@@ -555,7 +557,7 @@ class Talk(asyncio.Protocol):
         answer: Any = Message(body=body)
         answer.correlation_id = request.id
         answer.properties = {"status-code": int32(status), "status-description": text}
-        delivery = link.delivery(self.peer.tag())
+        delivery = link.delivery(self.server.tag())
         link.send(answer.encode())
         link.advance()
         delivery.settle()
@@ -563,11 +565,11 @@ class Talk(asyncio.Protocol):
     def _put_token(self, payload: bytes) -> None:
         request, properties = _decoded(payload)
         name = properties["name"]
-        hub, _ = self.peer.path(name)
+        hub, _ = self.server.path(name)
         kind = "jwt" if properties["type"] == "jwt" else "sas"
-        status, text, end = self.peer.judge(kind, text_of(request.body), name, hub)
-        if self.peer.fault.startswith("refuse:"):
-            status, text = int(self.peer.fault.removeprefix("refuse:")), "a fault was ordered"
+        status, text, end = self.server.check_token(kind, text_of(request.body), name, hub)
+        if self.server.fault.startswith("refuse:"):
+            status, text = int(self.server.fault.removeprefix("refuse:")), "a fault was ordered"
         if status == 202:
             self.until[hub] = end
         self._reply("$cbs", request, status, text)
@@ -576,28 +578,28 @@ class Talk(asyncio.Protocol):
         request, properties = _decoded(payload)
         name, token = properties.get("name", "").casefold(), properties.get("security_token", "")
         kind = "sas" if token.startswith("SharedAccessSignature") else "jwt"
-        status, text, _ = self.peer.judge(kind, token, name, name)
+        status, text, _ = self.server.check_token(kind, token, name, name)
         if properties.get("operation") != "READ":
             status, text = 400, "only READ is known here"
         if status != 202:
             self._reply("$management", request, status, text)
             return
-        found = _described(self.peer.hubs[name], properties)
+        found = _described(self.server.hubs[name], properties)
         if found is None:
             self._reply("$management", request, 404, "there is nothing of that name")
         else:
             self._reply("$management", request, 200, "OK", found)
 
     HANDLERS: ClassVar[dict[Any, Callable[..., None]]] = {
-        Event.CONNECTION_REMOTE_OPEN: _opened,
+        Event.CONNECTION_REMOTE_OPEN: _connection_opened,
         Event.CONNECTION_REMOTE_CLOSE: lambda _self, event: event.connection.close(),
-        Event.SESSION_REMOTE_OPEN: _begun,
+        Event.SESSION_REMOTE_OPEN: _session_opened,
         Event.SESSION_REMOTE_CLOSE: lambda _self, event: event.session.close(),
-        Event.LINK_REMOTE_OPEN: _attached,
-        Event.LINK_REMOTE_CLOSE: _detached,
-        Event.LINK_REMOTE_DETACH: _detached,
-        Event.LINK_FLOW: _flowed,
-        Event.DELIVERY: _delivered,
+        Event.LINK_REMOTE_OPEN: _link_opened,
+        Event.LINK_REMOTE_CLOSE: _link_closed,
+        Event.LINK_REMOTE_DETACH: _link_closed,
+        Event.LINK_FLOW: _credit_given,
+        Event.DELIVERY: _transfer_arrived,
     }
 
 
@@ -683,11 +685,11 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--hub", action="append", default=[], metavar="NAME:PARTITIONS")
     parser.add_argument("--key", action="append", default=[], metavar="NAME=SECRET", help="of shared access signatures")
     parser.add_argument("--any-jwt", action="store_true", help="accept any token of an identity")
-    parser.add_argument("--store", help="keep the logs in files that begin so")
+    parser.add_argument("--store", metavar="PATH", help="keep each hub in a file PATH.HUB")
     parser.add_argument("--cert", help="a PEM file with key and certificate: TLS")
     parser.add_argument("--max-message", type=int, default=1024 * 1024, help="bytes")
     parser.add_argument("--clock-ahead", type=float, default=0.0, help="seconds by which its clock is ahead")
-    asyncio.run(Peer(parser.parse_args(words)).serve())
+    asyncio.run(HubServer(parser.parse_args(words)).serve())
 
 
 if __name__ == "__main__":
