@@ -14,7 +14,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
-from support.azure import ID, body, item
+from support.azure import FUTURE, ID, body, item
 
 PASSWORD = "correct horse"
 
@@ -46,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent(place: Path) -> Iterator[RunningAgent]:
     (place / "agent.yml").write_text("server: {web_config_file: web.yml}\n", encoding="utf-8")
     with Simulator() as imds, RunningAgent(imds.endpoint, place / "state", str(place / "agent.yml")) as running:
-        imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
+        imds.set_document(body(item(NotBefore=FUTURE)))
         listen = f"server: {{web_config_file: web.yml, listen: '127.0.0.1:{running.port}'}}\n"
         (place / "agent.yml").write_text(listen, encoding="utf-8")  # so that the commands find it
         running.reported("announced")

@@ -18,9 +18,8 @@ from notbefore.simulator.server import Simulator
 from notbefore.store.history import read_history
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
-from support.azure import ID, ME, PEER, body, item
+from support.azure import FUTURE, ID, ME, PEER, body, item
 
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 PENDING = 'azure_scheduled_events_pending{event_status="%s",event_type="%s",scope="%s"}'
 CHANGES = 'azure_scheduled_event_changes_total{change="%s",event_type="%s"}'
 

@@ -14,7 +14,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
 from support.alertmanager import cluster_of_two
-from support.azure import body, item
+from support.azure import FUTURE, body, item
 from support.peers import HttpPeer
 
 VMS = ("WestNO_0", "WestNO_1", "WestNO_2")
@@ -77,8 +77,8 @@ def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members
     config = tmp_path / "notbefore.yaml"
     sink = {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members], "resolve_timeout": "6s"}}
     config.write_text(yaml.safe_dump({"sinks": {"am": sink}}), encoding="utf-8")
-    listed = [item("first", Resources=list(VMS), EventType="Reboot", NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")]
-    fence = [item("second", Resources=list(VMS), NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")]
+    listed = [item("first", Resources=list(VMS), EventType="Reboot", NotBefore=FUTURE)]
+    fence = [item("second", Resources=list(VMS), NotBefore=FUTURE)]
     with Simulator(VMS) as simulator, ExitStack() as stack:
         simulator.set_document(body())
         agents = [

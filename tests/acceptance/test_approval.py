@@ -18,9 +18,8 @@ import pytest
 from notbefore.agent.control_socket import ControlRequest, ask
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
-from support.azure import ID, ME, PEER, body, item
+from support.azure import FUTURE, ID, ME, PEER, body, item
 
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 APPROVALS = 'azure_scheduled_event_approvals_total{result="%s",rule="%s"}'
 USERS = {"match": {"event_source": "User"}, "name": "users"}
 

@@ -18,7 +18,7 @@ from notbefore import __version__
 from notbefore.commands.watch import CLOSE, OPEN, TOP
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, notbefore
-from support.azure import ID, body, item
+from support.azure import FUTURE, ID, body, item
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     with Simulator() as imds, RunningAgent(imds.endpoint, state) as running:
         imds.set_document(body())
         running.ready()
-        imds.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT"), incarnation=2))
+        imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
         running.reported("announced")
         yield running
 

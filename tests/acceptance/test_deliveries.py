@@ -18,11 +18,9 @@ from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.agent import RunningAgent, eventually, notbefore
-from support.azure import ME, body, item
+from support.azure import FUTURE, ME, body, item
 from support.gateway import Gateway
 from support.peers import HttpPeer, MailPeer, Say
-
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 
 
 def announced(event_id: str = "e", **fields: Any) -> Any:

@@ -10,12 +10,10 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
-from support.azure import ME, body, item
+from support.azure import FUTURE, ME, body, item
 from support.fleet_instance import RunningFleet
 from support.hub import KEY, Hub
 from support.peers import HttpPeer
-
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 
 
 def configured(directory: Path, hub: Hub, **settings: Any) -> str:

@@ -17,12 +17,11 @@ from notbefore.simulator.server import Simulator
 from notbefore.store.history import read_history
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
-from support.azure import body, item
+from support.azure import listed
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.peers import HttpPeer, Say
 from support.wall_clock import COMPILER, WallClock
 
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
@@ -55,10 +54,6 @@ def fill(disk: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return filler
-
-
-def listed(*names: str) -> bytes:
-    return body(*[item(name, NotBefore=FUTURE) for name in names], incarnation=len(names))
 
 
 @pytest.fixture

@@ -19,12 +19,11 @@ from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import RunningAgent, eventually, get
 from support.alertmanager import cluster_of_two
-from support.azure import body, item
+from support.azure import STARTED, body, item
 from support.gateway import Gateway
 from support.peers import HttpPeer
 
 VMS = tuple(f"web_{number}" for number in range(5))
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus-alertmanager") is None,
     reason="there is no Alertmanager: apt-get install prometheus-alertmanager",

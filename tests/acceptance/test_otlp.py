@@ -12,10 +12,9 @@ import yaml
 from notbefore.simulator.server import Simulator
 from peers.otlp import Receiver, attributes, collected, metrics_of, scraped, series, starts
 from support.agent import RunningAgent, eventually, get, notbefore
-from support.azure import ID, ME, body, item
+from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
 
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 NANO = 1_000_000_000
 
 

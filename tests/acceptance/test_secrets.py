@@ -19,7 +19,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore
-from support.azure import ME, body, item
+from support.azure import FUTURE, ME, body, item
 from support.hub import Hub
 from support.peers import HttpPeer, MailPeer, Say
 
@@ -190,7 +190,7 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, silent: int, monkey
         printed: dict[str, Any] = {}
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
             agent.ready()
-            simulator.set_document(body(item(NotBefore="Fri, 01 Mar 2058 12:00:00 GMT")))
+            simulator.set_document(body(item(NotBefore=FUTURE)))
 
             def tried() -> bool:
                 values = get(agent.port, "/metrics")[1].decode().splitlines()

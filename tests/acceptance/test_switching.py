@@ -10,12 +10,11 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get
-from support.azure import ME, PEER, body, item
+from support.azure import FUTURE, ME, PEER, body, item
 
 ROOT: Final = Path(__file__).parents[2]
 SCRIPT: Final = ROOT / "config" / "commands" / "webdevops.sh"
 PENDING: Final = "/readyz?pending=Reboot,Redeploy,Preempt,Terminate"
-FUTURE: Final = "Fri, 01 Mar 2058 12:00:00 GMT"
 VARIABLES: Final = ("ID", "SOURCE", "STATUS", "TYPE", "NOTBEFORE", "RESOURCES", "RESOURCETYPE")
 
 

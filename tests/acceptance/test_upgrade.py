@@ -10,11 +10,10 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get
-from support.azure import ME, body, item
+from support.azure import ME, listed
 from support.installed import VERSION, Installed
 from support.peers import HttpPeer
 
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 NEWER = {  # file -> what is another in the newer version
     "pyproject.toml": (VERSION, 'version = "9.9.9"'),
     "src/notbefore/store/schema.py": (
@@ -39,10 +38,6 @@ def agent_of(installed: Installed, imds: Simulator, hook: HttpPeer, tmp_path: Pa
     sink = {"webhook": {"url": hook.url, "allow_private": True}}
     config.write_text(yaml.safe_dump({"sinks": {"hook": sink}, "routes": [{"sinks": ["hook"]}]}), encoding="utf-8")
     return Agent(imds.endpoint, tmp_path / "state", str(config))
-
-
-def listed(*names: str) -> bytes:
-    return body(*[item(name, NotBefore=FUTURE) for name in names], incarnation=len(names))
 
 
 def arrived(hook: HttpPeer) -> list[str]:

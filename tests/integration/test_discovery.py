@@ -24,7 +24,7 @@ from notbefore.imds.inform import CannotAskError
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, notbefore
-from support.azure import body, item
+from support.azure import FUTURE, body, item
 from support.raw_server import answer, serving
 from support.tracking import Tracking
 
@@ -314,7 +314,7 @@ def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_pa
     health = net.notbefore(net.vm, "health", "--ready")
     try:
         eventually(lambda: subprocess.run(health, check=False, capture_output=True, timeout=60).returncode == 0, 60)
-        listed = body(item(EventSource="User", NotBefore="Fri, 01 Mar 2058 12:00:00 GMT"), incarnation=2)
+        listed = body(item(EventSource="User", NotBefore=FUTURE), incarnation=2)
         order = ("curl", "-sS", "-d", listed.decode(), "http://10.99.0.1/simulator/document")
         subprocess.run(net.command(net.vm, *order), check=True, capture_output=True, timeout=20)
         eventually(lambda: "approved" in records.of("azure.scheduled_event.change"))

@@ -17,7 +17,8 @@ from notbefore.core.duration import Duration
 from notbefore.delivery.message import Receipt
 from notbefore.delivery.sinks.email import account_of, read_url
 from notbefore.errors import ConfigError, SendError
-from support.messages import STARTED, message, sink_of
+from support.azure import STARTED
+from support.messages import message, sink_of
 from support.peers import MailPeer
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")

@@ -20,9 +20,9 @@ from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks.event_hub import outcome_of
 from notbefore.errors import SendError
 from notbefore.simulator.server import Simulator
-from support.azure import ID, ME
+from support.azure import ID, ME, STARTED
 from support.hub import KEY, Hub, Stored
-from support.messages import STARTED, message, recording, sink_of
+from support.messages import message, recording, sink_of
 from support.peers import ConnectProxy
 from support.websockets import PATH, Bridge
 

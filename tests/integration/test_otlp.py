@@ -51,8 +51,8 @@ from peers.otlp import (
     starts,
 )
 from support.agent import eventually
-from support.azure import PEER, at, document, item, now
-from support.messages import STARTED, message
+from support.azure import PEER, STARTED, at, document, item, now
+from support.messages import message
 from support.peers import Say
 
 SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOU
 from notbefore.delivery.message import Message, Receipt
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.azure import ID, ME, PEER
-from support.messages import STARTED, VM, message, sink_of
+from support.azure import ID, ME, PEER, STARTED
+from support.messages import VM, message, sink_of
 from support.peers import Say
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")

@@ -28,9 +28,8 @@ from notbefore.metrics.families import Block, Family, Metric, Snapshot, blocks
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
 from notbefore.web.prometheus import MetricsText
-from support.azure import PEER, at, document, item, now
+from support.azure import PEER, STARTED, at, document, item, now
 
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 

@@ -24,7 +24,7 @@ from notbefore.delivery.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
-from support.azure import ME, body, item
+from support.azure import FUTURE, ME, body, item
 from support.peers import HttpPeer, Say
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
@@ -183,7 +183,7 @@ def test_an_agent_notifies_through_the_sink_of_the_page(
         assert load(config, {}, {}).sinks["phone"].kind == "plugin"
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
             agent.ready()
-            imds.set_document(body(item("E-1", NotBefore="Fri, 01 Mar 2058 12:00:00 GMT"), incarnation=2))
+            imds.set_document(body(item("E-1", NotBefore=FUTURE), incarnation=2))
             eventually(lambda: peer.requests)
             assert "Freeze of this VM announced" in json.loads(peer.requests[0].body)["message"]
             assert peer.requests[0].headers["x-gotify-key"] == "hunter2"

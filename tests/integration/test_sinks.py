@@ -26,8 +26,8 @@ from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually, free_port
-from support.azure import ID, ME, PEER
-from support.messages import STARTED, VM, message, sink_of
+from support.azure import ID, ME, PEER, STARTED
+from support.messages import VM, message, sink_of
 from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
 
 ID2 = {"EventId": "00000000-AFDC-4513-B24B-AA5F13A16123"}

@@ -33,9 +33,9 @@ from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks import REGISTRY, windows_event_log
 from notbefore.errors import SendError
 from peers.otlp import decoded
-from support.azure import ID
+from support.azure import ID, STARTED
 from support.hub import Hub
-from support.messages import STARTED, message, sink_of
+from support.messages import message, sink_of
 from support.peers import HttpPeer, MailPeer, Say
 
 CANARY = "canary-7f3a9b2c"

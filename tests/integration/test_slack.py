@@ -16,8 +16,8 @@ from notbefore.config.sinks import Links, Messages, SinkConfig, Slack
 from notbefore.delivery.message import Message, Receipt
 from notbefore.errors import SendError
 from peers.slack import CHANNEL, TOKEN, SlackServer
-from support.azure import ME
-from support.messages import STARTED, message, recording, sink_of
+from support.azure import ME, STARTED
+from support.messages import message, recording, sink_of
 from support.peers import ConnectProxy, HttpPeer, Say
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")

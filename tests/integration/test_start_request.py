@@ -37,10 +37,9 @@ from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually
-from support.azure import ID, ME, PEER, body, item
+from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.tracking import Tracking
 
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 FREEZES = RuleMatch(event_type=("Freeze",))
 ON = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES),))
 

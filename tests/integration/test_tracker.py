@@ -25,10 +25,9 @@ from notbefore.imds.poller import Poll
 from notbefore.store import state as store_module
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state_file import FILE_NAME
-from support.azure import ID, ME, PEER, body, item
+from support.azure import ID, ME, PEER, STARTED, body, item
 from support.tracking import SteppedClock, Tracking
 
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 MINE, OTHERS = item(EventType="Reboot"), item("other", Resources=[PEER])
 BEGUN = {**MINE, **STARTED}
 REFUSED = Poll(0.0, 0.01, error=ImdsError("refused", "no"))

@@ -25,8 +25,8 @@ from notbefore.store.schema import transaction
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME
 from peers.slack import SlackServer
-from support.azure import PEER
-from support.messages import STARTED, message, recording
+from support.azure import PEER, STARTED
+from support.messages import message, recording
 
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 

@@ -13,6 +13,8 @@ T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ME = "WestNO_0"
 PEER = "WestNO_1"
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"  # a NotBefore that does not pass while a test runs
+STARTED = {"EventStatus": "Started", "NotBefore": ""}
 
 
 def at(seconds: float) -> datetime:
@@ -39,6 +41,11 @@ def item(event_id: str = ID, **fields: Any) -> dict[str, Any]:
 def body(*items: Any, incarnation: int = 1) -> bytes:
     """A document as bytes."""
     return msgspec.json.encode({"DocumentIncarnation": incarnation, "Events": list(items)})
+
+
+def listed(*event_ids: str) -> bytes:
+    """A document that lists events under these ids, which do not start while a test runs."""
+    return body(*[item(one, NotBefore=FUTURE) for one in event_ids], incarnation=len(event_ids))
 
 
 def document(*items: Any, incarnation: int = 1) -> Document:

@@ -7,9 +7,8 @@ from msgspec import Struct
 
 from notbefore.core.change import Change
 from notbefore.core.lifecycle import Tracked, diff
-from support.azure import ME, PEER, at, document, item, now
+from support.azure import ME, PEER, STARTED, at, document, item, now
 
-STARTED: Final = {"EventStatus": "Started", "NotBefore": ""}
 LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:25:00 GMT"}
 REBOOT: Final = {"EventType": "Reboot"}
 

@@ -23,7 +23,6 @@ VM = Vm(
     zone="2",
     scale_set="WestNO",
 )
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 
 
 def message(

@@ -21,9 +21,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, Route
-from support.azure import ME, PEER, document, item, now
-
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
+from support.azure import ME, PEER, STARTED, document, item, now
 
 
 def change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:

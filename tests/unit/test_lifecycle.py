@@ -25,9 +25,8 @@ from notbefore.core.lifecycle import (
     scope_of,
     with_scopes,
 )
-from support.azure import ID, ME, PEER, at, body, document, instant, item, now
+from support.azure import ID, ME, PEER, STARTED, at, body, document, instant, item, now
 
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 BLIND = {"silence": WATCHED + 1}
 
 

@@ -17,8 +17,8 @@ from notbefore.delivery.message import Message
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
 from notbefore.delivery.wording import Text
-from support.azure import ME, at
-from support.messages import STARTED, message
+from support.azure import ME, STARTED, at
+from support.messages import message
 
 NOW = at(60)
 SETTINGS = Messages(time_zone="Europe/Berlin")

@@ -22,9 +22,8 @@ from notbefore.web.page.model import MAX_ENDED, PageModel
 from notbefore.web.page.render import countdown, render
 from notbefore.web.page.timeline import TICKS, Scale, describe
 from notbefore.web.view import AgentStatus, CheckResult
-from support.azure import ID, ME, PEER, at, document, item, now
+from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
 FLOW = {"header", "main", "section", "footer", "nav", "h1", "h2", "h3", "p", "ul", "li", "div", "dl", "dt", "dd"}
 WORDS = {"a", "b", "bdi", "button", "code", "details", "i", "noscript", "span", "strong", "summary", "time"}

@@ -25,9 +25,8 @@ from notbefore.core.record import (
     sentence,
     tags_in,
 )
-from support.azure import ID, ME, PEER, document, item, now
+from support.azure import ID, ME, PEER, STARTED, document, item, now
 
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 VM = Vm(
     name=ME, vm_id="0f1e", location="westeurope", subscription_id="8d10", resource_id="/subscriptions/8d10/x", zone="1"
 )

@@ -15,8 +15,8 @@ from notbefore.delivery.message import Message, Usual
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks.slack import inert
 from notbefore.delivery.wording import Text, built_in, subject
-from support.azure import ME, PEER, T0, at
-from support.messages import STARTED, message, recording
+from support.azure import ME, PEER, STARTED, T0, at
+from support.messages import message, recording
 
 EARLY = T0 + timedelta(seconds=60)
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}

@@ -12,9 +12,8 @@ from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, Target, route, severity_of
-from support.azure import ME, PEER, document, item, now
+from support.azure import ME, PEER, STARTED, document, item, now
 
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
 SINKS = ("oncall", "hub")
 
 

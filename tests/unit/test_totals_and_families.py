@@ -13,9 +13,7 @@ from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, Histogram, Labels, Totals
-from support.azure import ID, ME, PEER, at, document, item, now
-
-STARTED = {"EventStatus": "Started", "NotBefore": ""}
+from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
 
 class Agent:

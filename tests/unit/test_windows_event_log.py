@@ -21,8 +21,8 @@ from notbefore.delivery.sinks.windows_event_log import (
 )
 from notbefore.delivery.wording import Text, built_in
 from notbefore.errors import ConfigError, SendError
-from support.azure import T0
-from support.messages import STARTED, message, recording
+from support.azure import STARTED, T0
+from support.messages import message, recording
 
 
 def test_the_id_says_what_kind_of_change_it_is_and_the_type_how_severe() -> None:
