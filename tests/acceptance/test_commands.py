@@ -17,7 +17,7 @@ import trustme
 from notbefore import __version__
 from notbefore.commands.watch import CLOSE, OPEN, TOP
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port, notbefore
+from support.agent import RunningAgent, eventually, free_port, notbefore, run
 from support.azure import FUTURE, ID, body, item
 
 
@@ -199,23 +199,14 @@ sys.exit(main.main())
 def test_an_ordinary_user_is_shown_another_state_directory(tmp_path: Path) -> None:
     place = tmp_path / "below"
     place.mkdir(mode=0o500)
-    order = [sys.executable, "-c", ORDINARY, "run", "--state-dir", str(place / "state")]
-    done = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)
+    done = run(sys.executable, "-c", ORDINARY, "run", "--state-dir", place / "state")
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert f"no permission for {place / 'state'}: use another directory, `--state-dir DIR`" in done.stderr
 
 
 def test_a_machine_that_is_no_azure_vm_is_reported_once(tmp_path: Path) -> None:
-    environment = {**os.environ, "NOTBEFORE_LOG__FORMAT": "text"}
-    words = ["run", "--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{free_port()}"]
-    done = subprocess.run(
-        [sys.executable, "-c", NO_AZURE, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = ("run", "--state-dir", tmp_path, "--listen", f"127.0.0.1:{free_port()}")
+    done = run(sys.executable, "-c", NO_AZURE, *words, NOTBEFORE_LOG__FORMAT="text")
     assert done.stderr.count("This does not look like an Azure VM") == 1, done.stderr
     assert "notbefore demo" in done.stderr
     assert "where is IMDS" not in done.stderr
@@ -280,9 +271,7 @@ def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, com
 
 @pytest.mark.long
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "notbefore", "demo"], capture_output=True, text=True, check=False, timeout=90
-    )
+    done = notbefore("demo")
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("announced", "started", "finished", "canceled", "counting down"):
         assert kind in done.stdout

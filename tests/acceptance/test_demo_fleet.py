@@ -1,10 +1,11 @@
 """``notbefore demo --fleet``, as a user runs it."""
 
 import re
-import subprocess
 import sys
 
 import pytest
+
+from support.agent import notbefore, run
 
 WITHOUT = """
 import sys
@@ -17,9 +18,7 @@ sys.exit(main.main(["demo", "--fleet"]))
 @pytest.mark.timeout(400)  # its wave takes a minute; what it waits for, on a busy machine, longer
 @pytest.mark.long
 def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_is_killed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "notbefore", "demo", "--fleet"], capture_output=True, text=True, timeout=380, check=False
-    )
+    done = notbefore("demo", "--fleet", timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = re.findall(r"notification \d+: (.*)", done.stdout)
     wave = [text for text in shown if text.startswith("Freeze of 40 VMs of the scale set web ")]
@@ -30,6 +29,6 @@ def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_
 
 
 def test_where_a_library_is_missing_it_says_what_to_install() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    done = run(sys.executable, "-c", WITHOUT)
     assert done.returncode == 2
     assert "pip install 'azure-notbefore[demo]'" in done.stderr

@@ -3,13 +3,11 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from notbefore.core.change import LifecycleKind
-from support.agent import eventually
+from support.agent import eventually, notbefore
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
@@ -29,12 +27,6 @@ def happen(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
     for kind in kinds:
         measured: dict[str, Any] = {"interruption": 4.2} if kind == "finished" else {}
         send(hub, [report(A, kind, event_id, notice=600.0, **measured), report(B, kind, event_id, resources=[A.name])])
-
-
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "notbefore", *map(str, words)], capture_output=True, text=True, check=False
-    )
 
 
 def test_an_event_is_written_once_through_a_kill_and_a_replay_and_the_report_shows_it(
@@ -61,13 +53,13 @@ def test_an_event_is_written_once_through_a_kill_and_a_replay_and_the_report_sho
     assert (second["event_id"], second["outcome"]) == ("E-2", "canceled")
 
     page = tmp_path / "report.html"
-    found = command("fleet", "report", "--dir", state / "history", "--since", "1h", "--html", page)
+    found = notbefore("fleet", "report", "--dir", state / "history", "--since", "1h", "--html", page)
     assert found.returncode == 0
     head, row = [line.split() for line in found.stdout.splitlines()[1:3]]
     assert (head[:4], row[:4]) == (["TYPE", "REGION", "EVENTS", "VMS"], ["Reboot", "westeurope", "2", "2"])
     assert "2 of 2" in found.stdout  # ten minutes, where Azure promises fifteen
     assert "<svg" in page.read_text(encoding="utf-8")
-    (shown,) = [json.loads(one) for one in command("fleet", "report", config, "--json").stdout.splitlines() or ["{}"]]
+    (shown,) = [json.loads(one) for one in notbefore("fleet", "report", config, "--json").stdout.splitlines() or ["{}"]]
     assert shown == {}  # the configuration names another directory
 
 
@@ -88,6 +80,6 @@ def test_while_the_history_cannot_be_written_people_are_notified_and_it_is_writt
 
 
 def test_a_report_of_a_directory_that_is_not_there_says_what_to_give(tmp_path: Path) -> None:
-    found = command("fleet", "report", "--dir", tmp_path / "nowhere")
+    found = notbefore("fleet", "report", "--dir", tmp_path / "nowhere")
     assert found.returncode == 1
     assert "give CONFIG or --dir" in found.stderr

@@ -1,15 +1,13 @@
 """The inventory of a real instance: missing VMs are measured, shown and notified of; a file that changes."""
 
 import json
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from notbefore.core.record import Heartbeat, Vm
-from support.agent import eventually
+from support.agent import eventually, notbefore
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
@@ -29,17 +27,7 @@ def notified(hook: HttpPeer) -> list[tuple[str, list[str]]]:
 
 
 def events(fleet: RunningFleet, *words: str) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "notbefore",
-        "events",
-        "--fleet",
-        "--url",
-        f"http://127.0.0.1:{fleet.port}",
-        *words,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return notbefore("events", "--fleet", "--url", f"http://127.0.0.1:{fleet.port}", *words).stdout
 
 
 @pytest.mark.timeout(300)  # the fold looks each 30 s for what is silent or missing
@@ -74,7 +62,6 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
 
 
 def test_without_an_instance_the_command_says_so() -> None:
-    command = [sys.executable, "-m", "notbefore", "events", "--fleet", "--url", "http://127.0.0.1:9"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = notbefore("events", "--fleet", "--url", "http://127.0.0.1:9")
     assert found.returncode == 1
     assert "answers at http://127.0.0.1:9" in found.stderr

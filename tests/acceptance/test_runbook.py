@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import pytest
 
 from notbefore.simulator.server import Simulator
+from support.agent import run
 from support.peers import HttpPeer
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -58,13 +58,7 @@ def test_a_command_finds_the_credentials_that_the_service_has(
         credentials.mkdir()
         (credentials / "slack-url").write_text(f"{slack.url}\n", encoding="utf-8")
         words = [str(config) if word.endswith("notbefore.yml") else word for word in shlex.split(line)]
-        done = subprocess.run(
-            [sys.executable, "-c", COMMAND, str(credentials), *words],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run(sys.executable, "-c", COMMAND, credentials, *words)
         assert done.returncode == 0, done.stderr
         assert [line for line in done.stderr.splitlines() if "notbefore: note: " not in line] == []
         assert len(slack.requests) == (

@@ -1,6 +1,5 @@
 """What is delivered beside the package: the image's recipe, the unit, Kubernetes' manifests, examples."""
 
-import os
 import re
 import shutil
 import socket
@@ -23,7 +22,7 @@ from notbefore.config.model import default_state_dir
 from notbefore.delivery.orders import STOP_SECONDS
 from notbefore.fleet.instance import STOP_PATIENCE
 from notbefore.simulator.server import Simulator
-from support.agent import eventually, free_port
+from support.agent import eventually, free_port, run
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -33,17 +32,6 @@ FLEET_UNIT = CONFIG / "systemd" / "notbefore-fleet.service"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MANIFESTS = sorted((CONFIG / "kubernetes").rglob("*.yaml"))
 systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs Debian's package systemd")
-
-
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 @pytest.mark.parametrize(

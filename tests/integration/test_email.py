@@ -12,29 +12,13 @@ import trustme
 from apprise.plugins.email import NotifyEmail
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Email, Links, Messages, SinkConfig
+from notbefore.config.sinks import Email, Messages, SinkConfig
 from notbefore.core.duration import Duration
-from notbefore.delivery.message import Receipt
 from notbefore.delivery.sinks.email import account_of, read_url
 from notbefore.errors import ConfigError, SendError
 from support.azure import STARTED
-from support.messages import message, sink_of
+from support.messages import message, sent, sink_of
 from support.peers import MailPeer
-
-LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-def sent(config: SinkConfig, *messages: Any) -> list[Receipt]:
-    sink = sink_of(config, Messages(links=LINKS))
-    try:
-        return [sink.send(one) for one in messages or (message(),)]
-    finally:
-        sink.close()
 
 
 def mail(content: bytes) -> EmailMessage:

@@ -13,8 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from integration.test_deployment import BIN, ROOT, built, by_name, run
+from integration.test_deployment import BIN, ROOT, built, by_name
 from notbefore.config.load import load
+from support.agent import run
 
 CHART: Final = ROOT / "config" / "helm" / "notbefore"
 # AKS offers the newest three versions, and older ones with long-term support

@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
+
+from support.agent import run
 
 CONFIG: Final = Path(__file__).parents[2] / "config"
 ALERTMANAGER: Final = CONFIG / "alertmanager/alertmanager.yml"
@@ -21,7 +22,7 @@ needs_amtool = pytest.mark.skipif(
 
 
 def check(*words: str | Path) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = run(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

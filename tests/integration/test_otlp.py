@@ -59,11 +59,6 @@ SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Receiver]]:
     with collected(tmp_path_factory.mktemp("rotel")) as found:
         yield found

@@ -16,19 +16,9 @@ import pytest
 import trustme
 
 import notbefore
+from support.agent import run
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, **environment},
-    )
 
 
 @pytest.fixture(scope="module")

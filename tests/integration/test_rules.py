@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from notbefore.metrics.fleet import FleetSnapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures
+from support.agent import run
 from support.azure import at, item
 from support.fast_motion import FleetInstance, FleetVm, Items, Target, scraped
 
@@ -922,7 +923,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *words], capture_output=True, text=True, check=False, timeout=100)
+    return run("promtool", *words)
 
 
 @needs_promtool

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.agent import run
+
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 PATIENCE = 20.0  # seconds; a noisy machine starts a process slowly
 Start = Callable[..., "Running"]
@@ -58,8 +60,7 @@ def start() -> Iterator[Start]:
 
 
 def simulate(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "notbefore", "simulate", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return run(sys.executable, "-m", "notbefore", "simulate", *words)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

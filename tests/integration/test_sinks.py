@@ -18,33 +18,19 @@ import pytest
 import trustme
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, Apprise, Command, Links, Messages, SinkConfig, Webhook
+from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Webhook
 from notbefore.core.duration import Duration
 from notbefore.delivery.http import Http
-from notbefore.delivery.message import Message, Receipt
+from notbefore.delivery.message import Message
 from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER, STARTED
-from support.messages import VM, message, sink_of
+from support.messages import VM, message, sent, sink_of
 from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
 
 ID2 = {"EventId": "00000000-AFDC-4513-B24B-AA5F13A16123"}
-LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-def sent(config: SinkConfig, *messages: Any) -> list[Receipt]:
-    sink = sink_of(config, Messages(links=LINKS))
-    try:
-        return [sink.send(one) for one in messages or (message(),)]
-    finally:
-        sink.close()
 
 
 # ---- webhook

@@ -36,7 +36,7 @@ from notbefore.web.fair_queue import LONGEST_DELAY, PER_ADDRESS
 from notbefore.web.server import HttpServer
 from notbefore.web.view import AgentStatus, CheckResult
 from notbefore.web.web_config import WebConfig
-from support.agent import eventually
+from support.agent import eventually, run
 from support.shown import NOTHING_PENDING
 
 METRICS = b"# TYPE up gauge\nup 1\n"
@@ -155,8 +155,7 @@ def basic(user: str, password: str) -> str:
 
 
 def curl(server: HttpServer, path: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run("curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path)
 
 
 # ---- TLS

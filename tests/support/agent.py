@@ -56,17 +56,22 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def notbefore(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Where nothing else is said its IMDS is nowhere."""
-    command = [sys.executable, "-m", "notbefore", *words]
+def run(*command: object, timeout: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; ``environment``: variables beside those of the test."""
     return subprocess.run(
-        command,
+        [str(word) for word in command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
         check=False,
-        env={"NOTBEFORE_IMDS__ENDPOINT": NOWHERE, **os.environ, **environment},
+        env={**os.environ, **environment},
     )
+
+
+def notbefore(*words: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of ours to its end. Where nothing else is said its IMDS is nowhere."""
+    environment.setdefault("NOTBEFORE_IMDS__ENDPOINT", os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE))
+    return run(sys.executable, "-m", "notbefore", *words, timeout=timeout, **environment)
 
 
 class RunningAgent:

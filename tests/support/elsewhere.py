@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.agent import run
+
 TAKE_AWAY = """
 import fcntl, functools, importlib, os, pkgutil, requests, runpy, select, signal, socket, subprocess, sys, types
 import notbefore
@@ -65,8 +67,7 @@ runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
 def without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, with every module of ours imported."""
-    command = [sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run(sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words)
 
 
 def python_elsewhere(directory: Path) -> str:

@@ -1,15 +1,16 @@
 """Messages for sinks: a change of a fleet's VM, as the agent would record it."""
 
+from contextlib import closing
 from typing import Any
 
 import msgspec
 
-from notbefore.config.sinks import Messages, SinkConfig
+from notbefore.config.sinks import Links, Messages, SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
-from notbefore.delivery.message import Message, Sink
+from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.sinks import make
 from support.azure import ME, document, item, now
 
@@ -23,6 +24,7 @@ VM = Vm(
     zone="2",
     scale_set="WestNO",
 )
+LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 
 
 def message(
@@ -43,6 +45,12 @@ def message(
 def sink_of(config: SinkConfig, messages: Messages = Messages()) -> Sink:  # noqa: B008 - frozen
     """The sink as the courier would make it."""
     return make("it", config, messages)
+
+
+def sent(config: SinkConfig, *messages: Message) -> list[Receipt]:
+    """Send messages, or one, through the sink as the courier would make it; returns what it was given for each."""
+    with closing(sink_of(config, Messages(links=LINKS))) as sink:
+        return [sink.send(one) for one in messages or (message(),)]
 
 
 def recording(one: Message, **fields: Any) -> Message:
