@@ -501,7 +501,7 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
             patch.setattr(WebConfig, "context", broken)
             place.write(tls={"min_version": "TLS13"})
             assert ask(server, "/metrics", place.client())[0] == 200
-            patch.setattr(server._server, "_make_room", broken)
+            patch.setattr(server._server, "_close_oldest", broken)
             with socket.create_connection(server.address, timeout=20):
                 eventually(lambda: "a connection could not be accepted" in caplog.text)
         assert ask(server, "/metrics", place.client())[0] == 200

@@ -50,7 +50,7 @@ def _of_sink(sink: SinkConfig) -> Iterator[tuple[str, str]]:
         yield from _of_slack(sink.slack)
     if sink.pagerduty is not None:
         yield from _of_pagerduty(sink.pagerduty)
-    host = _host(sink.webhook.url) if sink.webhook is not None else ""
+    host = (_split(sink.webhook.url).hostname or "") if sink.webhook is not None else ""
     for service, kind in SERVICES.items():
         if host == service or host.endswith(f".{service}"):
             yield "url", f"{service} does not understand what a webhook is sent: use the sink `{kind}`"
@@ -73,10 +73,6 @@ def _of_slack(slack: Slack) -> Iterator[tuple[str, str]]:
 def _of_pagerduty(pagerduty: PagerDuty) -> Iterator[tuple[str, str]]:
     if not urlsplit(pagerduty.url).path.endswith("/v2/enqueue"):
         yield "url", "this is not the Events API v2: its address ends with /v2/enqueue"
-
-
-def _host(secret: Secret) -> str:
-    return _split(secret).hostname or ""
 
 
 def _split(secret: Secret | None) -> SplitResult:

@@ -68,7 +68,7 @@ def sentence(message: str, value: Any, below: str, root: type) -> str:
     if isinstance(value, date):
         return f"YAML reads {value} as a date: put it in quotes, '{value}'"
     if message.startswith("Invalid enum value"):
-        known = [str(one) for part in _types_at(below, root) for one in _choices(part)]
+        known = [str(one) for part in _types_at(below, root) if get_origin(part) is Literal for one in get_args(part)]
         word = message.removeprefix("Invalid enum value ").strip("'")
         return f"there is no {word!r} here{one_of(word, known)}"
     if (expected := _EXPECTED.match(message)) is None:
@@ -129,10 +129,6 @@ def _structs(kind: Any) -> list[Any]:
 
 def _is_struct(kind: Any) -> bool:
     return hasattr(kind, "__struct_fields__")
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _parts(kind: Any) -> Iterator[Any]:

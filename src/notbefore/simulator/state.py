@@ -166,15 +166,15 @@ class SimulatorState:
                 return False
             for event_id in event_ids:
                 index = known.get(event_id.casefold())
-                self.start_requests.append(event_id if index is None else self._plays[index].event_id)
-                if index is not None and self._plays[index].status(now) == "Scheduled":
-                    self._approve(index, now)
+                if index is None:
+                    self.start_requests.append(event_id)
+                    continue
+                play = self._plays[index]
+                self.start_requests.append(play.event_id)
+                if play.approved is None and play.status(now) == "Scheduled":
+                    self._plays[index] = msgspec.structs.replace(play, approved=now)
             del self.start_requests[:-MAX_START_REQUESTS]
             return True
-
-    def _approve(self, index: int, now: float) -> None:
-        if self._plays[index].approved is None:
-            self._plays[index] = msgspec.structs.replace(self._plays[index], approved=now)
 
     # ---- for the handler
 

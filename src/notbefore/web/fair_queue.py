@@ -60,7 +60,7 @@ class FairQueue:
         if len(mine) > PER_ADDRESS:
             return self._remove(max(mine, key=_rank))
         if sum(map(len, self._waiting.values())) > TOTAL:
-            longest = max(self._waiting.values(), key=_length)
+            longest = max(self._waiting.values(), key=len)
             return self._remove(max(longest, key=_rank))
         return None
 
@@ -113,7 +113,3 @@ class FairQueue:
 def _rank(login: WaitingLogin) -> tuple[bool, float]:
     """The least is checked first, the greatest is refused first."""
     return login.failed, login.since
-
-
-def _length(waiting: list[WaitingLogin]) -> int:
-    return len(waiting)

@@ -197,7 +197,8 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             super().handle_accept()
             if len(self._map) <= before:
                 break
-        self._make_room()
+        # at the limit the oldest connections without a request are closed, so that a new one is served
+        self._close_oldest(len(self.active_channels) - min(MAX_CONNECTIONS, self._max_connections))
 
     def handle_error(self) -> None:
         """Log it, and go on listening: waitress would close the listener for good."""
@@ -209,12 +210,6 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         for channel in list(self.active_channels.values()):
             if channel.overdue(now):
                 channel.handle_close()
-
-    def _make_room(self) -> None:
-        """At the limit, close the oldest connections without a request, so that a new one is served."""
-        excess = len(self.active_channels) - min(MAX_CONNECTIONS, self._max_connections)
-        if excess > 0:
-            self._close_oldest(excess)
 
     def accept(self) -> tuple[socket.socket, Any] | None:
         """Accept one connection."""
@@ -231,7 +226,9 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         return accepted
 
     def _close_oldest(self, excess: int) -> bool:
-        """Close as many; returns whether there was one."""
+        """Close so many connections without a request; returns whether there was one to close."""
+        if excess <= 0:
+            return False
         waiting = sorted((c for c in self.active_channels.values() if not c.busy), key=lambda c: c.waiting_since)
         for channel in waiting[:excess]:
             channel.handle_close()
