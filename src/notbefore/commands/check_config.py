@@ -57,10 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connect", action="store_true", help="ask each sink whether it would accept a message; send none"
     )
     parser.add_argument("--files", action="store_true", help="list the other files that the configuration names")
-    parser.add_argument("--strict", action="store_true", help="exit with 2 where there is a warning")
-    parser.add_argument(
-        "--no-inline-secrets", action="store_true", help="fail where a secret stands in the file itself"
-    )
+    parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
+    parser.add_argument("--no-inline-secrets", action="store_true", help="fail if a secret stands in the file itself")
     add_json(parser, "one JSON object")
 
 

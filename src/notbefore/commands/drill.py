@@ -64,12 +64,12 @@ STEPS: Final = {  # `--change` -> what is listed, look by look; the end comes af
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what to exercise."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
-    parser.add_argument("--sink", help="this sink alone, whatever the routes say")
+    parser.add_argument("--sink", help="send to this sink only; the routes are ignored")
     parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
     parser.add_argument(
         "--change",
         choices=[name for name in STEPS if name is not None],
-        help="only so far, and then the end: announced, updated, started (default: announced, started, finished)",
+        help="the last change before the end: announced, updated or started (default: announced, then started)",
     )
     parser.add_argument(
         "--resolve",
@@ -77,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="end the event, so that what it opened is closed (default); --no-resolve leaves it open",
     )
-    parser.add_argument("--severity", choices=SEVERITIES, help="instead of the one that the routes say")
+    parser.add_argument(
+        "--severity", choices=SEVERITIES, help="the severity of the messages, instead of that of the routes"
+    )
     add_json(parser, "one JSON object")
     parser.add_argument("--wait", default="30s", help="for how long failed attempts are repeated (default 30s)")
 

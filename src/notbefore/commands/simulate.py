@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hold",
         action="store_true",
-        help="approval changes nothing, as while other tenants wait",
+        help="approval changes nothing: another tenant of the host has not approved",
     )
     parser.add_argument("--loop", action="store_true", help="start again when all are over")
     parser.add_argument(

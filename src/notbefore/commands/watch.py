@@ -108,7 +108,7 @@ class Picture:
         lines += zip(rows, styles, strict=False)
         room = size.lines - 1
         if len(lines) > room:
-            lines[room - 1 :] = [(f"... and {len(lines) - room + 1} more: make the window higher", DIM)]
+            lines[room - 1 :] = [(f"... and {len(lines) - room + 1} more: enlarge the window", DIM)]
         return [_styled(_cut(text, size.columns), style if colours else "") for text, style in lines]
 
 

@@ -80,12 +80,12 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     )  # `event_id`: each event alone; else events that agree in these are a wave
     group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
     group_interval: Duration = Duration("5m")  # between two digests of a wave
-    over_after: Duration = Duration("1h")  # after NotBefore, or the start: what no VM has said to be over by then, is
-    rebalance: Duration = Duration("10s")  # between two looks at which instance has which partition
-    takeover: Duration = Duration("60s")  # after which the partitions of an instance that is gone are others'
+    over_after: Duration = Duration("1h")  # after NotBefore or its start, an event that no VM reports as over is over
+    rebalance: Duration = Duration("10s")  # how often the instances check who reads which partition
+    takeover: Duration = Duration("60s")  # without a sign from an instance, others take over its partitions
     history: HistoryConfig = HistoryConfig()
     inventory_file: str | None = None  # the VMs that are to be heard from: names, or the JSON of `az graph query`
-    missing_after: Duration = Duration("15m")  # after which a VM of it that was never heard from is missing
+    missing_after: Duration = Duration("15m")  # a VM of it that is not heard from for so long is missing
 
     def __post_init__(self) -> None:
         if not self.group_by:

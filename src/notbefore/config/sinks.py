@@ -166,7 +166,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     format: Literal["json", "cloudevents"] = "json"  # the bare record, or in the envelope of CloudEvents
     ca_file: str | None = None  # of a private CA, instead of the known ones
     cert_file: str | None = None  # the client's certificate
-    key_file: str | None = None  # the key of `cert_file`, where it does not hold it
+    key_file: str | None = None  # the key of `cert_file`, if that file does not contain it
     allow_private: bool = False  # loopback, link-local and private addresses
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     token: Secret | None = None  # bearer
     ca_file: str | None = None  # of a private CA, instead of the known ones
     resolve_timeout: Duration = Duration("5m")  # Alertmanager's own; alerts are sent again in a third of it
-    generator_url: str = ""  # where an alert says that it comes from
+    generator_url: str = ""  # the link `generatorURL` of each alert
     labels: dict[str, str] = {}  # beside our own, the same on every VM
 
     def __post_init__(self) -> None:
@@ -254,7 +254,7 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 
     command: tuple[str, ...]  # the absolute path of an executable, and its arguments
     timeout: Duration = Duration("60s")  # it is ended then, with all that it started
-    rerun: bool = False  # run it again where it was running when its courier ended
+    rerun: bool = False  # run it again if its courier ended while it was running
 
     def __post_init__(self) -> None:
         super().__post_init__()

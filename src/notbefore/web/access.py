@@ -90,7 +90,9 @@ class Access:
         """As ``check_address``, for ``server.listen`` as it is written; returns warnings."""
         host, _ = host_and_port(listen)
         if host and host != "localhost" and not _is_address(host):
-            return [f"server.listen: {host} is a name: only at the start it is known whether its address is loopback"]
+            return [
+                f"server.listen: {host} is a name: whether its address is loopback is known only when the agent starts"
+            ]
         self.check_address(host)
         return self.warnings(host)
 
