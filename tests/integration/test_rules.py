@@ -249,12 +249,12 @@ SUDDEN_DESCRIBED: Final = (
 SUDDEN_FIRING: Final = Firing(
     of_event("Reboot", "critical", vm=""),
     "Reboot in web started without notice",
-    SUDDEN_DESCRIBED + "Its id is E1.",
+    SUDDEN_DESCRIBED + "Its id is E1; `notbefore events` on another VM of the group names the VMs.",
 )
 UNSCRAPED_FIRING: Final = Firing(
     of_event("Reboot", "critical", vm="", event_id="", event_source=""),
     "Reboot in web started without notice",
-    SUDDEN_DESCRIBED + "It was over before the next scrape: see the agents' history.",
+    SUDDEN_DESCRIBED + "It was over before the next scrape; `notbefore history` on a VM of the group names the VMs.",
 )
 UNREACHABLE: Final = Firing(
     of_agent(),

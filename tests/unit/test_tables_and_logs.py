@@ -84,6 +84,13 @@ def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() ->
     ]
 
 
+def test_the_history_names_the_vms_that_an_event_affects_and_counts_those_beyond_three() -> None:
+    few, many = (report(vm("vm_0"), "finished", resources=[f"vm_{n}" for n in range(count)]) for count in (2, 50))
+    out = io.StringIO()
+    show_history([few.flat(), many.flat()], out, as_json=False)
+    assert ["vm_0, vm_1  " in out.getvalue(), "vm_0, vm_1, vm_2 and 47 more  " in out.getvalue()] == [True, True]
+
+
 def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
     event = dict.fromkeys(("event_status", "scope", "event_id", "event_source"), "x")
     event |= dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds"))  # type: ignore[arg-type]  # unknown

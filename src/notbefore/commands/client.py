@@ -120,12 +120,12 @@ def add_agent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", type=Path, metavar="CONFIG", help="the agent's configuration: it names the address"
     )
-    parser.add_argument("--url", help="the address of the agent, http://HOST:PORT or https://HOST:PORT")
-    parser.add_argument("--ca-file", help="the certificate authority of the agent's certificate (PEM)")
-    parser.add_argument("--cert-file", help="the client certificate for the agent (PEM)")
-    parser.add_argument("--key-file", help="the key of --cert-file, where it is not in the same file")
-    parser.add_argument("--user", help="the user, for an agent that requires a password")
-    parser.add_argument("--password-file", help="a file that holds the password")
+    parser.add_argument("--url", metavar="URL", help="the address of the agent, http://HOST:PORT or https://HOST:PORT")
+    parser.add_argument("--ca-file", metavar="FILE", help="the certificate authority of the agent's certificate (PEM)")
+    parser.add_argument("--cert-file", metavar="FILE", help="the client certificate for the agent (PEM)")
+    parser.add_argument("--key-file", metavar="FILE", help="the key of --cert-file, where it is not in the same file")
+    parser.add_argument("--user", metavar="NAME", help="the user, for an agent that requires a password")
+    parser.add_argument("--password-file", metavar="FILE", help="a file that holds the password")
 
 
 def agent_client(options: argparse.Namespace) -> AgentClient:

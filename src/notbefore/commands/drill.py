@@ -64,7 +64,7 @@ STEPS: Final = {  # `--change` -> what is listed, look by look; the end comes af
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what to exercise."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
-    parser.add_argument("--sink", help="send to this sink only; the routes are ignored")
+    parser.add_argument("--sink", metavar="NAME", help="send to this sink only; the routes are ignored")
     parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
     parser.add_argument(
         "--change",
@@ -81,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--severity", choices=SEVERITIES, help="the severity of the messages, instead of that of the routes"
     )
     add_json(parser, "one JSON object")
-    parser.add_argument("--wait", default="30s", help="for how long failed attempts are repeated (default 30s)")
+    parser.add_argument(
+        "--wait", default="30s", metavar="DURATION", help="for how long failed attempts are repeated (default 30s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,8 +16,10 @@ LIBRARY = "azure.eventhub.extensions.checkpointstoreblobaio"  # the extra `fleet
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what differs between instances on one machine."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file with a section `fleet`")
-    parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
-    parser.add_argument("--state-dir", help="state.dir: where the outbox is kept; each instance has its own")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="server.listen: where to serve")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="state.dir: where the outbox is kept; each instance has its own"
+    )
     parser.set_defaults(imds=None)
 
 

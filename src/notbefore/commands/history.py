@@ -23,6 +23,7 @@ from notbefore.store.history import read_history
 from notbefore.store.spare import file_in_use
 from notbefore.store.state_file import FILE_NAME
 
+MAX_NAMES: Final = 3  # in a row
 HEAD: Final = (
     "TIME",
     "CHANGE",
@@ -33,6 +34,7 @@ HEAD: Final = (
     "SCHEDULED",
     "STARTED",
     "INTERRUPTION",
+    "RESOURCES",
     "EVENT ID",
     "REASON",  # of an ending or an approval, in words
 )
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to read, from when on, and the form of the answer."""
     add_agent(parser)
     add_json(parser)
-    parser.add_argument("--state-dir", help="read this state directory instead of asking an agent")
+    parser.add_argument("--state-dir", metavar="DIR", help="read this state directory instead of asking an agent")
     parser.add_argument(
         "--since", metavar="TIME", help="only changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z"
     )
@@ -120,9 +122,16 @@ def _row(change: Record) -> tuple[str, ...]:
         change.event_type,
         change.scope,
         *map(span, measured),
+        _some_of(change.resources),
         change.event_id,
         _approval_cell(change) or ENDINGS.get(change.reason, ""),
     )
+
+
+def _some_of(names: Sequence[str]) -> str:
+    """``web_0, web_1, web_2 and 97 more``: `--json` has all of them."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _approval_cell(change: Record) -> str:

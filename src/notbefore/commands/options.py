@@ -14,9 +14,11 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", type=Path, metavar="CONFIG", help="a YAML file; without one every key has its default"
     )
-    parser.add_argument("--listen", help="server.listen: where to serve, HOST:PORT")
-    parser.add_argument("--imds", help="imds.endpoint: another IMDS, such as the address of a simulator")
-    parser.add_argument("--state-dir", help=f"state.dir: where the state is kept (default {default_state_dir()})")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="server.listen: where to serve")
+    parser.add_argument("--imds", metavar="URL", help="imds.endpoint: another IMDS, such as the address of a simulator")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help=f"state.dir: where the state is kept (default {default_state_dir()})"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object a line") -> None:
@@ -33,8 +35,12 @@ def load_configuration(options: argparse.Namespace, trial: Trial | None = None) 
 
 def add_state(parser: argparse.ArgumentParser) -> None:
     """Add ``--config`` and ``--state-dir``, for commands that work on the state directory of an agent."""
-    parser.add_argument("--config", type=Path, help="the agent's configuration: it names the state directory")
-    parser.add_argument("--state-dir", help="the state directory of the agent, whatever the configuration says")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the agent's configuration: it names the state directory"
+    )
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="the state directory of the agent, whatever the configuration says"
+    )
 
 
 def load_state_configuration(options: argparse.Namespace) -> Config:

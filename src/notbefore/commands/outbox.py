@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name in ("retry", "drop"):
             action.add_argument("--all", action="store_true", help="every dead letter (of --sink)")
         if name != "show":
-            action.add_argument("--sink", help="only deliveries to this sink")
+            action.add_argument("--sink", metavar="NAME", help="only deliveries to this sink")
         if name == "list":
             action.add_argument("--state", choices=STATES, help="only deliveries in this state")
         add_json(action)

@@ -27,7 +27,9 @@ _FAULT: Final = re.compile(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The VMs, what happens to them, and what fails."""
-    parser.add_argument("--listen", default=DEFAULT_LISTEN, help=f"HOST:PORT (default {DEFAULT_LISTEN})")
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to serve (default {DEFAULT_LISTEN})"
+    )
     parser.add_argument(
         "--vm", action="extend", nargs="+", metavar="NAME", help="the VMs of the group; each one's endpoint is /vm/NAME"
     )
@@ -41,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play these at the same time; see --list",
     )
     parser.add_argument("--all", action="store_true", help="play all of them, one after the other")
-    parser.add_argument("--speed", type=float, default=1.0, help="60: an hour in a minute (default 1, real time)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="FACTOR", help="60: an hour in a minute (default 1, real time)"
+    )
     parser.add_argument("--cancel", action="store_true", help="the events are canceled halfway to NotBefore")
     parser.add_argument("--reschedule", action="store_true", help="NotBefore is moved once, to a later time")
     parser.add_argument(
