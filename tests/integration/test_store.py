@@ -557,8 +557,8 @@ def test_no_link_that_was_planted_is_followed(tmp_path: Path, name: str) -> None
     state = tmp_path / "state"
     state.mkdir()
     (state / name).symlink_to(victim)
-    with pytest.raises(StoreError, match=r"not a regular file|is a symbolic link"):
-        CourierLock(state) if name == "courier.lock" else Store(state)
+    with pytest.raises(StoreError, match=r"not a regular file|is a symbolic link"), CourierLock(state) as lock:
+        lock.acquire(1, lambda: None) if name == "courier.lock" else Store(state)
     assert victim.read_text(encoding="utf-8") == "precious"
 
 
