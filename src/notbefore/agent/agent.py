@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from notbefore import __version__
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import Approver
@@ -125,7 +127,7 @@ class Agent:
         )
 
     def _send_pings(self) -> None:
-        """Begin, go on or end, as the configuration says."""
+        """Start, keep or stop the pings, as the configuration says."""
         if self._pings is None and self._config.heartbeat is not None:
             from notbefore.agent.pings import Pings  # noqa: PLC0415 - only where it is configured
 
@@ -237,7 +239,7 @@ class Agent:
             config = reading.result()
             polling = Polling(config, self._tracker, self._state, self._polling, errors=self._errors)
         except ConfigError as error:
-            self._config_figures = ConfigFigures(figures.loaded, True, increased(figures.reloads, "failure"))  # noqa: FBT003 - by position
+            self._config_figures = replace(figures, refused=True, reloads=increased(figures.reloads, "failure"))
             log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - its text says all
             return
         if (config.server, config.state) != (before.server, before.state):
@@ -253,7 +255,7 @@ class Agent:
             self._polling.start()
         self._approver.start()
         self._send_pings()
-        self._config_figures = ConfigFigures(self._clock.time(), False, increased(figures.reloads, "success"))  # noqa: FBT003 - by position
+        self._config_figures = ConfigFigures(loaded=self._clock.time(), reloads=increased(figures.reloads, "success"))
         log.info("configuration reloaded")
 
     def _export(self, otlp: Otlp | None) -> None:

@@ -70,7 +70,7 @@ class ApprovalLog:
 
 
 def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:
-    """The attempts less those that nobody needs any more: over, of events that have been gone for long."""
+    """The attempts without the oldest of those that are over and whose events are gone."""
     over = [key for key, one in attempts.items() if one.state == "done" and key not in tracked.events]
     old = set(over[:-KEPT_ATTEMPTS])
     return {key: one for key, one in attempts.items() if key not in old}

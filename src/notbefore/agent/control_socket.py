@@ -77,9 +77,8 @@ class ControlSocket:
             self.path.unlink(missing_ok=True)
 
     def _listen(self) -> socket.socket:
-        self.path.unlink(
-            missing_ok=True
-        )  # left behind by an agent that was killed: the lock of the directory says that no other one runs
+        # left behind by an agent that was killed: the lock of the directory says that no other one runs
+        self.path.unlink(missing_ok=True)
         listener = _unix_socket()
         try:
             listener.bind(str(self.path))

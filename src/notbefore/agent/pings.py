@@ -78,7 +78,7 @@ class Pings:
         self._failing: dict[str, str] = {}  # whom a ping did not reach -> why
 
     def reconfigure(self) -> None:
-        """Begin, go on or end, as the configuration says."""
+        """Start, keep or stop the thread, as the configuration says."""
         self._changed.set()
         if self._thread is None and self._config().heartbeat is not None:
             self._thread = threading.Thread(target=self._run, name="pings", daemon=True)

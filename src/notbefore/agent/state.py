@@ -100,7 +100,7 @@ class AgentState:
         state = store.load()
         if state.seen is not None:
             clock.recognize(state.seen)
-        if state.boot_id != clock.boot_id:  # the state may have come along in an image: IMDS has to say it anew
+        if state.boot_id != clock.boot_id:  # the state may come from an image: IMDS has to say it again
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
         self._newest = replace(state, totals=replace(state.totals, since=since))
@@ -133,7 +133,7 @@ class AgentState:
         """Take one step: stage the state that it makes, write it with its changes, publish it, call the listeners.
 
         ``step`` is called under the lock, so it may not wait. ``poll``: how the poll ended that it comes from; it is
-        published with the state, so whoever sees an answer of IMDS may count on it that what it said is written down.
+        published with the state, so what an answer of IMDS said is written down before the answer is shown.
         Returns whether all of it is on disk; also after ``patience`` seconds, when it is not yet.
         """
         with self._lock:

@@ -237,7 +237,7 @@ def _down(state: StoredState, at: Instant) -> datetime | None:
 
 def _is_own(state: StoredState, vm: Vm | None) -> bool | None:
     """Whether what is stored is of this VM; ``None`` while it is not known which VM this is."""
-    if state.tracked.boot is not None:  # for the whole boot before, nobody knew which VM that was
+    if state.tracked.boot is not None:  # during the whole boot before it was not known which VM that was
         return False
     return _is_same(state.seen_by, vm)
 
@@ -245,7 +245,7 @@ def _is_own(state: StoredState, vm: Vm | None) -> bool | None:
 def _is_same(one: Vm | None, other: Vm | None) -> bool | None:
     """Whether both are the same VM; ``None`` while it is not known who the other one is.
 
-    Of a state whose VM was never known nobody can ever say that it is this one's.
+    A state whose VM was never known is never taken for this one's.
     """
     if one is None:
         return False

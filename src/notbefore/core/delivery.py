@@ -12,7 +12,7 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
-EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they help nobody once the event has ended
+EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
 SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
@@ -106,12 +106,12 @@ class Routing(Struct, frozen=True):
 
 
 def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
-    """32 hex digits, the same for the same step of an event and the same sink, whoever sees it."""
+    """32 hex digits, the same for the same step of an event and the same sink, on every VM."""
     return sha256("\n".join(filter(None, (change_id, sink, kind))).encode())[:32]
 
 
 def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:
-    """What is to be sent of a change; ``record`` is it as JSON, ``vm`` this VM as far as it is known."""
+    """The deliveries of a change. ``record``: the change as JSON, UTF-8; ``vm``: this VM, as far as it is known."""
     found: list[Delivery] = []
     for target in route(change, routing.routes, vm, tuple(routing.sinks)):
         terms = routing.sinks.get(target.sink, Terms())
@@ -120,6 +120,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
         if len(target.ahead) > DEPUTIES and not routing.asks_peers:
             continue
         created, severity = change.time.timestamp(), _severity(target, terms)
+        fallback = target.fallback if severity == "critical" else ()
         message = Delivery(
             delivery_id=delivery_id(change.id, target.sink),
             event_key=change.event.key,
@@ -133,10 +134,8 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             record=record,
             not_before=change.not_before.timestamp() if change.not_before else 0.0,
             ahead=target.ahead,
-            fallback=target.fallback if severity == "critical" else (),
-            fallback_at=created + target.delay + target.fallback_after
-            if severity == "critical" and target.fallback
-            else None,
+            fallback=fallback,
+            fallback_at=created + target.delay + target.fallback_after if fallback else None,
             others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
         )
         found.append(message)
@@ -145,7 +144,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
 
 
 def _settling(change: Change, terms: Terms) -> float:
-    """Seconds to wait where a VM has left an event, and closes its alert: whom it still affects opens it after that."""
+    """Seconds to wait if an event no longer affects another VM: that VM closes the alert, this one opens it again."""
     before = change.previous
     if terms.approvals or change.scope != "self" or before is None or change.kind != "updated":
         return 0.0
@@ -170,7 +169,7 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 
 def _read_by_people(terms: Terms | None) -> bool:
-    """Whether a message that is no event's belongs there: not where an alert is the state of an event."""
+    """Whether the sink can be sent a message that is no event's: people read it, and it keeps no alerts."""
     return terms is not None and terms.words and terms.approvals
 
 
@@ -179,7 +178,7 @@ def _severity(target: Target, terms: Terms) -> Severity:
 
 
 def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:
-    """What is said again of a change, if it is still so by then: before NotBefore, or while the event is started."""
+    """The reminders of a change: before NotBefore, or while the event is started."""
     if target.last:
         return
     now, not_before = change.time.timestamp(), change.event.not_before

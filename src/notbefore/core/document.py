@@ -43,7 +43,7 @@ FlawReason = Literal[
     "not_an_event",  # the item is no JSON object, or a field of it is no JSON value
     "event_id",  # missing, empty, too long, not text
     "duplicate_event_id",  # a second event of the same id; the first one counts
-    "duplicate_key",  # a key stands twice in the event, and nobody knows which one counts: the field is unreadable
+    "duplicate_key",  # a key stands twice in the event, and it is not known which one counts: the field is unreadable
     "event_type",  # missing, empty, too long, not text
     "event_status",  # missing, empty, too long, not text
     "resource_type",  # unreadable: unknown
@@ -145,7 +145,7 @@ _FIELDS: Final = {
     "DurationInSeconds": "duration",
 }
 _ENVELOPE_KEYS: Final = (b"DocumentIncarnation", b"Events")
-_UNREADABLE: Final = object()  # stands for a value that nobody can make sense of
+_UNREADABLE: Final = object()  # stands for a value that cannot be read
 
 _envelope = msgspec.json.Decoder(_Envelope)
 _item = msgspec.json.Decoder(_Item)
@@ -196,7 +196,7 @@ def _repeated(text: bytes) -> frozenset[str]:
 
     Raises ``ValueError`` or ``RecursionError`` for what is no JSON.
     """
-    # numbers stay text: nobody reads them here, and one of a million digits would take minutes
+    # numbers stay text: they are not used here, and one of a million digits would take minutes
     pairs = json.loads(
         text.decode(errors="replace"), object_pairs_hook=tuple, parse_int=str, parse_float=str, parse_constant=str
     )

@@ -1,7 +1,7 @@
 """What became of each event between two documents: ``diff(tracked, document, now)``.
 
 The life of an event is the table ``TRANSITIONS``. What was not observed is not claimed: an event that is gone after a
-time in which nobody looked has ``ended``, unless Azure's rules leave only one explanation. Each claim has its reason.
+time without answers has ``ended``, unless Azure's rules leave only one explanation. Each claim has its reason.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ LATE_ANSWER: Final = 1.0  # seconds beyond the interval by which an answer may c
 
 ONE_STEP_SECONDS: Final = 3600.0
 """Seconds of silence over which DocumentIncarnation is believed when it says that there was one change. After 24 hours
-without a request, or on another host, it may begin anew from any number."""
+without a request, or on another host, it may start again from any number."""
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
@@ -118,7 +118,7 @@ class TrackedEvent(Struct, frozen=True):
     interruption: Gap | None = None  # the longest measured while Started
     unmeasured: bool = False  # for a part of the time in which it was Started no beats were kept
     unread: bool = False  # it is listed, but cannot be read
-    unread_seconds: float | None = 0.0  # for how long, from its last good reading on; None: nobody knows
+    unread_seconds: float | None = 0.0  # seconds since it was last read; None: not known
     steps: dict[str, int] = {}  # how often each step was made: what tells a change from its repetition
 
     @property
@@ -482,7 +482,7 @@ def _few_polls(now: Observation) -> float:
 
 
 def _proven_by_reboot(known: TrackedEvent, now: Observation) -> bool:
-    """This machine went down, and an event of its own that takes it down had started, or was due: that was it."""
+    """This machine went down, and an event of its own that takes it down had started, or was due."""
     takes_it_down = known.scope == "self" and known.event.event_type in REBOOTING
     return takes_it_down and (known.start is not None or _was_due(known, now))
 

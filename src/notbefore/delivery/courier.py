@@ -47,7 +47,7 @@ from notbefore.store.outbox import CourierTurn
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
 STATE_PATIENCE: Final = 60.0  # seconds in which the outbox may be out of reach
-MAX_ABANDONED: Final = 4  # threads that hang, with which it goes on while it is busy
+MAX_ABANDONED: Final = 4  # threads that hang, up to which a busy courier is not replaced
 MAX_ERROR: Final = 300  # characters of a cause that are kept
 HISTORY_PATIENCE: Final = 0.5  # seconds that a message waits for what the history says of such events
 ORPHANS_EVERY: Final = 5.0  # seconds between two looks for deliveries to sinks that are not configured

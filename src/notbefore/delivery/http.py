@@ -123,7 +123,7 @@ def _bounded(response: requests.Response, deadline: float, most: int) -> bytes:
     while chunk := response.raw.read1(4096, decode_content=True):  # what is there, however little it is
         content += chunk
         if len(content) > most:
-            return bytes(content[:most])  # the status counts; nobody needs the rest
+            return bytes(content[:most])  # the status counts, the rest is not needed
         if time.monotonic() > deadline:
             raise SendError("the answer did not end in time")
     return bytes(content)

@@ -18,7 +18,7 @@ KEPT: Final = 2.0  # seconds for which an answer holds: many messages at once as
 
 
 class Peers:
-    """Asks each agent at the address that is configured for it; without a configuration nobody is known to be alive."""
+    """Asks each agent at its configured address; without a configuration no agent is known to be alive."""
 
     def __init__(self, config: PeersConfig | None) -> None:
         self._config = config
@@ -59,6 +59,6 @@ class Peers:
                 status, watching = response.status, float(response.headers.get("X-Notbefore-Watching", "inf"))
         except (OSError, http.client.HTTPException, ValueError):
             return -math.inf
-        if status == http.HTTPStatus.UNAUTHORIZED:  # nobody can say more than that it listens
+        if status == http.HTTPStatus.UNAUTHORIZED:  # all that is known: it listens
             return math.inf
         return watching if 200 <= status < 300 else -math.inf  # noqa: PLR2004 - the class of a status

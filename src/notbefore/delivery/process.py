@@ -2,7 +2,7 @@
 
 It is the leader of a process group, and so is everything that it starts, unless that asks for a group of its own. The
 group is ended when the time is over, when the command fails, and when the process that runs it dies, in whatever way.
-After exit code 0 what is left in the background goes on.
+After exit code 0, what it left in the background keeps running.
 """
 
 import errno
@@ -58,7 +58,7 @@ def run(
                     process.communicate(text, min(POLL, max(0.0, deadline - time.monotonic())))
                     break
                 except subprocess.TimeoutExpired:
-                    text = None  # what is not written yet goes on being written
+                    text = None  # the rest of it is still being written
                     if stopped() or time.monotonic() >= deadline:
                         raise SendError(f"not done after {timeout:g} s: ended") from None
         return process.returncode, output.tail()
@@ -101,14 +101,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:
-            process.kill()  # what it started lives on there
+            process.kill()  # what it started keeps running there
     process.wait()
 
 
 class _Output:
     """The end of what a command writes, read as it comes: it never waits for us, and fills no disk.
 
-    What it leaves in the background may go on writing: a thread reads that until this process ends.
+    What it leaves in the background may continue to write: a thread reads that until this process ends.
     """
 
     def __init__(self) -> None:

@@ -134,7 +134,7 @@ class _Connection:
     # ---- what the parser calls
 
     def on_message_begin(self) -> None:
-        """Another answer begins, which nobody has asked for: it must not change the one that is complete."""
+        """Another answer begins, without a request: it must not change the one that is complete."""
         if self._complete:
             raise ValueError
 

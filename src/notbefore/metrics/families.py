@@ -22,15 +22,7 @@ from notbefore.core.lifecycle import Tracked, TrackedEvent
 from notbefore.core.text import escaped
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
-from notbefore.metrics.totals import (
-    LATENCY_BOUNDS,
-    MAX_SERIES,
-    OTHER,
-    UNKNOWN,
-    Histogram,
-    Labels,
-    Totals,
-)
+from notbefore.metrics.totals import LATENCY_BOUNDS, MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Totals
 
 SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric

@@ -8,14 +8,7 @@ from msgspec import Struct
 
 from notbefore.metrics import families
 from notbefore.metrics.families import Family, Metric, Snapshot
-from notbefore.metrics.totals import (
-    INTERRUPTION_BOUNDS,
-    MAX_SERIES,
-    NOTICE_BOUNDS,
-    OTHER,
-    Histogram,
-    Labels,
-)
+from notbefore.metrics.totals import INTERRUPTION_BOUNDS, MAX_SERIES, NOTICE_BOUNDS, OTHER, Histogram, Labels
 
 _PLACE: Final = ("event_type", "region", "scale_set", "zone")
 

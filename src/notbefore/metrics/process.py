@@ -23,7 +23,7 @@ def _zeros(names: tuple[str, ...]) -> dict[str, int]:
 
 
 class PollFigures(Struct, frozen=True):
-    """How the polling of IMDS goes."""
+    """The polls of IMDS: their results, durations and delays."""
 
     api_version: str = ""
     results: dict[str, int] = field(default_factory=lambda: _zeros(POLL_RESULTS))
@@ -49,7 +49,7 @@ class PollFigures(Struct, frozen=True):
 
 
 class CourierFigures(Struct, frozen=True):
-    """How the couriers fare."""
+    """The couriers: whether one runs, and how often one was started."""
 
     running: bool = False
     starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))

@@ -80,7 +80,7 @@ class RunningPackage:
         return self._copy if self.replaced else None
 
     def close(self) -> None:
-        """Let go of the copy."""
+        """Close the copy."""
         if self._copy is not None:
             os.close(self._copy)
             self._copy = None

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class ConfirmedTime(Struct, frozen=True):
-    """A moment that was right, and the clock by which to go on from there."""
+    """A moment that was right, and the clock that measures the time since then."""
 
     wall: float  # Unix seconds
     uptime: float  # seconds, at that moment, on a clock that nobody sets

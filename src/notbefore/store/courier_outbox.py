@@ -80,7 +80,7 @@ class CourierOutbox:
                 return self._once(action)
             except OutboxMoved:
                 return self._once(action)
-        except (DiskHangsError, StoreError) as error:  # StoreError: it is being made anew
+        except (DiskHangsError, StoreError) as error:  # StoreError: the file is being replaced
             raise sqlite3.OperationalError(str(error)) from None
 
     def _once(self, action: Callable[[AnyOutbox], T]) -> T:

@@ -43,7 +43,7 @@ class DiskThread:
     def do(
         self, action: Callable[[], T], patience: float | None = None, needless: Callable[[], bool] = lambda: False
     ) -> T:
-        """What ``action`` returns or raises; ``DiskHangsError`` where it is not done after so many seconds.
+        """What ``action`` returns or raises; ``DiskHangsError`` where it is not done after ``patience`` seconds.
 
         Then nobody knows what it has done, and it may still do it later. While the thread hangs, nothing is begun.
         ``needless``: asked now and then while it waits; it waits no longer once this is so.

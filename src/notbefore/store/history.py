@@ -92,7 +92,7 @@ def add(db: sqlite3.Connection, changes: Iterable[tuple[Change, bytes]]) -> None
 def prune(db: sqlite3.Connection, surely: float, max_bytes: int = MAX_BYTES) -> None:
     """Delete what is too old and what is too much, the oldest first.
 
-    ``surely``: Unix seconds; it is that late or later (``confirmed_time``). ``max_bytes``: of all records together.
+    ``surely``: Unix seconds, a time that has passed for certain (``confirmed_time``). ``max_bytes``: of all records.
     """
     db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (MAX_ROWS,))
     db.execute("DELETE FROM history WHERE time < ?", (surely - MAX_AGE,))

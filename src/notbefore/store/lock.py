@@ -38,12 +38,12 @@ class DirectoryLock:
         self._descriptor = descriptor
 
     def renew(self) -> None:
-        """Take the lock again, on the file that is there now: the directory may have been deleted and made anew."""
+        """Take the lock again, on the file that is there now: the directory may have been deleted and made again."""
         self.release()
         self.acquire()
 
     def release(self) -> None:
-        """Let go; without a hold nothing happens."""
+        """Release the lock, if it is held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -93,7 +93,7 @@ class Outbox:
             yield db
 
     def release_leases(self, now: float, run_once: Collection[str] = (), held: Collection[str] = ()) -> list[Delivery]:
-        """Make due again what is leased and in nobody's hands, such as what a courier that has ended left on its way.
+        """Make due again what is leased and not held by this courier: a courier that has ended left it on its way.
 
         Only one courier runs at a time; it holds the deliveries ``held`` alone. To the sinks ``run_once`` nothing is
         sent again: it is dead, and returned.
@@ -207,7 +207,7 @@ class Outbox:
 
 
 def _surely(db: sqlite3.Connection, now: float) -> float:
-    """Unix seconds: it is that late or later. Nothing expires by a clock that somebody may have set too far ahead."""
+    """A time that has passed for certain, in Unix seconds: nothing expires by a clock that was set too far ahead."""
     row = db.execute("SELECT body FROM meta WHERE key = 'confirmed_time'").fetchone()
     if row is None:
         return 0.0
@@ -347,7 +347,7 @@ def _record_delivered(db: sqlite3.Connection, result: DeliveryResult, row: tuple
 def next_due(db: sqlite3.Connection, now: float) -> float | None:
     """When the next delivery may be sent, in Unix seconds; ``None`` when none waits.
 
-    What is leased counts as well: who asks this has no courier, so whoever leased it has ended.
+    What is leased counts as well: no courier runs when this is asked, so the one that leased it has ended.
     """
     query = (
         f"SELECT min(CASE WHEN {_FUTURE} THEN min(due, :now) ELSE due END) FROM outbox"  # noqa: S608 - ours

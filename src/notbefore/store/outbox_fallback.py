@@ -20,7 +20,7 @@ _DUE: Final = f"fallback_at <= ? AND state <> 'repeating' AND expires > {WITHDRA
 
 
 def due(db: sqlite3.Connection, now: float) -> bool:
-    """A delivery is to go to its fallback."""
+    """Whether a delivery is to go to its fallback now."""
     return db.execute(f"SELECT 1 FROM outbox WHERE {_DUE} LIMIT 1", (now,)).fetchone() is not None  # noqa: S608 - ours
 
 

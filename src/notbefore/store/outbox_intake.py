@@ -60,7 +60,7 @@ def no_longer_affected(db: sqlite3.Connection, *event_keys: str) -> None:
 
 
 def not_before_changed(db: sqlite3.Connection, event_key: str, seconds: float, record: bytes) -> None:
-    """Move the reminders of an event whose NotBefore has moved by so many seconds, and give them the new record.
+    """Move the reminders of an event whose NotBefore has moved by ``seconds``, and give them the new record.
 
     Also those to sinks whose route sends no message of the move.
     """
@@ -78,7 +78,7 @@ def event_ended(db: sqlite3.Connection, event_key: str) -> None:
 
 
 def confirm(db: sqlite3.Connection, ids: Iterable[str]) -> None:
-    """That these deliveries were accepted is written elsewhere as well: their sinks may be given more."""
+    """Another place has written down that these deliveries were accepted: their sinks may be given more."""
     db.executemany("DELETE FROM unconfirmed WHERE delivery_id = ?", [(one,) for one in ids])
 
 
@@ -115,7 +115,7 @@ def _withdraw(db: sqlite3.Connection, where: str, values: tuple[object, ...]) ->
 def expire(db: sqlite3.Connection, surely: float, max_rows: int = MAX_ROWS) -> None:
     """Delete and count what has expired; then what is beyond ``max_rows``, the least severe and oldest first.
 
-    ``surely``: it is that late or later (``confirmed_time``). What is on its way stays.
+    ``surely``: a time that has passed for certain (``confirmed_time``). What is on its way stays.
     """
     expired = db.execute(
         "DELETE FROM outbox WHERE expires <= ? AND NOT leased AND state <> 'repeating' RETURNING sink", (surely,)

@@ -61,7 +61,7 @@ class OutboxReader:
         return self._kept.next_due
 
     def close(self) -> None:
-        """Let go of the files; the next ``refresh`` opens them again."""
+        """Close the files; the next ``refresh`` opens them again."""
         with suppress(DiskHangsError):
             self._disk.do(self._main.close)
         if self._spare is not None:
@@ -111,7 +111,7 @@ class _OutboxFile:
         return self._db
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._db is not None:
             self._db.close()
         self._db = self._last = None

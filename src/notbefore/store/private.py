@@ -27,7 +27,7 @@ def check_directory(directory: Path) -> None:
 
 
 def is_ours_alone(descriptor: int) -> bool:
-    """Return whether nobody else can have written an open file. One that others could write stays as it is."""
+    """Return whether only this user can have written an open file."""
     if not hasattr(os, "geteuid"):
         return True
     found = os.fstat(descriptor)

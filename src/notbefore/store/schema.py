@@ -13,9 +13,7 @@ from notbefore.errors import StoreError
 BUSY_SECONDS: Final = 0.5  # how long the agent and its courier wait for another's transaction
 COMMAND_BUSY_SECONDS: Final = 5.0  # how long commands wait for it
 DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # the primary codes of a damaged file
-SCHEMA: Final = (
-    pkgutil.get_data(__package__, "schema.sql") or b""
-).decode()  # also out of a ZIP file: process/package.py
+SCHEMA: Final = (pkgutil.get_data(__package__, "schema.sql") or b"").decode()  # also from a ZIP: process/package.py
 SCHEMA_VERSION: Final = 1
 MIGRATIONS: Final[dict[int, str]] = {}  # schema version -> the statements that lead to the next one
 
@@ -121,7 +119,7 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _hint(path: Path, mode: str) -> str:
-    """SQLite does not say why. The file is not opened for it: closing it would let go of our own locks on it."""
+    """SQLite does not say why. The file is not opened for it: closing it would release our own locks on it."""
     try:
         path.stat()
         forbidden = not os.access(path, os.R_OK if mode == "ro" else os.R_OK | os.W_OK)

@@ -59,10 +59,10 @@ def file_in_use(state_dir: Path) -> Path:
 def make(
     path: Path, state_file: Path, write: Callable[[StateFile, bool], None], patience: float = PATIENCE
 ) -> StateFile:
-    """A new spare file, or one that is none (``MEMORY``), in use from the moment at which it is whole.
+    """A new spare file, or a database in memory (``MEMORY``), in use from the moment at which it is complete.
 
     ``write`` adds what the state file lacks; it is given whether the outbox of that could be copied. Each piece of it
-    is waited for so many seconds: what cannot be read then is sent when the disk answers again.
+    is waited for ``patience`` seconds: what cannot be read then is sent when the disk answers again.
 
     Raises ``OSError`` where no private directory can be made, and ``sqlite3.Error``.
     """
@@ -222,7 +222,7 @@ def _path_in(directory: Path, state_dir: Path) -> Path:
 
 
 def _make_private(directory: Path) -> None:
-    """Make a directory that is ours alone; raises ``OSError``, also where somebody else made one of that name."""
+    """Make a directory that only this user can use; raises ``OSError``, also if another user made one of that name."""
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()

@@ -35,7 +35,7 @@ log = logging.getLogger("notbefore.store")
 
 Action = Callable[[StateFile], object]
 RECENT: Final = 10.0  # seconds: what was written in them is remembered, for where the file cannot be read any more
-START_PATIENCE: Final = 15.0  # seconds to open the state file at the start: it is read whole, and nobody waits yet
+START_PATIENCE: Final = 15.0  # seconds to open the state file at the start: all of it is read, and nothing waits yet
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 _TROUBLE: Final = (sqlite3.Error, OSError)
 
@@ -130,7 +130,7 @@ class Store:
             self._change_outbox(lambda db: outbox_intake.no_longer_affected(db, *event_keys))
 
     def confirm(self, ids: Collection[str]) -> None:
-        """That these deliveries were accepted is written elsewhere as well: their sinks may be given more."""
+        """Another place has written down that these deliveries were accepted: their sinks may be given more."""
         self._change_outbox(lambda db: outbox_intake.confirm(db, ids))
 
     def leave_deliveries(self, ids: Collection[str] | None) -> None:
@@ -148,7 +148,7 @@ class Store:
                 self._recover()
 
     def look_after(self, *, writes: bool = False) -> None:
-        """To be called each few seconds: write a file anew that was deleted or replaced; give unused space back.
+        """To be called each few seconds: write a new file for one that was deleted or replaced; give unused space back.
 
         ``writes``: see as well whether it can be written, and the disk answers: the courier says that it cannot.
         """
@@ -160,7 +160,7 @@ class Store:
         self._confirmed = ConfirmedTime(wall, uptime(), boot_id())
 
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
-        """The newest records since a Unix time: at most ``limit``, and so many bytes."""
+        """The newest records since a Unix time: at most ``limit``, and at most ``max_bytes`` in all."""
         records = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
         with self._turn:
             if self.in_memory and self._spare is not None:
@@ -360,9 +360,8 @@ class Store:
                 moment = self._moment()
 
                 def add(new: StateFile, copied: bool) -> None:  # noqa: FBT001 - as `make` calls it
-                    if (
-                        not copied
-                    ):  # what cannot be read there may not be delivered yet: rather twice, under the same id
+                    # what cannot be read there may not be delivered yet: rather twice, under the same id
+                    if not copied:
                         new.write(state, self._written, moment)
                         new.db.execute("DELETE FROM delivery_counts")  # the state file has counted it
                     new.write(state, changes, moment)

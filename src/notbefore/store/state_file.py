@@ -24,7 +24,7 @@ from notbefore.store.private import prepare_database
 from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect_for_reading, inode_of, transaction
 
 FILE_NAME: Final = "notbefore.db"
-MEMORY: Final = Path(":memory:")  # SQLite's name of a file that is none, and ends with the process
+MEMORY: Final = Path(":memory:")  # SQLite's name for a database in memory, which ends with the process
 ROW_VERSION: Final = 1  # of the form in which a row's body is written
 VACUUM_PAGES: Final = 64  # given back to the disk at once: 256 KiB
 
@@ -66,7 +66,7 @@ class Moment(NamedTuple):
 
     @property
     def surely(self) -> float:
-        """Unix seconds: it is that late, or later. Nothing expires that has not expired by then."""
+        """Unix seconds: a time that has passed for certain. Only what has expired by then expires."""
         return min(self.now, self.confirmed.wall)
 
 
@@ -143,7 +143,7 @@ class StateFile:
 
     @property
     def replaced(self) -> bool:
-        """The path is another file by now, or none: what would be written to the open one, nobody would find."""
+        """The path is another file by now, or none: what is written to the open one would be lost."""
         return bool(self._inodes) and inode_of(self.path) != self._inodes[""]
 
     @property

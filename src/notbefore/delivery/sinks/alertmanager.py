@@ -3,7 +3,7 @@
 Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all, and it does not
 matter which VM was the last to write.
 While the event lasts the alert is sent again before Alertmanager would resolve it. One of ``notbefore fleet`` is not:
-whoever takes a partition over would have to go on with it. It says itself when it ends, long after the fleet does.
+an instance that takes a partition over would have to continue that. Its ``endsAt`` is long after its end in the fleet.
 """
 
 import base64

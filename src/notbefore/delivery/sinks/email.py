@@ -26,7 +26,7 @@ from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Text
 from notbefore.errors import ConfigError, SendError
 
-DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that belongs to nobody, RFC 2606
+DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 PERMANENT: Final = range(500, 600)  # SMTP replies that are final
 ACCEPTED, FORWARDED = 250, 251  # ... and that accept a sender or a recipient
 EXPECTED: Final = (

@@ -2,7 +2,7 @@
 
 The aio client, with a deadline around every step: the sync one has none that holds, and its buffered mode has lost
 messages. The SDK's own retries are off, since the outbox does the waiting; on any failure of the connection the client
-is dropped and made anew with the next attempt. A send whose answer is lost is sent again under the same id.
+is closed, and the next attempt makes a new one. A send whose answer is lost is sent again under the same id.
 """
 
 import asyncio
@@ -281,10 +281,8 @@ def _by_condition(error: Exception, cause: str) -> SendError:
         return SendError(f"the hub is busy: {cause}", retry_after=BUSY_SECONDS)
     if _names(text, "amqp:resource-limit-exceeded"):
         return SendError(f"the hub's quota is exhausted: {cause}", retry_after=BUSY_SECONDS)
-    if (
-        _names(text, "amqp:unauthorized-access") and "expired" in text.casefold()
-    ):  # the next connection has another token
-        return SendError(f"the token has expired: {cause}")
+    if _names(text, "amqp:unauthorized-access") and "expired" in text.casefold():
+        return SendError(f"the token has expired: {cause}")  # the next connection has another one
     if "certificate verify failed" in text:
         return SendError(f"the certificate of the server is not trusted: {cause}")
     for condition in PERMANENT:

@@ -196,7 +196,7 @@ def _says(error: SendError, names: tuple[str, ...]) -> bool:
 
 
 def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
-    """The message as Slack takes it: the plain text for notifications, the blocks to look at.
+    """The message in the form of the Slack API: plain text for notifications, blocks for the channel.
 
     The header stands above the attachment, which has the colour: a text beside blocks is not shown.
     """

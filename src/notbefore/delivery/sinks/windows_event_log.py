@@ -1,4 +1,4 @@
-"""Windows' event log, as Microsoft's own sample writes it: from there Azure Monitor takes it, and raises alerts.
+"""Windows' event log, as Microsoft's own sample writes it: Azure Monitor reads it there, and raises alerts.
 
 The entry's strings are the title, the text and the record as JSON; its id says what kind of change it is. The source is
 registered by an administrator: ``New-EventLog`` brings .NET's message file, which has the text ``%1`` for every id, so

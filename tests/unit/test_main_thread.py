@@ -1,0 +1,61 @@
+"""What the main thread of an always-on process waits for."""
+
+import signal
+import socket
+import threading
+import time
+
+from notbefore.process.main_thread import MainThread
+
+LONG = 60.0  # seconds: a wait that nothing ends takes so long
+
+
+def wait(main: MainThread, *descriptors: socket.socket) -> bool:
+    """Wait for what is to end the wait; fails where nothing does."""
+    begun = time.monotonic()
+    stop = main.wait(LONG, descriptors)
+    assert time.monotonic() - begun < LONG
+    return stop
+
+
+def test_another_thread_ends_the_wait_and_stops_nothing() -> None:
+    with MainThread() as main:
+        threading.Timer(0.05, main.wake).start()
+        assert not wait(main)
+
+
+def test_a_wake_up_before_the_wait_is_not_lost_and_counts_once() -> None:
+    with MainThread() as main:
+        main.wake()
+        assert not wait(main)
+        assert not main.wait(0.0)
+
+
+def test_sigterm_and_sigint_ask_the_process_to_stop() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with MainThread() as main:
+            signal.raise_signal(number)
+            assert wait(main)
+
+
+def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
+    threads: list[threading.Thread] = []
+    with MainThread(lambda: threads.append(threading.current_thread())) as main:
+        signal.raise_signal(signal.SIGHUP)
+        assert not wait(main)
+    assert threads == [threading.main_thread()]
+
+
+def test_what_can_be_read_ends_the_wait() -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer, MainThread() as main:
+        writer.send(b".")
+        assert not wait(main, reader)
+
+
+def test_the_handlers_from_before_are_back_afterwards_and_a_late_wake_up_does_nothing() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    with MainThread(lambda: None) as main:
+        assert all(signal.getsignal(number) is not handler for number, handler in before.items())
+    assert {number: signal.getsignal(number) for number in before} == before
+    main.wake()
