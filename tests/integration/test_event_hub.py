@@ -15,12 +15,16 @@ from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.duration import Duration
+from notbefore.delivery import worker
 from notbefore.delivery.message import BatchSink, ConnectableSink, Message, Receipt
 from notbefore.delivery.redact import Redactor
 from notbefore.delivery.sinks.event_hub import outcome_of
+from notbefore.delivery.worker import SendAttempt, Worker
 from notbefore.errors import SendError
 from notbefore.simulator.server import Simulator
+from support.agent import eventually
 from support.azure import ID, ME, STARTED
+from support.box import delivery
 from support.hub import KEY, Hub, Stored
 from support.messages import message, recording, sink_of
 from support.peers import ConnectProxy
@@ -105,6 +109,30 @@ def test_the_connection_is_kept_and_made_anew_after_it_was_lost(hub: Hub) -> Non
             outcomes.append(str(error))
     sink.close()
     assert outcomes[-1] == "accepted"
+
+
+def connections(hub: Hub) -> int:
+    """To the hub, by what Linux says."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    established = "01"
+    return sum(1 for row in rows if row[2].endswith(f":{hub.port:04X}") and row[3] == established)
+
+
+def test_the_connection_is_closed_where_nothing_comes_for_a_while_and_opened_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "REST_AFTER", 0.5)
+    attempts: list[SendAttempt] = []
+    carrier = Worker("hub", lambda: sink_of(config(hub)), attempts.append)
+    try:
+        for number in (1, 2):
+            carrier.give([delivery(record=message().line)])
+            eventually(lambda: len(attempts) == number)  # noqa: B023 - of this turn
+            eventually(lambda: connections(hub) == 0)
+    finally:
+        carrier.leave()
+    assert [one.error for one in attempts] == [None, None]
+    assert len(hub.stored) == 2
 
 
 def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hub) -> None:

@@ -390,6 +390,7 @@ def store_away(directory: Path, seconds: float, kill_every: float = 0.0) -> tupl
         said = f"away for {seconds:.0f} s, in which {at.notified() - began} were notified, {killed} kills"
         at.blobs.start()
         at.progress(6)
+        time.sleep(20)  # every partition is written, and shared by both again
         at.blobs.hang(signal.SIGSTOP)
         began, killed = at.notified(), _kill_for(at, seconds / 2, kill_every)
         said += f"; hung for {seconds / 2:.0f} s, in which {at.notified() - began} were, {killed} kills"

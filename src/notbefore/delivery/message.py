@@ -107,6 +107,15 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class RestingSink(Protocol):
+    """A sink whose open connection costs the receiver something, also while nothing is sent."""
+
+    def rest(self) -> None:
+        """Nothing came for a while: close the connection; ``send`` opens another one. Raises nothing."""
+        ...
+
+
+@runtime_checkable
 class BatchSink(Protocol):
     """A sink that takes several messages at once (``SinkSettings.BATCH``)."""
 

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -12,11 +13,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, patient_until
-from notbefore.delivery.message import BatchSink, Message, Receipt, Sink, Usual
+from notbefore.delivery.message import BatchSink, Message, Receipt, RestingSink, Sink, Usual
 from notbefore.errors import NotBeforeError, SendError
 
 # what only wrong code raises: the same message fails again tomorrow, so it is a dead letter at once
 BUGS: Final = (AttributeError, NameError, NotImplementedError, TypeError)
+
+REST_AFTER: Final = 5.0  # seconds without a delivery: those of a wave find the connection open
 
 log = logging.getLogger("notbefore.delivery")
 
@@ -108,7 +111,7 @@ class Worker:
         return current if since is not None and time.monotonic() - since > limit else []
 
     def _run(self) -> None:
-        while (first := self._jobs.get()) is not None:
+        while (first := self._next()) is not None:
             # what was taken back by `abandon`, another worker has
             given = [one for one in (first, *self._more()) if self._waiting.get(one.delivery_id) is one]
             if not given:
@@ -135,6 +138,14 @@ class Worker:
                     self._report(attempt)
         if self._sink is not None:
             self._sink.close()
+
+    def _next(self) -> Delivery | None:
+        """The next delivery; ``None``: there is none any more."""
+        if isinstance(self._sink, RestingSink):
+            with suppress(queue.Empty):
+                return self._jobs.get(timeout=REST_AFTER)
+            self._sink.rest()
+        return self._jobs.get()
 
     def _held_back(self, attempts: list[SendAttempt]) -> list[SendAttempt]:
         """Return the deliveries queued behind a failed one of the same event, so that the order per event is kept.

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -196,9 +197,12 @@ class BlobSnapshots(BlobCheckpointStore):
     _blobs: dict[str, "_Blob"]
     _anew: set[str]
     _hold_until = 0.0  # monotonic seconds: nobody claims partitions before
+    _away = False  # at the last look at who has which partition
+    _respite_until = 0.0  # monotonic seconds: until then the partitions of others are theirs
 
-    def of_hub(self, namespace: str, hub: str, group: str) -> None:
-        """Whose snapshots these are."""
+    def of_hub(self, namespace: str, hub: str, group: str, takeover: float) -> None:
+        """Whose snapshots these are. ``takeover``: seconds after which the partitions of who is gone are others'."""
+        self._takeover = takeover
         prefix = f"{namespace}/{hub}/{group}/checkpoint/".lower()
         if prefix != self._prefix:
             self._prefix, self._blobs = prefix, {}
@@ -313,9 +317,26 @@ class BlobSnapshots(BlobCheckpointStore):
         """For the SDK: who has which partition; raises ``AzureError``.
 
         Where nobody has any, though this instance does, the container was deleted: all instances are given the time
-        to write their snapshots anew, before anybody claims a partition of another one.
+        to write their snapshots anew, before anybody claims a partition of another one. Where the store was away,
+        nobody could say that he lives: they are given ``takeover`` again. The SDK compares the store's times with the
+        clock of this machine: so they are moved by what that one is ahead.
         """
-        found = list(await super().list_ownership(*names, **options))
+        ahead = 0.0
+
+        def note(response: Any) -> None:
+            nonlocal ahead
+            ahead = time.time() - parsedate_to_datetime(response.http_response.headers["Date"]).timestamp()
+
+        try:
+            found = list(await super().list_ownership(*names, raw_response_hook=note, **options))
+        except Exception:
+            self._away = True
+            raise
+        if self._away:
+            self._away, self._respite_until = False, time.monotonic() + self._takeover
+        for one in found:
+            respite = time.monotonic() < self._respite_until
+            one["last_modified_time"] = time.time() if respite else one["last_modified_time"] + ahead
         if not found and self._blobs and self._hold_until + HOLD_SECONDS < time.monotonic():
             self._hold_until = time.monotonic() + HOLD_SECONDS
         if time.monotonic() < self._hold_until:

@@ -6,7 +6,6 @@ in the partitions of others it reads where they have written it down, some minut
 
 import asyncio
 import logging
-import time
 from typing import Final
 
 from azure.core.exceptions import AzureError
@@ -70,7 +69,7 @@ class Comparison:
         if first is not None:  # it may have gone to another instance meanwhile
             known = set().union(*heard.values())
             expected = {key: vm for key, vm in vms.items() if key not in known}
-            first.fold.missing.expect(expected, max(first.fold.enqueued, time.time() - MARGIN), self._patience)
+            first.fold.missing.expect(expected, max(first.fold.enqueued, self._keeper.now() - MARGIN), self._patience)
         return True
 
     async def _heard(self, name: str) -> set[str]:

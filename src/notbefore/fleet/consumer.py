@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,7 +31,7 @@ from notbefore.fleet.checkpoints import BlobSnapshots, Snapshots
 from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.inventory import Inventory
-from notbefore.fleet.keeper import Keeper, Outbox
+from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Outbox
 from notbefore.fleet.moves import Moves
 from notbefore.fleet.partition import Item, Partition, PartitionFigures
 from notbefore.metrics.fleet import Measured
@@ -40,13 +40,17 @@ BATCH: Final = 300  # records taken in at once
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
 PARTITIONS_EVERY: Final = 20.0  # seconds between two looks at how many partitions the hub has
 LOOK_EVERY: Final = 10.0  # seconds between two looks at how far the hub is ahead
-MARGIN: Final = 2.0  # seconds by which the hub's clock may be behind ours
+MARGIN: Final = 2.0  # seconds by which another partition's clock may be behind
 CLOSE_SECONDS: Final = 5.0
 UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # Event Hubs' words
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between clients
 HEALTHY: Final = 60.0  # seconds after which a client's failure is the first one again
 
 log = logging.getLogger("notbefore.fleet.consumer")
+
+
+class StoreAwayError(Exception):
+    """The store failed while a partition was taken; its cause says how."""
 
 
 class Lag(Struct, frozen=True):
@@ -153,12 +157,13 @@ class Consumer:
         client = self._client = make_consumer(self._config, credential, snapshots)
         try:
             if isinstance(snapshots, BlobSnapshots):
-                snapshots.of_hub(client._address.hostname, client.eventhub_name, self._config.consumer_group)  # noqa: SLF001 - as the SDK's own processor does
+                address, takeover = client._address.hostname, self._config.takeover.seconds  # noqa: SLF001 - as the SDK's own processor does
+                snapshots.of_hub(address, client.eventhub_name, self._config.consumer_group, takeover)
             names = await self._partitions(client)
             keeper.hub_has(len(names))
             moves = self._moves = Moves(self._config, client, keeper, snapshots, names)
             await moves.begin()
-            receiving = asyncio.create_task(self._receive(client, await self._positions(names, snapshots)))
+            receiving = asyncio.create_task(self._receive(client, await self._positions(client, names, snapshots)))
             beside = [self._let_go_of_others(keeper), self._watch_size(client, len(names)), moves.run()]
             if self._inventory is not None:
                 patience = self._config.missing_after.seconds
@@ -196,12 +201,15 @@ class Consumer:
         for name in set(keeper.partitions) - self._taken:
             await keeper.let_go(name)
 
-    async def _positions(self, names: list[str], snapshots: Snapshots) -> Any:
-        begin = datetime.now(UTC) - timedelta(seconds=self._config.window.seconds)
-        known = await snapshots.positions()
-        if known is None:
-            return begin
-        return {name: known.get(name) or begin for name in names}
+    async def _positions(self, client: Any, names: list[str], snapshots: Snapshots) -> Any:
+        """Where to begin what has no checkpoint: the window before now, or before the last record, if that is older."""
+        async with asyncio.timeout(self._config.hub.timeout.seconds):
+            found = await asyncio.gather(*map(client.get_partition_properties, names))
+        now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
+        begin = {
+            one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
+        }
+        return begin | {name: offset for name, offset in (await snapshots.positions() or {}).items() if offset}
 
     async def _partitions(self, client: Any) -> list[str]:
         async with asyncio.timeout(self._config.hub.timeout.seconds):
@@ -225,7 +233,7 @@ class Consumer:
     async def _on_initialize(self, context: PartitionContext) -> None:
         self._taken.add(context.partition_id)
         if self._keeper is not None:
-            await self._keeper.take(context.partition_id)
+            await _with_store(self._keeper.take(context.partition_id))
 
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self.lag.pop(context.partition_id, None)
@@ -237,7 +245,7 @@ class Consumer:
         self.connected = True
         self._reading.set()
         name, keeper = context.partition_id, self._keeper
-        held = await keeper.of(name) if keeper is not None else None
+        held = await _with_store(keeper.of(name)) if keeper is not None else None
         if keeper is None or held is None:
             if keeper is not None and keeper.lost_for(name) > self._config.takeover.seconds:
                 self._failed.set()  # the SDK still has it: another client goes on from what is written
@@ -246,12 +254,14 @@ class Consumer:
         if self._moves is not None:
             await self._moves.prepare(held, items)
         made = [one for item in items for one in fold.add(item)]
-        quiet = 0.0 if events else time.time() - MARGIN  # while records come, the time is theirs
+        if events:  # while records come, the time is theirs
+            keeper.clock.hear(fold.enqueued, time.monotonic())
+        quiet = 0.0 if events else keeper.now() - MARGIN
         made += fold.advance(max(fold.enqueued, quiet))
         self._count(fold)
         if made:
             keeper.commit(held, made)
-        await self._look(name, fold)
+        await self._look(name, fold, keeper.now())
 
     def _count(self, fold: Partition) -> None:
         """Add up what was counted of a partition since the last batch."""
@@ -267,18 +277,22 @@ class Consumer:
                 self.measured.add(labels, one.notice, one.interruption)
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
-        """Of the hub or of the store. Without a context the SDK tries again by itself."""
+        """Of the hub or of the store. Without a context the SDK tries again by itself.
+
+        Where the store fails while a partition is taken, the SDK takes that one again, and the others are read on.
+        """
         if "link:stolen" in str(error):  # another instance has it
             return
-        self._note_error("store" if isinstance(error, AzureError) else "hub", error)
-        if context is None:
+        of_store = isinstance(error, AzureError | StoreAwayError)
+        self._note_error("store" if of_store else "hub", error.__cause__ or error)
+        if context is None or of_store:
             return
         if self._keeper is not None and UNKNOWN_OFFSET.search(str(error)):
             await self._keeper.begin_anew(context.partition_id)
         self._failed.set()
 
-    async def _look(self, name: str, fold: Partition) -> None:
-        """How far the hub is ahead: asked for once in a while."""
+    async def _look(self, name: str, fold: Partition, now: float) -> None:
+        """How far the hub is ahead: asked for once in a while; ``now``: Unix seconds of the hub's clock."""
         if time.monotonic() - self._looked.get(name, 0.0) < LOOK_EVERY:
             return
         self._looked[name] = time.monotonic()
@@ -286,12 +300,20 @@ class Consumer:
             async with asyncio.timeout(self._config.hub.timeout.seconds):
                 found = await self._client.get_partition_properties(name)
             events = max(0, int(found["last_enqueued_sequence_number"]) - max(fold.sequence, -1))
-            self.lag[name] = Lag(events, max(0.0, time.time() - fold.enqueued) if events and fold.enqueued else 0.0)
+            self.lag[name] = Lag(events, max(0.0, now - fold.enqueued) if events and fold.enqueued else 0.0)
 
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1
         text = " ".join(str(error).split())[:300] or type(error).__name__
         log.warning("%s: %s: %s", where, type(error).__name__, text)
+
+
+async def _with_store(doing: Coroutine[Any, Any, Held | None]) -> Held | None:
+    """What a question to the store gives; raises ``StoreAwayError``."""
+    try:
+        return await doing
+    except STORE_ERRORS as error:
+        raise StoreAwayError from error
 
 
 def item_of(event: EventData) -> Item:

@@ -24,6 +24,7 @@ from notbefore.config.fleet import FleetConfig
 from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
 from notbefore.fleet.history import History
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.partition import Item, Partition, Snapshot, mark_of, read_snapshot, read_vms
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.silence import Heard
@@ -124,10 +125,15 @@ class Keeper:
         self._history = history
         self._failed = failed
         self.partitions: dict[str, Held] = {}
+        self.clock = HubClock()
         self._of_hub = 0  # how many partitions the hub has
         self._lost: dict[str, float] = {}  # since when, in monotonic seconds
         self._trouble = False  # the store failed at the last attempt
         self._try_at = 0.0  # monotonic seconds: when it is tried again then
+
+    def now(self) -> float:
+        """By the hub, in Unix seconds."""
+        return self.clock.now(time.monotonic(), time.time())
 
     # ---- taking over and letting go
 
@@ -256,7 +262,7 @@ class Keeper:
         self._goes_on(held, wave)
 
     def _goes_on(self, held: Held, wave: Wave) -> None:
-        held.fold.adopt(wave, time.time())
+        held.fold.adopt(wave, self.now())
         held.changed, held.not_before = True, 0.0  # soon written: so the others see it
 
     def leave(self, held: Held, key: str) -> None:

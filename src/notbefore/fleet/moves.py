@@ -32,7 +32,7 @@ EVERY: Final = 10.0  # seconds between two looks at what others have written dow
 PATIENCE: Final = 15.0  # seconds, beside `takeover`, for which a new partition waits for the others to be read
 FRESH: Final = 2.0  # seconds for which such a look is good enough
 WAIT_STEP: Final = 0.5  # seconds between two looks at how far the others have read
-MARGIN: Final = 2.0  # seconds by which the hub's clock may be ahead of ours
+MARGIN: Final = 2.0  # seconds by which another partition's clock may be ahead
 TROUBLE: Final = (AzureError, EventHubError, OSError, TimeoutError, MsgspecError, ValueError)
 
 log = logging.getLogger("notbefore.fleet.moves")
@@ -49,7 +49,7 @@ class Moves:
         self._keeper = keeper
         self._snapshots = snapshots
         self._names = names
-        self._began = time.time() + MARGIN
+        self._began = keeper.now() + MARGIN
         self._written: dict[str, Glance] = {}
         self._others: dict[str, tuple[Glance, Partition, Snapshot]] = {}
         self._looked = float("-inf")
@@ -86,7 +86,7 @@ class Moves:
             except TROUBLE as error:
                 self._note(error)
             self._give_up_what_moved()
-            late = time.time() < self._began + self._config.window.seconds
+            late = self._keeper.now() < self._began + self._config.window.seconds
             for held in () if late else list(self._keeper.partitions.values()):
                 if self._is_old(held.fold.name):
                     held.fold.settle(len(self._names), self._began)

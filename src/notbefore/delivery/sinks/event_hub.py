@@ -76,6 +76,10 @@ class Sink:
         self._runner.run(self._connect())
         return Asked()
 
+    def rest(self) -> None:
+        """Close the connection: a namespace has a limit of them, and each agent of a fleet needs one."""
+        self._runner.run(self._drop())
+
     def close(self) -> None:
         """Close the connection."""
         self._runner.run(self._drop())
