@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
-from notbefore.core.record import Vm
+from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet.coming import shown
 from notbefore.fleet.merge import (
     CANCELED,
@@ -235,6 +235,37 @@ def test_what_looked_canceled_and_starts_is_notified() -> None:
     assert log.fold.figures.contradictions == 1
 
 
+def test_what_seemed_to_be_over_and_starts_only_then_is_notified() -> None:
+    log = Log()
+    log.add(A, "announced")
+    assert log.wait(900 + LIMIT + 60) == ["announced", "ended"]
+    log.add(B, "started", resources=[A.name], at=at(30))  # a late record of an earlier time
+    assert log.kinds == ["announced", "ended"]
+    assert log.add(A, "started") == ["announced", "ended", "started"]
+    assert log.add(A, "finished")[-1] == "finished"
+    assert len({one.change.id for one in log.made}) == 4
+
+
+def test_an_event_that_heartbeats_list_is_not_over() -> None:
+    log = Log()
+    log.add(A, "announced")
+    for _ in range(4):
+        log.wait(LIMIT / 2)
+        log.read(body(Heartbeat.of(A, ["Event-1"], "1", at(0), 300.0)))
+    assert log.kinds == ["announced"]
+    assert log.wait(LIMIT + 60) == ["announced", "ended"]
+
+
+def test_a_clock_that_is_years_ahead_keeps_nothing_open_and_hides_no_news() -> None:
+    ahead = T0.replace(year=2036)
+    log = Log()
+    log.add(A, "announced", resources=[A.name, B.name], at=ahead)
+    log.add(A, "started", resources=[A.name, B.name], at=ahead, first_seen=ahead)
+    assert log.add(B, "updated", resources=[A.name], not_before=at(7200))[-1] == "updated"
+    assert log.last.change.first_seen == at(1)
+    assert log.wait(7200 + LIMIT + 60)[-1] == "finished"
+
+
 def test_an_event_that_comes_back_is_another_one_under_other_ids() -> None:
     log = Log()
     log.add(A, "announced")
@@ -390,6 +421,37 @@ def test_a_wave_is_shown_with_how_far_it_has_come_and_where_all_of_it_is() -> No
     assert (found.scale_set, found.resource_group, found.region) == ("web", "rg", "")
 
 
+def test_one_event_of_a_wave_may_start_after_all_when_the_wave_is_over() -> None:
+    log = Log(WAVES)
+    for event in ("E0", "E1"):
+        log.add(A, "announced", event)
+    log.wait(10)
+    log.add(A, "canceled", "E0")
+    log.add(A, "started", "E1")
+    log.add(A, "finished", "E1")
+    assert log.wait(400) == ["announced", "started", "finished"]
+    log.add(B, "started", "E0", resources=[A.name])
+    assert log.wait(10) == ["announced", "started", "finished", "started"]
+    log.add(B, "finished", "E0", resources=[A.name])
+    assert log.wait(400)[-1] == "finished"
+    assert len({one.change.id for one in log.made}) == 5
+
+
+def test_an_event_that_comes_back_twice_is_counted_whatever_its_wave_began_with() -> None:
+    log = Log(WAVES)
+    for number, events in enumerate((("E0",), ("E1", "E0"), ("E0",))):
+        for event in events:
+            back = number and event == "E0"
+            again: dict[str, Any] = {"reason": "came_back", "id": f"{event}-{number}"} if back else {}
+            log.add(A, "announced", event, **again)
+            log.wait(10)
+            log.add(A, "canceled", event, id=f"{event}-{number}-canceled")
+        log.wait(400)
+    times = [(story.event.event_id, story.nth) for story, _ in log.fold.figures.closed]
+    assert sorted(times) == [("E0", 0), ("E0", 1), ("E0", 2), ("E1", 0)]
+    assert len({one.change.id for one in log.made}) == len(log.made)
+
+
 def test_a_preempt_does_not_wait_for_its_wave() -> None:
     log = Log(msgspec.structs.replace(WAVES, group_wait=60.0))
     log.add(A, "announced", event_type="Preempt", notice=30.0)
@@ -505,6 +567,11 @@ def test_a_partition_is_settled_once_nothing_in_it_is_older_than_the_move() -> N
     ("data", "reason"),
     [
         (b"{", "not_json"),
+        (body(report(A, "announced", at=T0)).replace(b":00.000Z", b":00.000"), "wrong_shape"),
+        (
+            body(report(A, "announced", at=T0)).replace(b"2026-03-01T12:00:00.000Z", b"0001-01-01T00:00:00+14:00"),
+            "wrong_shape",
+        ),
         (b"\xff\xfe", "not_json"),
         (b'{"x": ' + b"[" * 100_000, "not_json"),
         (b'{"a": 1}', "foreign"),

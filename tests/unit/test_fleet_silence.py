@@ -136,3 +136,35 @@ def test_the_vms_of_a_place_share_it_also_after_a_restart() -> None:
     again.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
     for fold in (log.fold, again):
         assert len({id(one.place) for one in fold.silence.heard.values()}) == 1
+
+
+def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_over() -> None:
+    log = Vms()
+    log.pass_time(300, A, B)
+    for kind in ("announced", "started", "finished"):
+        log.add(B, kind, resources=[A.name], event_type="Preempt")
+    again = Vms(sequence=log.sequence)
+    again.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
+    again.now = log.now
+    again.pass_time(3600, B)
+    assert again.silent == again.kinds == []
+
+
+def test_a_vm_that_comes_back_after_its_eviction_is_expected_again() -> None:
+    log = Vms()
+    log.pass_time(300, A, B)
+    for kind in ("announced", "started", "finished"):
+        log.add(B, kind, resources=[A.name], event_type="Preempt")
+    log.pass_time(3600, A, B)
+    log.pass_time(1200, B)
+    assert log.silent == ["web_0"]
+
+
+def test_vms_with_different_tags_that_fall_silent_at_once_are_all_named() -> None:
+    log = Vms(WAVES)
+    one, two = vm("web_0", team="web"), vm("web_1", team="data")
+    log.pass_time(600, one, two, C)
+    log.pass_time(1200, C)
+    assert log.kinds == ["started"]
+    assert sorted(log.last.change.event.resources) == ["web_0", "web_1"]
+    assert (log.last.vm.scale_set, log.last.vm.tags) == ("web", {})

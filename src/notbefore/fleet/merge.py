@@ -71,7 +71,12 @@ STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
     (CANCELED, SCHEDULED): None,
     (CANCELED, CANCELED): None,
     (CANCELED, ENDED): None,
-} | {(over, later): None for over in (ENDED, FINISHED) for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
+    (ENDED, STARTED): "started",  # as far as was known it was over, and it starts only now
+    (ENDED, FINISHED): "finished",
+    (ENDED, SCHEDULED): None,
+    (ENDED, CANCELED): None,
+    (ENDED, ENDED): None,
+} | {(FINISHED, later): None for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
 """From what was notified last to how it stands now: what to notify of. ``None``: nothing, and the last one stays."""
 
 CONTRADICTS: Final[dict[LifecycleKind, tuple[LifecycleKind, ...]]] = {
@@ -119,7 +124,7 @@ class Story(Struct):
     nth: int = 0  # how often an event of this id was over before
     contradicted: bool = False
     given_up: bool = False  # the limit has passed: over as far as is known
-    heard_at: float = 0.0  # when the hub took the last report of it in, in Unix seconds
+    heard_at: float = 0.0  # when the hub took in what was said of it last, in Unix seconds
     exercise: bool = False
     labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
     by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others
@@ -145,7 +150,7 @@ class Story(Struct):
     def deadline(self, limit: float) -> float:
         """Unix seconds after which nobody is waited for any longer; ``limit`` in seconds."""
         times = (self.first_seen, self.not_before, self.started)
-        return max(time.timestamp() for time in times if time is not None) + limit
+        return max(self.heard_at, *(time.timestamp() for time in times if time is not None)) + limit
 
     def add(self, report: Report) -> bool:
         """Take in a report; returns whether the event stands otherwise now, or its content is another one."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, SinkThread
-from notbefore.fleet.merge import CANCELED, NEW, STARTED, STRENGTH, VANISHING, Standing, Story
+from notbefore.fleet.merge import CANCELED, ENDED, NEW, STARTED, STRENGTH, VANISHING, Standing, Story, from_unix
 from notbefore.fleet.reading import Beat, Place, Poison, Report, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
@@ -21,6 +21,7 @@ FORM: Final = 1  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
 UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away
+MAX_AHEAD: Final = 60.0  # seconds by which the clock of a VM may be ahead of the hub's
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
 
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
@@ -40,7 +41,7 @@ class Item(Struct, frozen=True):
 class Closed(Struct):
     """An event that is over."""
 
-    notified: Standing
+    standing: Standing  # its own, whatever the rest of its wave did
     at: float  # Unix seconds of the hub's clock
     nth: int
     ids: set[str]
@@ -63,6 +64,7 @@ class Snapshot(Struct):
     unsettled: list[Delivery] = []
     threads: list[SinkThread] = []
     partitions: int = 0  # of the hub, as long as all that is open here had its records come here
+    vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
 
 
 class PartitionFigures(Struct):
@@ -126,6 +128,7 @@ class Partition:
                 unsettled,
                 threads,
                 self.partitions,
+                self._vanished,
             )
         )
 
@@ -140,7 +143,7 @@ class Partition:
         self.waves.restore(found.waves)
         for wave in found.waves:
             self.stories.update(wave.stories)
-        self.closed = found.closed
+        self.closed, self._vanished = found.closed, found.vanished
 
     def begin_anew(self) -> None:
         """The log is another one: its sequence numbers start again. What is open stays open."""
@@ -218,7 +221,7 @@ class Partition:
         for wave, made in self.waves.flush(now):
             if wave.key not in self.waves.open:  # it is over
                 for key, story in wave.stories.items():
-                    self._close(key, story, wave, now)
+                    self._close(key, story, now)
             if made is not None:
                 yield made
         yield from self.silence.flush(now)
@@ -227,9 +230,12 @@ class Partition:
     def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
         if isinstance(found, Report):
             self.silence.hear(found, item.enqueued)
-            return self._report(found, item.enqueued)
+            return self._report(_in_time(found, item.enqueued), item.enqueued)
         if isinstance(found, Beat):
             self.silence.hear(found, item.enqueued)
+            for event_id in found.listed:  # so it is not over
+                if (story := self.stories.get(event_id.casefold())) is not None:
+                    story.heard_at = item.enqueued
             return "beat"
         if found is None:
             return "skipped"
@@ -259,7 +265,7 @@ class Partition:
         if closed is not None:
             came_back = STRENGTH[report.change] < STARTED
             story.nth, story.ids = closed.nth + came_back, closed.ids
-            notified = NEW if came_back else closed.notified
+            notified = NEW if came_back else closed.standing
             self.figures.contradictions += not came_back
             del self.closed[key]
         self.stories[key] = story
@@ -296,8 +302,9 @@ class Partition:
             self.closed.pop(key, None)
 
     def _is_gone(self, vm: str) -> bool:
-        """A Preempt or a Terminate of the VM is over."""
-        return vm in self._vanished
+        """A Preempt or a Terminate of the VM is over, and it has not come back."""
+        at, heard = self._vanished.get(vm), self.silence.heard.get(vm)
+        return at is not None and (heard is None or heard.at <= at + heard.interval)
 
     def _is_explained(self, vm: str) -> bool:
         """An event that has started, or was due to, affects the VM."""
@@ -307,21 +314,33 @@ class Partition:
             if story.standing is STARTED or (story.not_before and story.not_before.timestamp() < self._looked)
         )
 
-    def _close(self, key: str, story: Story, wave: Wave, now: float) -> None:
+    def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
-        self.closed[key] = Closed(wave.notified, now, wave.nth, story.ids)
+        self.closed[key] = Closed(story.standing, now, story.nth, story.ids)
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
-    """What looked canceled was not; or the EventId was listed again, under a change that is not known."""
+    """What looked canceled was not; it starts only now; or the EventId was listed again, under an unknown change."""
     if report.change_id in closed.ids:
         return False
-    if closed.notified is CANCELED and STRENGTH[report.change] >= STARTED:
+    if closed.standing is CANCELED and STRENGTH[report.change] >= STARTED:
+        return True
+    if closed.standing is ENDED and report.change == "started" and report.time.timestamp() > closed.at:
         return True
     return report.reason == "came_back"
+
+
+def _in_time(report: Report, now: float) -> Report:
+    """As reported; a clock that is far ahead of the hub's, which says ``now`` in Unix seconds, does not count."""
+    if max(report.time, report.first_seen).timestamp() <= now + MAX_AHEAD:
+        return report
+    latest = from_unix(now)
+    return msgspec.structs.replace(
+        report, time=min(report.time, latest), first_seen=min(report.first_seen, report.time, latest)
+    )
 
 
 def wave_of(waves: Iterable[Wave], report: Report, key: tuple[str, ...]) -> Wave | None:

@@ -5,7 +5,7 @@ record. Only the fields that the fleet needs are decoded.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -166,14 +166,18 @@ def _read_data(kind: str, data: bytes | msgspec.Raw) -> Report | Beat | Poison |
     if kind.startswith(CHANGE) and kind.endswith(VERSION):
         if kind[len(CHANGE) : -len(VERSION)] in APPROVALS:
             return None
-        return _tagged(_reports.decode(data), data)
+        return _complete(_reports.decode(data), data)
     if kind.startswith(HEARTBEAT[:-1]) and kind.endswith(VERSION):
-        return _tagged(_beats.decode(data), data)
+        return _complete(_beats.decode(data), data)
     if kind.startswith("notbefore."):
         return Poison("newer", kind[:200])
     return Poison("foreign", kind[:200])
 
 
-def _tagged(found: _Found, data: bytes | msgspec.Raw) -> _Found:
+def _complete(found: _Found, data: bytes | msgspec.Raw) -> _Found:
+    """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
+    times = [found.time, found.first_seen, found.not_before] if isinstance(found, Report) else [found.time]
+    if any(time is not None and time.tzinfo is not UTC for time in times):
+        raise msgspec.ValidationError("expected times in UTC")
     tags = tags_in(bytes(data))
     return msgspec.structs.replace(found, tags=tuple(sorted(tags.items()))) if tags else found

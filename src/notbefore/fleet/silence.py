@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.core.record import MISSING, SILENT
@@ -138,7 +139,7 @@ class Silence:
                 one.silent = late
                 self.fell_silent += late
                 changed.add(one.place)
-        for place in changed:
+        for place in sorted(changed):  # whoever reads the same log notifies in the same order
             self._tell(place, now)
 
     def flush(self, now: float) -> Iterator[Notification]:
@@ -165,7 +166,8 @@ class Silence:
                 min((one.at for one in self.heard.values() if one.silent and one.place == place), default=now)
             )
             kind, why = ("missing", MISSING) if self._missing else ("silent", None)
-            event = Event(f"{kind}-{now:.0f}", SILENT, STATUS_STARTED, "VirtualMachine", names, description=why)
+            where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
+            event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", names, description=why)
             mark = (began, "", "")
             story = Story(event, place, "", began, mark, mark, started=began)
             self._stories[place] = story

@@ -89,7 +89,7 @@ class Wave(Struct):
     due: float | None = None  # when the next notification is to be made
     number: int = 0  # of the digests so far
     nth: int = 0  # of an event that came back: how often it was over before
-    routed: list[Vm] = []  # what its VMs had in common at its notifications so far, each once
+    routed: tuple[Vm, ...] = ()  # what its VMs had in common at its notifications so far, each once
 
 
 class Notification(Struct, frozen=True):
@@ -124,7 +124,8 @@ class Waves:
         key = story.labels = self.key_of(story)
         wave = self.open.get(key)
         if wave is None:
-            wave = self.open[key] = Wave(key, self._event_key(key, story), notified=notified, nth=story.nth)
+            again = 2 * story.nth + (notified is not NEW)
+            wave = self.open[key] = Wave(key, self._event_key(key, story, again), notified=notified, nth=story.nth)
         wave.stories[story.event.key] = story
         due = self._due(wave, story, now)
         if wave.due is None or due < wave.due or standing_of(wave) in OVER:
@@ -160,8 +161,8 @@ class Waves:
         """
         if now < self.next_due:
             return
-        due = [(wave.due, wave.event_key, wave) for wave in self.open.values() if wave.due is not None]
-        for moment, _, wave in sorted(one for one in due if one[0] <= now):
+        due = [(wave.due, wave) for wave in self.open.values() if wave.due is not None and wave.due <= now]
+        for moment, wave in sorted(due, key=lambda one: (one[0], one[1].event_key)):
             made = self._notify(wave, moment)
             if wave.notified in OVER:
                 del self.open[wave.key]
@@ -172,10 +173,10 @@ class Waves:
         if due is not None and due < self.next_due:
             self.next_due = due
 
-    def _event_key(self, key: tuple[str, ...], story: Story) -> str:
+    def _event_key(self, key: tuple[str, ...], story: Story, again: int) -> str:
         if self._grouping.each_event:
             return story.event.key
-        return "wave-" + change_id("\n".join(key), "announced", story.event.key, 0)[:24]
+        return "wave-" + change_id("\n".join(key), "announced", story.event.key, again)[:24]
 
     def _due(self, wave: Wave, story: Story, now: float) -> float:
         grouping = self._grouping
@@ -275,7 +276,7 @@ def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Stan
     vm = vm_of(stories)
     before = tuple(one for one in wave.routed if one != vm)
     if vm not in wave.routed and len(wave.routed) < MAX_ROUTED:
-        wave.routed.append(vm)
+        wave.routed += (vm,)
     return Notification(change, vm, facts, any(story.exercise for story in stories), before)
 
 
