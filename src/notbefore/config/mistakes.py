@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
+from notbefore.config.secret import SOURCES, Secret
 from notbefore.core.text import one_of
 
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
@@ -101,7 +102,12 @@ def _unknown_key(key: str, kinds: list[Any]) -> str:
     ]
     if len(inner) == 1:
         return f"this key belongs below `{inner[0]}`"
-    return f"there is no such key here{one_of(key, fields)}"
+    known = [
+        word
+        for name, field in fields.items()
+        for word in (name, *(f"{name}_{source}" for source in SOURCES if Secret in _parts(field.type)))
+    ]
+    return f"there is no such key here{one_of(key, known)}"
 
 
 def _types_at(dotted: str, root: Any) -> Iterator[Any]:

@@ -100,7 +100,7 @@ class Access:
         """Raise ``ConfigError`` where others can reach ``address`` and there is no TLS, password or ``insecure``."""
         if is_loopback(address) or self._insecure or self._protections:
             return
-        what = f"{address} is not loopback" if address else "without a host it is every address"
+        what = f"{address} is not loopback" if address else "without a host the agent listens on every address"
         raise ConfigError(
             f"server.listen: {what}, so others can reach it: set "
             "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
