@@ -475,7 +475,7 @@ def test_a_courier_that_does_not_leave_is_ended_by_its_successor(tmp_path: Path)
     assert beats
 
 
-ZOMBIE = HOLDER.replace(
+ZOMBIE = HOLDER.replace("(Path(sys.argv[1]))", "(Path(sys.argv[1]), Path(sys.argv[2]))").replace(
     "time.sleep(60)",
     """
     import ctypes, threading
@@ -486,16 +486,19 @@ ZOMBIE = HOLDER.replace(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the number of a system call")
-def test_a_courier_that_was_killed_and_waits_for_the_disk_is_not_waited_for(tmp_path: Path) -> None:
-    other = tmp_path / "other"
+def test_couriers_that_were_killed_and_wait_for_the_disk_are_not_waited_for(tmp_path: Path) -> None:
+    other, holders = tmp_path / "other", []
     other.mkdir()
-    with subprocess.Popen([sys.executable, "-c", ZOMBIE, str(tmp_path)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout
-        assert holder.stdout.readline() == b"held\n"
-        with CourierLock(tmp_path, other) as lock:
-            lock.acquire(3600, lambda: None)
-            assert (other / "courier.lock").read_text().strip() == str(os.getpid())
-        holder.kill()
+    for _ in range(2):
+        holders.append(subprocess.Popen([sys.executable, "-c", ZOMBIE, tmp_path, other], stdout=subprocess.PIPE))
+        assert holders[-1].stdout
+        assert holders[-1].stdout.readline() == b"held\n"
+    with CourierLock(tmp_path, other) as lock:
+        lock.acquire(3600, lambda: None)
+        assert (other / "courier-2.lock").read_text().strip() == str(os.getpid())
+    for holder in holders:
+        with holder:
+            holder.kill()
 
 
 def test_where_no_lock_can_be_made_the_directory_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,7 +524,7 @@ def test_while_the_disk_hangs_the_lock_of_the_spare_file_is_taken_as_soon_as_the
     monkeypatch.setattr("notbefore.store.lock.open_file", hangs)
     with CourierLock(tmp_path, other) as lock:
         lock.acquire(3600, lambda: other.mkdir(exist_ok=True))
-    assert (other / "courier.lock").exists()
+    assert (other / "courier-1.lock").exists()
     answers.set()
 
 

@@ -75,6 +75,24 @@ def test_couriers_that_die_are_replaced_after_growing_pauses(tmp_path: Path, sto
     assert not hand.figures.running
 
 
+def test_a_courier_that_was_killed_and_waits_for_the_disk_is_replaced(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = dispatcher(tmp_path / FILE_NAME, store)
+    hand.tick()
+    assert hand._courier is not None
+    first = hand._courier.pid
+    os.kill(first, signal.SIGSTOP)  # it neither ends nor shows a sign of life
+    monkeypatch.setattr("notbefore.process.courier_process.is_zombie", lambda process: process == first)
+
+    def replaced() -> bool:
+        hand.tick()
+        return hand.figures.running and hand.figures.starts["crashed"] == 1
+
+    eventually(replaced)
+    hand.stop(lambda _seconds: True)
+
+
 def test_couriers_may_die_as_often_as_they_like(tmp_path: Path, store: Store) -> None:
     hand = dispatcher(tmp_path / FILE_NAME, store, due=None)
     for _ in range(2_000):

@@ -30,7 +30,7 @@ def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, cap
     teller.stop(0)  # it was never started: nothing to wait for
 
 
-def test_a_pipe_that_is_gone_does_not_end_it() -> None:
+def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     before = threading.active_count()
@@ -41,3 +41,4 @@ def test_a_pipe_that_is_gone_does_not_end_it() -> None:
         teller(b"lost as well\n")
         teller.stop(20)
     assert threading.active_count() == before
+    assert caplog.text.count("Broken pipe") == 1

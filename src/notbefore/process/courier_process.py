@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from notbefore.delivery.orders import BEAT, TROUBLE, Orders, seal
 from notbefore.process.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.store.agent_outbox import receive, send
+from notbefore.store.lock import is_zombie
 
 CHANNEL: Final = COPY + 1  # the file descriptor of a courier over which it asks for the outbox
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
@@ -80,7 +81,7 @@ class CourierProcess(ABC):
             if time.monotonic() - self._counted >= BEAT:
                 self._counted = time.monotonic()
                 self.missed += 1
-            return False
+            return self.missed > 0 and is_zombie(self.pid)
         self.missed = 0
         self.in_trouble = TROUBLE in beats
         return not beats

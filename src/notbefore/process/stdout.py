@@ -19,7 +19,7 @@ class StdoutWriter:
         self._out = out or sys.stdout.buffer
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
-        self._full = False
+        self._full = self._broken = False
 
     def start(self) -> None:
         """Begin to write."""
@@ -45,6 +45,12 @@ class StdoutWriter:
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             # a reader that has closed the pipe is no reason to stop polling
-            with suppress(OSError, ValueError):
+            try:
                 self._out.write(line)
                 self._out.flush()
+            except (OSError, ValueError) as error:
+                if not self._broken:
+                    log.warning("standard output: %s: records are missing there, and kept in the history", error)
+                self._broken = True
+            else:
+                self._broken = False

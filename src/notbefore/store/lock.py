@@ -61,6 +61,7 @@ class CourierLock:
         self._otherwise = otherwise
         self._disk = DiskThread(DISK_PATIENCE)
         self._descriptor: int | None = None
+        self._others = 0  # locks of that directory that were tried
 
     def acquire(self, patience: float, beat: Callable[[], None]) -> None:
         """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds. Raises ``OSError``."""
@@ -84,7 +85,7 @@ class CourierLock:
         if overdue > 0 and holder is not None:
             with suppress(ProcessLookupError):
                 os.kill(holder, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends it at either
-        if overdue > DISK_PATIENCE or (holder is not None and _is_zombie(holder)):
+        if (overdue > DISK_PATIENCE and not self._others) or (holder is not None and is_zombie(holder)):
             self._use_other()
         return False
 
@@ -96,13 +97,14 @@ class CourierLock:
                 raise
 
     def _use_other(self) -> bool:
-        """Use the other directory's lock, if there is one by now."""
+        """Use the next lock of the other directory, if there is one by now."""
         if self._otherwise is None or not self._otherwise.is_dir():
             return False
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor = _open_lock(self._otherwise)
-        self._disk, self._otherwise = DiskThread(DISK_PATIENCE), None
+        self._others += 1
+        self._descriptor = _open_lock(self._otherwise, f"courier-{self._others}.lock")
+        self._disk = DiskThread(DISK_PATIENCE)
         return True
 
     def _write_id(self) -> None:
@@ -134,15 +136,15 @@ class CourierLock:
             os.close(self._descriptor)
 
 
-def _is_zombie(process: int) -> bool:
-    """It was killed, and a thread of it waits for a disk: it holds its locks for as long as that takes."""
+def is_zombie(process: int) -> bool:
+    """It has ended, but for a thread that waits for a disk: it holds its files and locks for as long as that takes."""
     with suppress(OSError):  # only Linux says so
         return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     return False
 
 
-def _open_lock(directory: Path) -> int:
-    path = directory / "courier.lock"
+def _open_lock(directory: Path, name: str = "courier.lock") -> int:
+    path = directory / name
     try:
         return open_file(path)
     except OSError:
