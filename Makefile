@@ -42,6 +42,9 @@ demo: $(VENV)/base
 
 test: $(VENV)/dev
 	@$(BIN)/coverage erase
+	@# once, and not in each process: where PYTHONDONTWRITEBYTECODE is set that would be in all that a test starts
+	@$(BIN)/python -m compileall -q src
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only --quiet $(ARGS) >/dev/null || true
 	$(BIN)/coverage run -m pytest $(PARALLEL) -m 'not alone' $(ARGS)
 	$(BIN)/coverage run -m pytest -m alone $(ARGS) || [ $$? -eq 5 ]  # 5: ARGS named none of these
 	@$(BIN)/coverage combine --quiet

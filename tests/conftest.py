@@ -28,6 +28,22 @@ ONE_PROCESS = {
     "test_python_api.py",
 }
 
+# measuring what they start costs a quarter of its CPU time, and finds nothing that other tests do not run
+UNMEASURED = {
+    "test_approval_recipe.py",
+    "test_bundle.py",
+    "test_dashboards.py",
+    "test_deployment.py",
+    "test_fleet_dashboard.py",
+    "test_fleet_faults.py",
+    "test_fleet_receivers.py",
+    "test_leader.py",
+    "test_one_reboot.py",
+    "test_package.py",
+    "test_switching.py",
+    "test_upgrade.py",
+}
+
 GUARD = Path(__file__).with_name("guard")
 runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
 # where a spare state file is put: not in /dev/shm, where it would outlive the tests
@@ -49,6 +65,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that take long start first: at the end nobody waits for them."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Of some tests, only this process is measured, and not those that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.path.name in UNMEASURED:
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)  # the unit tests need no xdist
