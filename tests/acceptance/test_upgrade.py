@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,10 @@ def arrived(hook: HttpPeer) -> list[str]:
 
 def copied(agent: RunningAgent) -> bool:
     """The agent has its copy: the process that makes it has ended."""
-    found = [one.readlink().name for one in Path(f"/proc/{agent.process.pid}/fd").iterdir()]
+    found = []
+    for one in Path(f"/proc/{agent.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed in the meantime
+            found.append(one.readlink().name)
     children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text(encoding="ascii")
     return any(name.startswith("memfd:notbefore") for name in found) and not children
 

@@ -185,8 +185,12 @@ class RunningAgent:
 
         def couriers() -> list[int]:
             # beside it, for a moment after the start, a process copies the package: see process/package.py
-            found = [Path(f"/proc/{child}/cmdline") for child in children.read_text(encoding="ascii").split()]
-            return [int(one.parent.name) for one in found if one.exists() and b"copy_package" not in one.read_bytes()]
+            found = []
+            for child in children.read_text(encoding="ascii").split():
+                with suppress(OSError):  # it has ended in the meantime
+                    if b"copy_package" not in Path(f"/proc/{child}/cmdline").read_bytes():
+                        found.append(int(child))
+            return found
 
         return int(eventually(couriers)[0])
 

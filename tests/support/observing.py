@@ -20,6 +20,7 @@ from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.store import state as store_module
+from notbefore.store.disk import DiskThread
 from notbefore.store.state import Store
 from support.world import Account, World
 
@@ -215,5 +216,8 @@ class Observer:
 
 
 def at_the_worlds_time(world: World, patch: pytest.MonkeyPatch) -> None:
-    """The store's own clock is the world's."""
+    """The store's own clock is the world's; and there a disk does not hang, however busy this machine is."""
+    do = DiskThread.do
+    patch.setattr(DiskThread, "do", lambda disk, action, _patience=None, *rest: do(disk, action, 600.0, *rest))
+    patch.setattr(DiskThread, "hangs", False)
     patch.setattr(store_module, "time", SimpleNamespace(time=lambda: world.wall.timestamp()))  # noqa: PLW0108 - at the time of the call
