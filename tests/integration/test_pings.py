@@ -15,7 +15,7 @@ from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from notbefore.agent import pings
-from notbefore.agent.pings import AgentStatus, Pings
+from notbefore.agent.pings import Pings, PingStatus
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config, HeartbeatConfig
 from notbefore.config.secret import Secret
@@ -26,7 +26,7 @@ from support.azure import ID, ME, T0
 from support.messages import VM
 from support.peers import ConnectProxy, HttpPeer, Say
 
-WELL = AgentStatus(ok=True, line="1 events listed", vm=VM, listed=(ID,), now=T0)
+WELL = PingStatus(ok=True, line="1 events listed", vm=VM, listed=(ID,), now=T0)
 ILL = msgspec.structs.replace(WELL, ok=False, line="the last good answer of IMDS is 99.0 s old")
 
 
@@ -41,7 +41,7 @@ def config_of(sink: SinkConfig | None = None, url: str | None = None) -> Config:
     return Config(sinks={"hook": sink} if sink else {}, heartbeat=heartbeat)
 
 
-def pinged(config: Config, status: AgentStatus | None = WELL, times: int = 1) -> None:
+def pinged(config: Config, status: PingStatus | None = WELL, times: int = 1) -> None:
     """So many rounds, without the waiting."""
     found = Pings(lambda: status, lambda: config, UnforeseenErrors())
     for _ in range(times):

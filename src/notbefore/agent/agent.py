@@ -46,7 +46,7 @@ from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 
 if TYPE_CHECKING:  # most agents send no pings
-    from notbefore.agent.pings import AgentStatus, Pings
+    from notbefore.agent.pings import Pings, PingStatus
 
 FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
@@ -135,15 +135,15 @@ class Agent:
         if self._pings is not None:
             self._pings.reconfigure()
 
-    def _status(self) -> "AgentStatus | None":
+    def _status(self) -> "PingStatus | None":
         """What a ping says; ``None`` while IMDS may take its time for the first answer."""
-        from notbefore.agent.pings import AgentStatus  # noqa: PLC0415 - as above
+        from notbefore.agent.pings import PingStatus  # noqa: PLC0415 - as above
 
         known, now = self._state.snapshot, self._clock.now()
         if known.poll.answered is None and (now - self._started).total_seconds() < FIRST_ANSWER:
             return None
         listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
-        return AgentStatus(self._view.ready().ok, self._view.status_line(), known.vm, listed, now)
+        return PingStatus(self._view.ready().ok, self._view.status_line(), known.vm, listed, now)
 
     def _changed(self) -> None:
         """There was a change. From any thread; never waits."""

@@ -11,7 +11,7 @@ from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change
 from notbefore.core.lifecycle import WATCHED, Tracked, TrackedEvent
 from notbefore.core.record import Vm
-from notbefore.process.clock import Reading
+from notbefore.process.clock import ClockReading
 from notbefore.store.state_file import StoredState
 
 KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
@@ -29,7 +29,7 @@ class ListedEvents(Struct, frozen=True):
     flawed: frozenset[str]  # events of which a part could not be read, by their keys
 
     @classmethod
-    def of(cls, snapshot: AgentSnapshot, now: Reading) -> "ListedEvents":
+    def of(cls, snapshot: AgentSnapshot, now: ClockReading) -> "ListedEvents":
         """What was known at ``now``."""
         tracked, poll = snapshot.state.tracked, snapshot.poll
         return cls(
@@ -76,7 +76,7 @@ def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[
     return {key: one for key, one in attempts.items() if key not in old}
 
 
-def _is_fresh(snapshot: AgentSnapshot, now: Reading) -> bool:
+def _is_fresh(snapshot: AgentSnapshot, now: ClockReading) -> bool:
     poll = snapshot.poll
     if poll.answered is None or poll.outdated or poll.failure is not None:
         return False

@@ -37,7 +37,7 @@ STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 log = logging.getLogger("notbefore.agent.pings")
 
 
-class AgentStatus(Struct, frozen=True):
+class PingStatus(Struct, frozen=True):
     """What a ping says."""
 
     ok: bool  # IMDS was polled well, and the state is written
@@ -66,7 +66,7 @@ class Pings:
     """
 
     def __init__(
-        self, status: Callable[[], AgentStatus | None], config: Callable[[], Config], errors: UnforeseenErrors
+        self, status: Callable[[], PingStatus | None], config: Callable[[], Config], errors: UnforeseenErrors
     ) -> None:
         self._status = status
         self._config = config
@@ -166,7 +166,7 @@ class Pings:
         return self._contexts[key]
 
 
-def ping(url: str, status: AgentStatus) -> Post:
+def ping(url: str, status: PingStatus) -> Post:
     """Success, or ``/fail`` behind the path, with the state as text; as healthchecks.io and others take it."""
     parts = urlsplit(url)
     if not status.ok:
@@ -246,7 +246,7 @@ def _context(post: Post) -> ssl.SSLContext:
     return context
 
 
-class _Connection(HeadDeadlineMixin, HTTPConnection):
+class _GuardedConnection(HeadDeadlineMixin, HTTPConnection):
     """``guarded``: to public addresses alone."""
 
     def __init__(self, *values: Any, guarded: bool, **options: Any) -> None:
@@ -259,7 +259,7 @@ class _Connection(HeadDeadlineMixin, HTTPConnection):
             check_address(self.sock.getpeername()[0])
 
 
-class _TlsConnection(_Connection, HTTPSConnection):
+class _TlsConnection(_GuardedConnection, HTTPSConnection):
     pass
 
 
@@ -269,7 +269,7 @@ class _Http(urllib.request.HTTPHandler):
         self._guarded = guarded
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(partial(_Connection, guarded=self._guarded), req)
+        return self.do_open(partial(_GuardedConnection, guarded=self._guarded), req)
 
 
 class _Https(urllib.request.HTTPSHandler):

@@ -314,12 +314,6 @@ def _path(settings: ApprovalSettings) -> str:
     return f"/metadata/scheduledevents?api-version={settings.api_version}"
 
 
-_UNDECIDED: Final[frozenset[str]] = frozenset(
-    {
-        "body",
-        "event.name",
-        "azure.scheduled_event.change_id",
-        "azure.scheduled_event.change",
-        "azure.scheduled_event.reason",
-    }
-)
+_UNDECIDED: Final = (  # attributes of a record that say what became of the approval
+    "body", "event.name", *(f"azure.scheduled_event.{name}" for name in ("change_id", "change", "reason")),
+)  # fmt: skip

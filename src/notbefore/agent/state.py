@@ -19,7 +19,7 @@ from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
-from notbefore.process.clock import Clock, Reading
+from notbefore.process.clock import Clock, ClockReading
 from notbefore.store.disk import DiskThread
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredChange, StoredState
@@ -31,7 +31,7 @@ class PollStatus(Struct, frozen=True):
     """How the last poll ended, and what was counted of all of them since the start of this process."""
 
     figures: PollFigures = PollFigures()
-    answered: Reading | None = None  # the last good answer; None before the first of this process
+    answered: ClockReading | None = None  # the last good answer; None before the first of this process
     date: str = ""  # its ``Date`` header, as it came
     failure: str | None = None  # why the last answer was no good
     outdated: bool = False  # what is known came from another endpoint or api-version than the present one

@@ -22,7 +22,7 @@ from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
-from notbefore.process.clock import Reading
+from notbefore.process.clock import ClockReading
 from notbefore.store.state import Store
 from notbefore.store.state_file import StoredState
 
@@ -120,7 +120,7 @@ class Tracker:
         self._state.commit(step, status, COMMIT_PATIENCE)
         self._expect(self._state.snapshot.state.tracked, now, poll.date)
 
-    def _expect(self, tracked: Tracked, now: Reading, date: str) -> None:
+    def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
         if tracked is not self._expected:
             self._expected, self._imminent_from = tracked, tracked.imminent_from

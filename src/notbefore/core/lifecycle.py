@@ -58,24 +58,22 @@ class Phase(Enum):
         return {SCHEDULED: Phase.SCHEDULED, STARTED: Phase.STARTED}.get(event.event_status, Phase.OTHER)
 
 
-ABSENT_, SCHEDULED_, STARTED_, OTHER_ = Phase.ABSENT, Phase.SCHEDULED, Phase.STARTED, Phase.OTHER
-
 TRANSITIONS: Final[dict[tuple[Phase, Phase], tuple[ChangeKind, Reason]]] = {
-    (ABSENT_, SCHEDULED_): ("announced", "first_seen_scheduled"),
-    (ABSENT_, STARTED_): ("started", "first_seen_started"),
-    (ABSENT_, OTHER_): ("announced", "first_seen_other_status"),
-    (SCHEDULED_, SCHEDULED_): ("updated", "content_changed"),
-    (SCHEDULED_, STARTED_): ("started", "status_started"),
-    (SCHEDULED_, OTHER_): ("updated", "status_other"),
-    (STARTED_, SCHEDULED_): ("updated", "status_went_back"),
-    (STARTED_, STARTED_): ("updated", "content_changed"),
-    (STARTED_, OTHER_): ("updated", "status_other"),
-    (OTHER_, SCHEDULED_): ("updated", "status_other"),
-    (OTHER_, STARTED_): ("started", "status_started"),
-    (OTHER_, OTHER_): ("updated", "content_changed"),
-    (SCHEDULED_, ABSENT_): ("canceled", "gone_before_start"),
-    (STARTED_, ABSENT_): ("finished", "gone_after_start"),
-    (OTHER_, ABSENT_): ("ended", "gone_from_other_status"),
+    (Phase.ABSENT, Phase.SCHEDULED): ("announced", "first_seen_scheduled"),
+    (Phase.ABSENT, Phase.STARTED): ("started", "first_seen_started"),
+    (Phase.ABSENT, Phase.OTHER): ("announced", "first_seen_other_status"),
+    (Phase.SCHEDULED, Phase.SCHEDULED): ("updated", "content_changed"),
+    (Phase.SCHEDULED, Phase.STARTED): ("started", "status_started"),
+    (Phase.SCHEDULED, Phase.OTHER): ("updated", "status_other"),
+    (Phase.STARTED, Phase.SCHEDULED): ("updated", "status_went_back"),
+    (Phase.STARTED, Phase.STARTED): ("updated", "content_changed"),
+    (Phase.STARTED, Phase.OTHER): ("updated", "status_other"),
+    (Phase.OTHER, Phase.SCHEDULED): ("updated", "status_other"),
+    (Phase.OTHER, Phase.STARTED): ("started", "status_started"),
+    (Phase.OTHER, Phase.OTHER): ("updated", "content_changed"),
+    (Phase.SCHEDULED, Phase.ABSENT): ("canceled", "gone_before_start"),
+    (Phase.STARTED, Phase.ABSENT): ("finished", "gone_after_start"),
+    (Phase.OTHER, Phase.ABSENT): ("ended", "gone_from_other_status"),
 }
 OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 

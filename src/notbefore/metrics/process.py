@@ -9,7 +9,7 @@ from notbefore.core.document import FlawReason
 from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
 from notbefore.metrics.totals import Histogram, increased
 
-COURIER_STARTS: Final = ("due", "crashed", "hung", "reload", "upgrade")  # why a courier was started
+START_REASONS: Final = ("due", "crashed", "hung", "reload", "upgrade")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
 
@@ -52,7 +52,7 @@ class CourierFigures(Struct, frozen=True):
     """The couriers: whether one runs, and how often one was started."""
 
     running: bool = False
-    starts: dict[str, int] = field(default_factory=lambda: _zeros(COURIER_STARTS))
+    starts: dict[str, int] = field(default_factory=lambda: _zeros(START_REASONS))
 
 
 class ConfigFigures(Struct, frozen=True):

@@ -15,14 +15,14 @@ SAME_BOOT: Final = 120.0
 from the wall clock, which drifts and is set."""
 
 
-class Reading(Struct, frozen=True):
+class ClockReading(Struct, frozen=True):
     """One moment on each clock."""
 
     wall: datetime  # UTC; somebody may set it
     monotonic: float  # seconds; may stand still while the VM is frozen
     boot: float  # seconds since the boot, those of a suspension included, where the system counts them
 
-    def since(self, earlier: "Reading") -> float:
+    def since(self, earlier: "ClockReading") -> float:
         """Seconds from ``earlier`` to this moment: what the clock that moved most says.
 
         Over a freeze a clock may stand still and be put right afterwards, or not; none moves on by itself.
@@ -53,11 +53,11 @@ class Clock:
         """Seconds since the boot, those in which the machine was suspended included where the system counts them."""
         return uptime()
 
-    def read(self) -> Reading:
+    def read(self) -> ClockReading:
         """This moment on each clock."""
-        return Reading(self.now(), self.monotonic(), self.boot_time())
+        return ClockReading(self.now(), self.monotonic(), self.boot_time())
 
-    def instant(self, reading: Reading, date: str = "") -> Instant:
+    def instant(self, reading: ClockReading, date: str = "") -> Instant:
         """The moment of a reading, with the ``Date`` header of IMDS's answer, for what is kept and compared."""
         return Instant(reading.wall, self.boot_id, reading.boot, read_time(date) if date else None)
 

@@ -90,13 +90,14 @@ class OutboxInMemory(Outbox):
 def answer(outbox: Outbox | None, line: bytes) -> bytes:
     """The agent's side: the reply to a request; ``None``: the outbox is in a file. Raises ``sqlite3.Error``."""
     asked = msgspec.msgpack.decode(line, type=_Request)
-    reply = _Reply(asked.number, here=outbox is not None)
-    if outbox is not None and asked.turn is not None:
+    if outbox is None:
+        reply = _Reply(asked.number, here=False)
+    elif asked.turn is not None:
         reply = _Reply(asked.number, here=True, deliveries=outbox.exchange(asked.turn))
-    elif outbox is not None and asked.release is not None:
+    elif asked.release is not None:
         left = outbox.release_leases(asked.release, asked.run_once, asked.held)
         reply = _Reply(asked.number, here=True, deliveries=left)
-    elif outbox is not None:
+    else:
         reply = _Reply(asked.number, here=True, sinks=outbox.sinks_with_work())
     return msgspec.msgpack.encode(reply)
 
