@@ -27,7 +27,9 @@ def notified(hook: HttpPeer) -> list[tuple[str, list[str]]]:
 
 
 def events(fleet: RunningFleet, *words: str) -> str:
-    return notbefore("events", "--fleet", "--url", f"http://127.0.0.1:{fleet.port}", *words).stdout
+    done = notbefore("events", "--fleet", "--url", f"http://127.0.0.1:{fleet.port}", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.timeout(300)  # the fold looks each 30 s for what is silent or missing
