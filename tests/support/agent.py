@@ -93,32 +93,24 @@ class RunningAgent:
         reading: bool = True,
         host: str = "127.0.0.1",
     ) -> None:
+        command = [*self.before(state), self.python, "-m", "notbefore", "run", *words, "--imds", imds]
+        self._start(command, state, host, NOTBEFORE_IMDS__INTERVAL=interval)
+        if reading:
+            self.read()
+
+    def _start(self, command: Sequence[str], state: Path, host: str = "127.0.0.1", **environment: str) -> None:
         self.port = free_port()
         self.state = state
         self.records: list[dict[str, Any]] = []
         self.log = ""
-        command = [
-            *self.before(state),
-            self.python,
-            "-m",
-            "notbefore",
-            "run",
-            *words,
-            "--imds",
-            imds,
-            "--state-dir",
-            str(state),
-        ]
         self.process = subprocess.Popen(
-            [*command, "--listen", f"{host}:{self.port}"],
+            [*command, "--state-dir", str(state), "--listen", f"{host}:{self.port}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "NOTBEFORE_IMDS__INTERVAL": interval},
+            env={**os.environ, **environment},
         )
         self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
         self._readers[1].start()
-        if reading:
-            self._readers[0].start()
 
     def read(self) -> None:
         """Read the records, where that was put off."""

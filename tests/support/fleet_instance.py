@@ -1,10 +1,7 @@
 """``notbefore fleet`` as a process, and its hub as VMs' agents fill it."""
 
 import asyncio
-import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubProducerClient
 
 from notbefore.core.record import Heartbeat, Record, partition_key
-from support.agent import RunningAgent, free_port
+from support.agent import RunningAgent
 from support.fleet_records import body
 from support.hub import Hub
 
@@ -61,17 +58,5 @@ class RunningFleet(RunningAgent):
     """``notbefore fleet CONFIG``."""
 
     def __init__(self, config: Path, state: Path) -> None:  # it does not watch an IMDS
-        self.port = free_port()
-        self.state = state
-        self.records: list[dict[str, Any]] = []
-        self.log = ""
-        command = [sys.executable, "-m", "notbefore", "fleet", str(config), "--state-dir", str(state)]
-        self.process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{self.port}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(os.environ),
-        )
-        self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
-        for reader in self._readers:
-            reader.start()
+        self._start([sys.executable, "-m", "notbefore", "fleet", str(config)], state)
+        self.read()
