@@ -271,6 +271,7 @@ class Partition:
         self.stories[key] = story
         story.add(report)
         self._locate(story)
+        story.place = self.silence.one_of(story.place)
         self.waves.note(story, now, notified)
         return "news"
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
-from notbefore.core.record import MAX_TAGS, TAG, tags_in
+from notbefore.core.record import MAX_TAGS, TAG, TAG_MARK, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
 CHANGE: Final = "notbefore.scheduled_event."
@@ -73,6 +73,11 @@ class _From(Struct, frozen=True, kw_only=True):
     tags: Annotated[Tags, Meta(max_length=MAX_TAGS)] = field(default=(), name=TAG)  # each is an attribute of its own
 
     @property
+    def in_utc(self) -> bool:
+        """Whether its times are in UTC, as an agent writes them."""
+        return self.time.tzinfo is UTC
+
+    @property
     def place(self) -> Place:
         """Where it is."""
         return Place(self.subscription, self.resource_group, self.region, self.scale_set, self.tags)
@@ -107,6 +112,12 @@ class Report(_From, frozen=True, kw_only=True):
     started_for: Seconds | None = field(default=None, name=_EVENT + "started_seconds")
     interruption: Seconds | None = field(default=None, name=_EVENT + "interruption_seconds")
     exercise: bool = field(default=False, name=_EVENT + "exercise")
+
+    @property
+    def in_utc(self) -> bool:
+        """Whether its times are in UTC, as an agent writes them."""
+        due = self.not_before
+        return self.time.tzinfo is UTC and self.first_seen.tzinfo is UTC and (due is None or due.tzinfo is UTC)
 
 
 class Beat(_From, frozen=True, kw_only=True):
@@ -150,7 +161,7 @@ def read(body: bytes, properties: Mapping[Any, Any] | None = None) -> Report | B
         if not kind:
             envelope = _envelopes.decode(body)
             kind, data = envelope.type, envelope.data
-        return _read_data(kind, data)
+        return _read_data(kind, data, body)
     except msgspec.ValidationError as error:
         return Poison("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
@@ -162,22 +173,22 @@ def _binary_type(properties: Mapping[Any, Any]) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _read_data(kind: str, data: bytes | msgspec.Raw) -> Report | Beat | Poison | None:
+def _read_data(kind: str, data: bytes | msgspec.Raw, body: bytes) -> Report | Beat | Poison | None:
     if kind.startswith(CHANGE) and kind.endswith(VERSION):
         if kind[len(CHANGE) : -len(VERSION)] in APPROVALS:
             return None
-        return _complete(_reports.decode(data), data)
+        return _complete(_reports.decode(data), data, body)
     if kind.startswith(HEARTBEAT[:-1]) and kind.endswith(VERSION):
-        return _complete(_beats.decode(data), data)
+        return _complete(_beats.decode(data), data, body)
     if kind.startswith("notbefore."):
         return Poison("newer", kind[:200])
     return Poison("foreign", kind[:200])
 
 
-def _complete(found: _Found, data: bytes | msgspec.Raw) -> _Found:
+def _complete(found: _Found, data: bytes | msgspec.Raw, body: bytes) -> _Found:
     """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
-    times = [found.time, found.first_seen, found.not_before] if isinstance(found, Report) else [found.time]
-    if any(time is not None and time.tzinfo is not UTC for time in times):
+    if not found.in_utc:
         raise msgspec.ValidationError("expected times in UTC")
-    tags = tags_in(bytes(data))
-    return msgspec.structs.replace(found, tags=tuple(sorted(tags.items()))) if tags else found
+    if TAG_MARK not in body:
+        return found
+    return msgspec.structs.replace(found, tags=tuple(sorted(tags_in(bytes(data)).items())))

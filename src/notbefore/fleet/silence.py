@@ -77,7 +77,7 @@ class Silence:
                 self._stories[story.place] = story
         self.heard = {one.name.casefold(): one for one in heard if one.missing == self._missing}
         for one in self.heard.values():
-            one.place = self._one_of(one.place)
+            one.place = self.one_of(one.place)
 
     def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
         """These are to be heard from, by their names in lower case, and are not: missing in ``patience`` seconds.
@@ -101,7 +101,7 @@ class Silence:
                 known.interval = found.interval
                 self._move(known, found)
         elif isinstance(found, Beat):
-            place = self._one_of(found.place)
+            place = self.one_of(found.place)
             self.heard[found.vm] = Heard(found.vm_name or found.vm, now, found.interval, place, found.zone)
 
     def _move(self, known: Heard, found: Beat) -> None:
@@ -109,9 +109,9 @@ class Silence:
         if found.place not in (known.place, NOWHERE):
             if known.silent:
                 self._changed.add(known.place)
-            known.place, known.zone = self._one_of(found.place), found.zone
+            known.place, known.zone = self.one_of(found.place), found.zone
 
-    def _one_of(self, place: Place) -> Place:
+    def one_of(self, place: Place) -> Place:
         """The same place, once in memory for all its VMs."""
         return self._places.setdefault(place, place)
 
