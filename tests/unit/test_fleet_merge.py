@@ -278,6 +278,18 @@ def test_an_event_that_comes_back_is_another_one_under_other_ids() -> None:
     assert len(log.made) == 4
 
 
+def test_an_event_that_comes_back_started_is_another_one_as_well() -> None:
+    log = Log()
+    for kind in ("announced", "started", "finished"):
+        log.add(A, kind)
+    log.add(A, "started", reason="came_back", id="again")
+    log.add(B, "started", resources=[A.name], reason="came_back", id="again")
+    assert log.kinds == ["announced", "started", "finished", "started"]
+    assert log.add(A, "finished", id="again-finished")[-1] == "finished"
+    assert len({one.change.id for one in log.made}) == 5
+    assert log.fold.figures.contradictions == 0
+
+
 def test_a_moved_not_before_is_notified_once() -> None:
     log = Log()
     later = at(7200)

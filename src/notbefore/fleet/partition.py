@@ -263,10 +263,10 @@ class Partition:
         story.heard_at = now
         notified = NEW
         if closed is not None:
-            came_back = STRENGTH[report.change] < STARTED
+            came_back = report.reason == "came_back"
             story.nth, story.ids = closed.nth + came_back, closed.ids
             notified = NEW if came_back else closed.standing
-            self.figures.contradictions += not came_back
+            self.figures.contradictions += closed.standing is CANCELED and not came_back
             del self.closed[key]
         self.stories[key] = story
         story.add(report)
