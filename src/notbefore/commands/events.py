@@ -71,9 +71,9 @@ def _row(event: dict[str, Any], left: float | None) -> tuple[str, ...]:
         event["not_before"] or "-",
         whole_seconds(left),
         span(event["expected_duration_seconds"]),
-        event["event_source"] or "-",
         ", ".join(event["resources"]),
         event["event_id"],
+        event["event_source"] or "-",
     )
 
 
@@ -87,7 +87,7 @@ def _style(event: dict[str, Any], left: float | None) -> str:
 
 OF_AGENT: Final = Board(
     path="/api/v1/events",
-    head=("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "SOURCE", "RESOURCES", "EVENT ID"),
+    head=("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "RESOURCES", "EVENT ID", "SOURCE"),
     listed=_by_urgency,
     title=_title,
     remarks=remarks,
