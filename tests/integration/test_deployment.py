@@ -300,7 +300,7 @@ def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(director
         order = ["run", str(config), "--imds", imds.endpoint, "--state-dir", str(tmp_path / "state")]
         agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            eventually(lambda: [asked(probe) for probe in probes] == [0, 0, 0])
+            eventually(lambda: [asked(probe) for probe in probes] == [0, 0, 0], 240)  # seconds: each is a process
             if directory == "tls":
                 (endpoint,) = overlay["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
                 name = endpoint["tlsConfig"]["serverName"]
