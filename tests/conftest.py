@@ -42,6 +42,7 @@ UNMEASURED = {
     "test_leader.py",
     "test_one_reboot.py",
     "test_package.py",
+    "test_secrets.py",
     "test_switching.py",
     "test_upgrade.py",
 }
