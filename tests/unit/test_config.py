@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from notbefore.config.load import dump, load
 from notbefore.config.model import Config, Server, default_state_dir, host_and_port
+from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
@@ -212,3 +213,19 @@ def test_a_family_that_is_left_out_of_the_scrape_is_one(tmp_path: Path) -> None:
         read(tmp_path, "exposition:\n  families: {exclude: [process_open_fds, notbefore_pols]}\n")
     config = read(tmp_path, "exposition: {families: {exclude: [process_open_fds, notbefore_polls_total]}}")
     assert config.exposition.families.exclude == ("process_open_fds", "notbefore_polls_total")
+
+
+def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        "peers: {url: 'https://{vm}/readyz', ca_file: ca.pem}\n"
+        "fleet: {hub: {connection_string_file: key}, checkpoints: {connection_string: {file: blob}, container: c},"
+        " inventory_file: vms.txt}\n",
+    )
+    assert config.peers is not None
+    assert config.peers.ca_file == str(tmp_path / "ca.pem")
+    assert config.fleet is not None
+    assert config.fleet.inventory_file == str(tmp_path / "vms.txt")
+    assert config.fleet.hub.connection_string == Secret(str(tmp_path / "key"), "file")
+    assert config.fleet.checkpoints is not None
+    assert config.fleet.checkpoints.connection_string == Secret(str(tmp_path / "blob"), "file")
