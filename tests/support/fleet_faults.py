@@ -166,6 +166,7 @@ class Account(NamedTuple):
     out_of_order: int
     twice: int  # under another delivery id: people were notified of the same step again
     repeated: int  # under the same delivery id
+    takeovers: int = 0  # partitions that an instance began to read, where they were counted
 
     @classmethod
     def of(cls, events: list[str], hook: HttpPeer, without: Callable[[str, str], bool] = lambda *_: False) -> "Account":
@@ -300,6 +301,10 @@ class Scene:
         """The sum of a metric over the instances."""
         return sum(one.metric(name) for one in self.instances)
 
+    def takeovers(self) -> int:
+        """How often an instance began to read a partition, by their logs."""
+        return sum(one.log.read_text(encoding="utf-8").count(": reading from sequence") for one in self.instances)
+
     def settle(self, without: Callable[[str, str], bool] = lambda *_: False) -> Account:
         """Have the writer end, wait for what is wanted, and count."""
         self.writer.__exit__(None, None, None)
@@ -351,7 +356,8 @@ def _kill(directory: Path, times: int, minutes: float, instances: int) -> tuple[
             victim.start()
             killed += 1
             at.progress()
-        return at.settle(), f"killed {killed} times"
+        account = at.settle()._replace(takeovers=at.takeovers())
+        return account, f"killed {killed} times, {account.takeovers} takeovers of a partition"
 
 
 def fights(directory: Path, partitions: int = 32) -> tuple[Account, str]:
