@@ -2,6 +2,7 @@
 
 import base64
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,9 +66,9 @@ class Hub:
         self._process.stdin.flush()
         assert self._process.stdout.readline() == f"{word}: done\n"
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
         if self._process is not None:
-            self._process.kill()
+            self._process.send_signal(number)
             self._process.wait(PATIENCE)
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe
@@ -78,7 +79,7 @@ class Hub:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self.kill(signal.SIGTERM)  # so that its coverage is written down
 
     def connection_string(self, hub: str = "changes", key: str = KEY, name: str = "root") -> str:
         return (
