@@ -323,6 +323,7 @@ def faults(options: argparse.Namespace) -> None:
         "kills": lambda path: fleet_faults.kills(path, options.kills, options.minutes),
         "fights": fleet_faults.fights,
         "store": lambda path: fleet_faults.store_away(path, options.seconds, kill_every=25.0),
+        "disk": lambda path: fleet_faults.disk_full(path, options.seconds),
         "container": fleet_faults.container_deleted,
         "hub": lambda path: fleet_faults.hub_away(path, options.seconds),
         "tail": fleet_faults.tail_lost,
@@ -352,7 +353,7 @@ def main() -> None:
     found.set_defaults(run=way)
     found = commands.add_parser("faults", help=faults.__doc__)
     found.add_argument(
-        "only", nargs="*", help="alone, kills, fights, store, container, hub, tail, poison, clocks, resized"
+        "only", nargs="*", help="alone, kills, fights, store, disk, container, hub, tail, poison, clocks, resized"
     )
     found.add_argument("--kills", type=int, default=200)
     found.add_argument("--minutes", type=float, default=60.0, help="after which no more are killed")

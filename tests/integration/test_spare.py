@@ -161,6 +161,23 @@ def test_a_change_is_delivered_while_the_state_file_cannot_be_written(agent: Age
     assert list(agent.store.spare_path.parent.parent.iterdir()) == []
 
 
+def test_a_spare_file_that_could_not_be_written_once_is_taken_over_as_well(agent: Agent) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        with locked(agent.store.spare_path):
+            agent.sees("a", "b")
+        assert agent.store.in_memory
+    agent.store.retry()
+    assert agent.store.degraded is None
+    assert not agent.store.spare_path.exists()
+    assert sorted(one.event_key for one in rows(agent.path)) == ["a", "b"]
+    assert agent.history() == 2
+    receiver = Receiver(agent)
+    receiver.works()
+    assert sorted(receiver.accepted) == ["a", "b"]
+    receiver.outbox.close()
+
+
 def test_the_ids_are_those_that_the_deliveries_have_always(agent: Agent, tmp_path: Path) -> None:
     other = Agent(tmp_path / "other")
     other.sees("a")

@@ -208,18 +208,28 @@ def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
 class Instance:
     """``notbefore fleet``, as a process."""
 
-    def __init__(self, config: Path, state: Path) -> None:
-        self._config, self.state = config, state
+    def __init__(self, config: Path, state: Path, disk: int = 0) -> None:
+        """``disk``: MiB of a disk of its own for the state, which nobody else sees."""
+        self._config, self.state, self._size = config, state, disk
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
         words = ["fleet", str(self._config), "--state-dir", str(self.state), "--listen", f"127.0.0.1:{self.port}"]
+        command = [sys.executable, "-m", "notbefore", *words]
+        if self._size:
+            self.state.mkdir(exist_ok=True)
+            mount = f'mount -t tmpfs -o size={self._size}m,mode=0700 tmpfs "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", mount, str(self.state), *command]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL, stderr=log, env=dict(os.environ)
-            )
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=dict(os.environ))
         return self
+
+    @property
+    def disk(self) -> Path:
+        """Its state directory, as it sees it."""
+        assert self._process
+        return Path(f"/proc/{self._process.pid}/root{self.state}")
 
     @property
     def log(self) -> Path:
@@ -283,8 +293,8 @@ class Scene:
         path.write_text(yaml.safe_dump({"fleet": fleet, "sinks": sinks}), encoding="utf-8")
         return path
 
-    def add(self) -> Instance:
-        made = Instance(self.config, self._directory / f"instance{len(self.instances)}").start()
+    def add(self, disk: int = 0) -> Instance:
+        made = Instance(self.config, self._directory / f"instance{len(self.instances)}", disk).start()
         self.instances.append(made)
         self._stack.callback(_end, made)
         return made
@@ -433,6 +443,25 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
         eventually(lambda: at.metric("notbefore_fleet_partitions") == 8, patience=120)
         at.progress(12)
         return at.settle(), "deleted, and an instance killed after it"
+
+
+def disk_full(directory: Path, seconds: float) -> tuple[Account, str]:
+    """The disk of the only instance is full for a while, on which its checkpoints are as well."""
+    with scene(directory, store=False) as at:
+        one = at.add(disk=8)
+        at.progress(6)
+        fill, began = one.disk / "fill", at.notified()
+        with suppress(OSError), fill.open("wb") as file:
+            while True:
+                file.write(b"x" * 65536)
+                file.flush()
+        at.progress(40, patience=90)  # six steps come each second: nothing waits for the disk
+        time.sleep(seconds)
+        said = f"full for {seconds:.0f} s and more, in which {at.notified() - began} were notified"
+        fill.unlink()
+        eventually(lambda: one.metric("notbefore_store_degraded") == 0, patience=60)
+        at.progress(6)
+        return at.settle(), said
 
 
 def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:

@@ -304,8 +304,12 @@ class Consumer:
 
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        log.warning("%s: %s: %s", where, type(error).__name__, text)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        if where == "hub" and isinstance(error, TimeoutError):
+            text = (
+                f"no answer in {self._config.hub.timeout}: see its address, port 5671 (`websockets`: 443), the identity"
+            )
+        log.warning("%s: %s", where, text)
 
 
 async def _with_store(doing: Coroutine[Any, Any, Held | None]) -> Held | None:

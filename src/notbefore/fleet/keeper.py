@@ -62,8 +62,8 @@ class Outbox(Protocol):
         """Go on with events that another instance, or an earlier life, has notified of."""
         ...
 
-    def pending(self) -> set[str] | None:
-        """The ids of the deliveries that are to be sent yet; ``None``: as at the last call, or it cannot be read."""
+    def settled(self, waiting: Collection[str]) -> set[str]:
+        """Which of these were accepted, refused or have expired, as far as that is news."""
         ...
 
     def confirm(self, ids: Collection[str]) -> None:
@@ -75,7 +75,7 @@ class Outbox(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what ``pending`` has opened."""
+        """Let go of what ``settled`` has opened."""
         ...
 
     def set_aside(self, partition: str, item: Item, poison: Poison) -> None:
@@ -311,10 +311,10 @@ class Keeper:
 
     def _settle(self) -> None:
         """Note what was accepted, refused for good, or has expired: whoever takes over is not to send it again."""
-        waiting = [held for held in self.partitions.values() if held.unsettled]
-        pending = self._outbox.pending() if waiting else None
-        for held in waiting if pending is not None else ():
-            settled = [one for one in held.unsettled if one not in (pending or ())]
+        every = {one for held in self.partitions.values() for one in held.unsettled}
+        found = self._outbox.settled(every) if every else set()
+        for held in self.partitions.values() if found else ():
+            settled = [one for one in held.unsettled if one in found]
             for one in settled:
                 del held.unsettled[one]
             held.accepted |= dict.fromkeys(mark_of(one) for one in settled)

@@ -4,6 +4,7 @@ import base64
 import logging
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -94,11 +95,20 @@ class FleetOutbox:
         if threads:
             self._store.put_threads(threads)
 
-    def pending(self) -> set[str] | None:
-        """The ids of the deliveries that wait: all others were accepted, refused or have expired.
+    def settled(self, waiting: Collection[str]) -> set[str]:
+        """Which of these were accepted, refused or have expired, as far as that can be read and was not read before.
 
-        ``None`` where nothing has changed since the last call, or the outbox cannot be read now.
+        While the state file cannot be written, what is used instead may lack some: then it is those that were accepted.
         """
+        if self._store.degraded is not None:
+            with suppress(sqlite3.Error):
+                return self._store.unconfirmed() & set(waiting)
+            return set()
+        pending = self._pending()
+        return set(waiting) - pending if pending is not None else set()
+
+    def _pending(self) -> set[str] | None:
+        """The ids of the deliveries that wait; ``None``: as at the last call, or it cannot be read."""
         try:
             db = self._connection()
             if db is None:
@@ -134,7 +144,7 @@ class FleetOutbox:
         self._store.leave_deliveries(ids)
 
     def close(self) -> None:
-        """Let go of the file that ``pending`` reads; the next call opens it again."""
+        """Let go of the file that ``settled`` reads; the next call opens it again."""
         if self._reading is not None:
             self._reading[0].close()
         self._reading = self._version = None

@@ -181,6 +181,12 @@ class Store:
         """The outbox is in no file: the courier is to ask for it (``serve``)."""
         return self._spare is not None and self._spare.path == MEMORY
 
+    def unconfirmed(self) -> set[str]:
+        """The deliveries that were accepted and wait for ``confirm``, in what is used instead of the state file."""
+        with self._turn:
+            rows = self._spare.db.execute("SELECT delivery_id FROM unconfirmed") if self._spare is not None else ()
+            return {one for (one,) in rows}
+
     def serve(self, request: bytes) -> bytes:
         """Answer a courier that asks for the outbox in this process; raises ``sqlite3.Error``."""
         with self._turn:
@@ -403,14 +409,11 @@ class Store:
             moment = self._moment()
             try:
                 if self._spare is not None:
-                    spare.merge(
-                        self._spare,
-                        self._main,
-                        lambda db: self._main.write_within(db, state, changes, moment),
-                        self.disk.do,
-                    )
-                    self._spare = None
-                    self._main.written(state)
+                    self._merge(self._spare, state, changes, moment)
+                    if self.spare_path.exists():  # from before the memory was used: the courier is not to go back to it
+                        self._reopen_spare()
+                        if self._spare is not None:
+                            self._merge(self._spare, state, (), moment)
                 else:
                     self.disk.do(lambda: self._main.write(state, changes, moment))
             except DiskHangsError:
@@ -424,6 +427,11 @@ class Store:
         self._mark_written(changes, revision)
         self.degraded, self._spare_failed = None, False
         log.info("the state is written again: %s", self.path)
+
+    def _merge(self, file: StateFile, state: StoredState, changes: Sequence[StoredChange], moment: Moment) -> None:
+        spare.merge(file, self._main, lambda db: self._main.write_within(db, state, changes, moment), self.disk.do)
+        self._spare = None
+        self._main.written(state)
 
     def _reopen_main(self) -> None:
         if self._doubtful:
