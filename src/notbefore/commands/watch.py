@@ -5,6 +5,7 @@ Countdowns go on while nobody answers.
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -58,8 +59,8 @@ def watch(board: Board, agent: AgentClient, out: TextIO) -> int:
     if not out.isatty():
         return _follow(picture, out)
     colours = in_colour(os.environ)
-    with _screen(out), suppress(KeyboardInterrupt):
-        while True:
+    with _screen(out), _until_ctrl_c() as pressed:
+        while not pressed:
             lines = picture.lines(shutil.get_terminal_size(), time.time(), colours=colours)
             out.write(TOP + "".join(f"{line}{END_OF_LINE}\n" for line in lines) + BELOW)
             out.flush()
@@ -115,8 +116,8 @@ class Picture:
 def _follow(picture: Picture, out: TextIO) -> int:
     shown: object = None
     board = picture.board
-    with suppress(KeyboardInterrupt):
-        while True:
+    with _until_ctrl_c() as pressed:
+        while not pressed:
             said = board.remarks(picture.answer, datetime.now(UTC))
             listed = [board.row(event, None) for event in board.listed(picture.answer)]  # without the countdowns
             if (said, listed) != shown:
@@ -127,6 +128,23 @@ def _follow(picture: Picture, out: TextIO) -> int:
             time.sleep(EVERY)
             picture.ask()
     return 0
+
+
+@contextmanager
+def _until_ctrl_c() -> Iterator[list[int]]:
+    """Yield a list that has an item once Ctrl-C was pressed: its exception can be lost within a generator's end."""
+    pressed: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
