@@ -44,8 +44,11 @@ def copy_table(
 
 
 def _in_pieces(rows: sqlite3.Cursor, disk: DiskThread) -> Iterator[Any]:
-    while piece := disk.do(lambda: rows.fetchmany(PIECE)):
-        yield from piece
+    try:
+        while piece := disk.do(lambda: rows.fetchmany(PIECE)):
+            yield from piece
+    finally:
+        disk.post(rows.close)
 
 
 def copy_readable(source: sqlite3.Connection, target: sqlite3.Connection) -> int:

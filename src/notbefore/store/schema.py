@@ -59,9 +59,13 @@ def connect_for_reading(path: Path) -> sqlite3.Connection:
 
 def _open(uri: str, busy_seconds: float) -> tuple[sqlite3.Connection, int]:
     db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=False)
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA cache_size = -256")
-    return db, _version(db)
+    try:
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -256")
+        return db, _version(db)
+    except BaseException:
+        db.close()
+        raise
 
 
 def _other_schema(path: Path, version: int) -> str:
