@@ -329,6 +329,8 @@ class Scene:
 
 def _end(instance: Instance) -> None:
     with suppress(Exception):
+        instance.stop()  # in order, so that coverage knows what it ran
+    with suppress(Exception):
         instance.kill()
 
 
@@ -575,7 +577,7 @@ def resized(
         began = time.monotonic()
         while time.monotonic() - began < quiet:
             at.progress(12)
-        account = at.settle()
+        account = at.settle()._replace(takeovers=at.takeovers())
         # nothing is left where it came from, to be notified as over an hour later
         eventually(lambda: at.metric("notbefore_fleet_events_pending") == 0, patience=60)
         silent = at.metric("notbefore_fleet_vms_fell_silent_total")
