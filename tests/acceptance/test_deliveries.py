@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from email.utils import format_datetime
@@ -517,6 +517,16 @@ def running(pid: int) -> bool:
         return False
 
 
+def guarded(group: int) -> bool:
+    """Is the process there that ends a command's group with its courier? It is started right after the command."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            if int(fields[2]) == group and b"read -r" in (process / "cmdline").read_bytes():
+                return True
+    return False
+
+
 @pytest.mark.parametrize("rerun", [False, True])
 def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wanted(
     imds: Simulator, place: Place, tmp_path: Path, *, rerun: bool
@@ -527,6 +537,7 @@ def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wante
         imds.set_document(body(announced()))
         (child,) = eventually(lambda: pids(tmp_path / "children"))
         (command,) = pids(tmp_path / "runs")
+        eventually(lambda: guarded(command))
         os.kill(agent.courier(), signal.SIGKILL)
         eventually(lambda: not running(child) and not running(command))
         if rerun:
