@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from email.utils import format_datetime
@@ -517,16 +519,6 @@ def running(pid: int) -> bool:
         return False
 
 
-def guarded(group: int) -> bool:
-    """Is the process there that ends a command's group with its courier? It is started right after the command."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(fields[2]) == group and b"read -r" in (process / "cmdline").read_bytes():
-                return True
-    return False
-
-
 @pytest.mark.parametrize("rerun", [False, True])
 def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wanted(
     imds: Simulator, place: Place, tmp_path: Path, *, rerun: bool
@@ -537,7 +529,6 @@ def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wante
         imds.set_document(body(announced()))
         (child,) = eventually(lambda: pids(tmp_path / "children"))
         (command,) = pids(tmp_path / "runs")
-        eventually(lambda: guarded(command))
         os.kill(agent.courier(), signal.SIGKILL)
         eventually(lambda: not running(child) and not running(command))
         if rerun:
@@ -548,6 +539,22 @@ def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wante
         assert count(agent, "dead", "drain") == 1
         assert len(pids(tmp_path / "runs")) == 1
     assert "interrupted" in agent.log
+
+
+def test_a_command_ends_also_with_a_courier_that_is_killed_in_the_moment_of_its_start() -> None:
+    program = """
+import os, signal
+from notbefore.delivery import process
+class Killed(process._Group):
+    def start(self, command, **settings):
+        print(super().start(command, **settings).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+process._Group = Killed
+process.run(["/bin/sh", "-c", "sleep 600"], b"", {}, 300)
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    eventually(lambda: not running(int(done.stdout)))
 
 
 def test_a_command_is_not_ended_by_a_reload(imds: Simulator, hook: HttpPeer, place: Place, tmp_path: Path) -> None:

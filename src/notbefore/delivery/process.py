@@ -11,8 +11,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from notbefore.errors import SendError
@@ -25,10 +25,9 @@ TAIL: Final = 4 * MAX_OUTPUT  # bytes of its output that are kept
 DRAIN_SECONDS: Final = 1.0  # for the last of its output, once it has ended
 INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
 _PREFIX: Final = "azure.scheduled_event."
-_GROUPS: Final[dict[str, Any]] = {"process_group": 0} if os.name == "posix" else {}
-# a process in the command's group that waits for the end of a pipe, whose other end is held by who runs the command: it
-# ends however that one dies. (PR_SET_PDEATHSIG would end the command alone, and not what it has started.)
-_GUARD: Final = ("/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$1"', "sh")
+# the leader of the command's group waits for the end of a pipe, whose other end is held by who runs the command: the
+# group ends however that one dies. (PR_SET_PDEATHSIG would end the command alone, and not what it has started.)
+_GUARD: Final = ("/bin/sh", "-c", "read -r _; kill -s KILL 0")
 
 
 def run(
@@ -43,24 +42,21 @@ def run(
     Raises ``SendError`` where it cannot be started, is not done after ``timeout`` seconds, or ``stopped`` says so.
     """
     deadline = time.monotonic() + timeout
-    with _Output() as output:
+    with _Output() as output, _Group() as group:
         try:
-            process = subprocess.Popen(  # noqa: S603 - it is the user's own command, and no shell reads it
-                command, stdin=subprocess.PIPE, stdout=output.end, stderr=output.end, env=environment, **_GROUPS
-            )
+            process = group.start(command, stdin=subprocess.PIPE, stdout=output.end, stderr=output.end, env=environment)
         except OSError as error:
             raise SendError(f"{command[0]}: {error.strerror}", permanent=error.errno in NOT_RUNNABLE) from None
         output.close_end()
-        with _guarded(process):
-            text: bytes | None = line + b"\n"
-            while True:
-                try:
-                    process.communicate(text, min(POLL, max(0.0, deadline - time.monotonic())))
-                    break
-                except subprocess.TimeoutExpired:
-                    text = None  # the rest of it is still being written
-                    if stopped() or time.monotonic() >= deadline:
-                        raise SendError(f"not done after {timeout:g} s: ended") from None
+        text: bytes | None = line + b"\n"
+        while True:
+            try:
+                process.communicate(text, min(POLL, max(0.0, deadline - time.monotonic())))
+                break
+            except subprocess.TimeoutExpired:
+                text = None  # the rest of it is still being written
+                if stopped() or time.monotonic() >= deadline:
+                    raise SendError(f"not done after {timeout:g} s: ended") from None
         return process.returncode, output.tail()
 
 
@@ -70,39 +66,50 @@ def ending(code: int, output: str) -> str:
     return f"{what}: {output}" if output else what
 
 
-@contextmanager
-def _guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """End the group when this block fails, when the command does, and when this process dies meanwhile."""
-    guard: subprocess.Popen[bytes] | None = None
-    if os.name == "posix":
-        with suppress(OSError):  # no shell, or the command is gone already
-            guard = subprocess.Popen(  # noqa: S603 - constant
-                [*_GUARD, str(process.pid)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={},
-                process_group=process.pid,
-            )
-    try:
-        yield
-    finally:
-        if guard is not None:
-            guard.kill()
-        if process.returncode != 0:
-            _end(process)
-        if guard is not None:
-            guard.communicate()
+class _Group:
+    """A command and what it starts: all of it ends when this block fails, when the command does, or this process."""
 
+    def __init__(self) -> None:
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """It, where it has not ended, and whatever it started."""
-    with suppress(ProcessLookupError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()  # what it started keeps running there
-    process.wait()
+    def __enter__(self) -> Self:
+        if os.name == "posix":
+            with suppress(OSError):  # no shell: the group ends with the command alone
+                self._guard = subprocess.Popen(  # noqa: S603 - constant
+                    _GUARD,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={},
+                    process_group=0,
+                )
+                self._number = self._guard.pid
+        return self
+
+    def start(self, command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
+        """Start the command in the group; raises ``OSError``."""
+        if os.name == "posix":
+            settings["process_group"] = self._number
+        self._process = subprocess.Popen(command, **settings)  # noqa: S603 - it is the user's own command, and no shell reads it
+        self._number = self._number or self._process.pid
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.returncode != 0:
+            self._end(self._process)
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        with suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._number, signal.SIGKILL)
+            else:
+                process.kill()  # what it started keeps running there
+        process.wait()
 
 
 class _Output:
