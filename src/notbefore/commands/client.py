@@ -4,9 +4,7 @@ import argparse
 import base64
 import http.client
 import os
-import socket
 import ssl
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -147,14 +145,3 @@ def local_agent(server: Server, **given: str | None) -> AgentClient:
     host = f"[{host}]" if ":" in host else host
     own = tls.cert_file if tls is not None and given.get("ca_file") is None else None
     return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", own_cert_file=own, **given)
-
-
-def free_port() -> int:
-    """Return the usual port where it is free, else another."""
-    for port in (USUAL_PORT, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            free: int = probe.getsockname()[1]
-            return free
-    raise NotBeforeError("no free port on 127.0.0.1")

@@ -14,10 +14,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import IO, Final
 
-from notbefore.commands.client import AgentClient, free_port
+from notbefore.commands.client import AgentClient
+from notbefore.commands.demo_agent import start_agent
 from notbefore.commands.history import ask_changes, show_history
 from notbefore.core.record import Record
 from notbefore.errors import NotBeforeError
@@ -52,11 +54,12 @@ def run(options: argparse.Namespace) -> int:
         from notbefore.commands.demo_fleet import run_demo  # noqa: PLC0415 - only where it is asked for
 
         return run_demo(keep=options.keep)
-    with tempfile.TemporaryDirectory(prefix="notbefore-demo-") as state, Simulator(VMS) as simulator:
-        listen = f"127.0.0.1:{free_port()}"
-        agent = _start_agent(simulator.endpoint, state, listen)
+    with ExitStack() as stack:
+        state = stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))
+        simulator = stack.enter_context(Simulator(VMS))
         try:
-            show = _Show(agent, f"http://{listen}")
+            start = partial(_start_agent, stack, simulator.endpoint, state)
+            show = _Show(*start_agent(stack, start, START_PATIENCE))
             show.introduce(simulator.endpoint)
             show.play(simulator)
             complete = show.conclude()
@@ -64,16 +67,16 @@ def run(options: argparse.Namespace) -> int:
                 show.stay(simulator)
         except KeyboardInterrupt:
             return 0
-        finally:
-            _stop_agent(agent)
     return 0 if complete else 1
 
 
-def _start_agent(imds: str, state: str, listen: str) -> subprocess.Popen[bytes]:
+def _start_agent(stack: ExitStack, imds: str, state: str, listen: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "notbefore", "run", "--imds", imds, "--state-dir", state, "--listen", listen]
     # five polls a second: the scenarios run up to ninety times as fast as in reality
     environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)  # noqa: S603 - our own command
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)  # noqa: S603 - our own command
+    stack.callback(_stop_agent, agent)
+    return agent
 
 
 def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
@@ -90,10 +93,10 @@ def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
 class _Show:
     """Prints what happens, as it happens."""
 
-    def __init__(self, agent: subprocess.Popen[bytes], url: str) -> None:
+    def __init__(self, agent: subprocess.Popen[bytes], client: AgentClient) -> None:
         self._agent = agent
-        self._url = url
-        self._client = AgentClient(url)
+        self._url = client.url
+        self._client = client
         self._records: queue.Queue[Record] = queue.Queue()
         self._begun = time.monotonic()
         self._frozen = False
@@ -106,17 +109,7 @@ class _Show:
             self._records.put(Record.read(line))
 
     def introduce(self, imds: str) -> None:
-        """Wait for the agent, and say where to look."""
-        deadline = time.monotonic() + START_PATIENCE
-        while True:
-            try:
-                self._client.ask("/readyz")
-                break
-            except NotBeforeError:
-                if time.monotonic() > deadline or self._agent.poll() is not None:
-                    raise NotBeforeError("the agent did not start: see its log above") from None
-                time.sleep(0.05)
-        self._begun = time.monotonic()
+        """Say where to look."""
         _say(f"notbefore watches a simulated IMDS at {imds}; this VM is {VMS[0]}, its neighbour {VMS[1]}.")
         _say(f"Look around meanwhile: {self._url}/ in a browser, or `notbefore events --url {self._url}`")
         _say("Events run up to 90 times as fast as in reality. Below each change: the agent's metric at that time.\n")

@@ -8,7 +8,6 @@ Blob Storage.
 import http.client
 import http.server
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, Final
 
-from notbefore.commands.client import AgentClient, free_port
+from notbefore.commands.client import AgentClient
+from notbefore.commands.demo_agent import start_agent
 from notbefore.commands.fleet import LIBRARY
 from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.commands.fleet_report import show as show_report
@@ -139,24 +139,20 @@ class _Show:
         while self._instance.poll() is None:
             self._drain(1.0)
 
-    def _start_instance(self) -> tuple[subprocess.Popen[bytes], AgentClient]:
-        listen = f"127.0.0.1:{free_port()}"
-        words = ["fleet", str(self._config), "--state-dir", str(self._directory / "state"), "--listen", listen]
-        process = _start(self._stack, *words, stdout=subprocess.DEVNULL)
-        client = AgentClient(f"http://{listen}")
-        self._wait(lambda: client.ask("/readyz"), "the instance did not start: see its log above", process)
-        return process, client
+    def _start_instance(self) -> tuple[subprocess.Popen[Any], AgentClient]:
+        words = ["fleet", str(self._config), "--state-dir", str(self._directory / "state"), "--listen"]
+        return start_agent(self._stack, lambda listen: _start(self._stack, *words, listen), PATIENCE)
 
     def _ask(self) -> dict[str, Any]:
         return self._client.ask(OF_FLEET.path)
 
-    def _wait(self, look: Callable[[], object], otherwise: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    def _wait(self, look: Callable[[], object], otherwise: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while True:
             with suppress(NotBeforeError):
                 if look():
                     return
-            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            if time.monotonic() > deadline or self._instance.poll() is not None:
                 raise NotBeforeError(otherwise)
             time.sleep(0.1)
 
@@ -279,8 +275,8 @@ def _start_hub(stack: ExitStack) -> str:
     )
 
 
-def _start(stack: ExitStack, *words: str, stdout: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=stdout, env=dict(os.environ))  # noqa: S603 - our own command
+def _start(stack: ExitStack, *words: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - our own command
     stack.callback(_end, process)
     return process
 
