@@ -6,7 +6,7 @@ the strongest claim stands (``STRENGTH``). What people are notified of is a step
 each step is made once.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Final
 
@@ -93,6 +93,7 @@ VANISHING: Final = frozenset({"Preempt", "Terminate"})
 """Types after which the VM is gone: it never says that the event is over, so the word of any other VM is enough."""
 
 MAX_VMS: Final = 5_000  # VMs that are remembered of one event: several placement groups
+TOGETHER: Final = timedelta(minutes=10)  # the time in which all VMs see an event come back, whatever their clocks
 
 
 class Measures(Struct):
@@ -122,6 +123,9 @@ class Story(Struct):
     not_before: datetime | None = None  # the last one known
     ids: set[str] = set()  # of the changes that began it: what comes back has another
     nth: int = 0  # how often an event of this id was over before
+    began: datetime | None = None  # of an event that came back: when it was listed again
+    back: dict[str, datetime] = {}  # VM -> when the event was listed there again
+    in_doubt: set[str] = set()  # VMs that saw this event go and come back, while others may still list it
     contradicted: bool = False
     given_up: bool = False  # the limit has passed: over as far as is known
     heard_at: float = 0.0  # when the hub took in what was said of it last, in Unix seconds
@@ -162,7 +166,7 @@ class Story(Struct):
             known = 0
             self.undecided += 1
         if known & bit:
-            return kind == "updated" and self._take_content(report, vm)
+            return (kind == "updated" or report.reason == "came_back") and self._take_content(report, vm)
         if bit & _ENDING and not known & _ENDING:
             self.undecided -= 1
         self.reported[vm] = known | bit
@@ -172,6 +176,39 @@ class Story(Struct):
         changed = self._take_content(report, vm)
         before, self.standing = self.standing, self._stands()
         return changed or before is not self.standing
+
+    def is_of_before(self, report: Report) -> bool:
+        """Whether a report is of an earlier event of this id: it comes late, or again."""
+        began = self.back.get(report.vm, self.began)
+        return began is not None and report.time < began
+
+    def comes_back(self, report: Report) -> bool:
+        """Whether a report shows that this event is over, and that its id is another event's now.
+
+        One VM that lost sight of an event for a moment is no proof: more than half of those that reported it have to
+        see it come back. Of a VM that the event interrupts no word is expected.
+        """
+        vm = report.vm
+        if report.reason != "came_back" or self.is_of_before(report) or self.back.get(vm) == report.time:
+            return False
+        ended = self.reported.get(vm, 0) & _ENDING
+        self.back[vm] = report.time
+        if not ended:  # so it begins there
+            return False
+        self.in_doubt.add(vm)
+        if self.standing in OVER:
+            return True
+        self.reported[vm] &= ~_ENDING
+        self.undecided += 1
+        agree = {one for one in self.in_doubt if abs(report.time - self.back[one]) <= TOGETHER}
+        asked = self.reported.keys() - (_names(self.event) if self.claim >= STARTED else ())
+        return 2 * len(agree) > len(asked | agree)
+
+    def begin_again(self, former: dict[str, datetime], report: Report) -> None:
+        """It is not the first event of its id. ``former``: ``back`` of the one before."""
+        recent = {vm: at for vm, at in former.items() if abs(report.time - at) <= TOGETHER}
+        self.back = recent | {report.vm: report.time}
+        self.began = min(self.back.values())
 
     def locate(self, place: Place, zone: str, *, affected: bool) -> None:
         """Keep what this VM has in common with those before it; affected VMs count before others."""

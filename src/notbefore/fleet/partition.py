@@ -6,13 +6,14 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, SinkThread
-from notbefore.fleet.merge import CANCELED, ENDED, NEW, STARTED, STRENGTH, VANISHING, Standing, Story, from_unix
+from notbefore.fleet.merge import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, VANISHING, Standing, Story, from_unix
 from notbefore.fleet.reading import Beat, Place, Poison, Report, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
@@ -45,6 +46,7 @@ class Closed(Struct):
     at: float  # Unix seconds of the hub's clock
     nth: int
     ids: set[str]
+    back: dict[str, datetime] = {}  # as the story had it
 
 
 class Snapshot(Struct):
@@ -212,6 +214,9 @@ class Partition:
             yield from self.advance(item.enqueued)
         self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
         found = read(item.body, item.properties)
+        if isinstance(found, Report):
+            found = _in_time(found, item.enqueued)
+            yield from self._end_if_back(found, item.enqueued)
         self.figures.records[self._take(found, item)] += 1
 
     def advance(self, now: float) -> Iterator[Notification]:
@@ -221,7 +226,8 @@ class Partition:
         for wave, made in self.waves.flush(now):
             if wave.key not in self.waves.open:  # it is over
                 for key, story in wave.stories.items():
-                    self._close(key, story, now)
+                    if self.stories.get(key) is story:  # else it came back, in another wave
+                        self._close(key, story, now)
             if made is not None:
                 yield made
         yield from self.silence.flush(now)
@@ -230,7 +236,7 @@ class Partition:
     def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
         if isinstance(found, Report):
             self.silence.hear(found, item.enqueued)
-            return self._report(_in_time(found, item.enqueued), item.enqueued)
+            return self._report(found, item.enqueued)
         if isinstance(found, Beat):
             self.silence.hear(found, item.enqueued)
             for event_id in found.listed:  # so it is not over
@@ -243,9 +249,26 @@ class Partition:
         self._on_poison(self.name, item, found)
         return "poison"
 
+    def _end_if_back(self, report: Report, now: float) -> Iterator[Notification]:
+        """End an open event whose id is another event's now; its wave may go on."""
+        key = report.event_id.casefold()
+        story = self.stories.get(key)
+        if story is None or not story.comes_back(report):
+            return
+        story.ids.discard(report.change_id)  # those that came back earlier have added it
+        if story.standing not in OVER:
+            story.give_up()
+            self.figures.given_up += 1
+        self.waves.note(story, now)
+        yield from self.advance(now)
+        if key in self.stories:
+            self._close(key, story, now)
+
     def _report(self, report: Report, now: float) -> str:
         key = report.event_id.casefold()
         story = self.stories.get(key)
+        if story is not None and story.is_of_before(report):
+            return "late"
         if story is not None:
             story.heard_at = now
             contradicted = story.contradicted
@@ -265,6 +288,8 @@ class Partition:
         if closed is not None:
             came_back = report.reason == "came_back"
             story.nth, story.ids = closed.nth + came_back, closed.ids
+            if came_back:
+                story.begin_again(closed.back, report)
             notified = NEW if came_back else closed.standing
             self.figures.contradictions += closed.standing is CANCELED and not came_back
             del self.closed[key]
@@ -320,7 +345,7 @@ class Partition:
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
-        self.closed[key] = Closed(story.standing, now, story.nth, story.ids)
+        self.closed[key] = Closed(story.standing, now, story.nth, story.ids, story.back)
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
