@@ -13,12 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.sinks import KINDS, Alertmanager, Email, Links, Messages, SinkSettings
-from notbefore.core.change import Change, LifecycleKind
+from notbefore.core.change import SILENT, Change, LifecycleKind
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
 from notbefore.core.document import Document, parse
 from notbefore.core.lifecycle import Observation, Tracked, diff
-from notbefore.core.record import SILENT, Heartbeat, Record, Vm
+from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Route
 from notbefore.delivery.message import Message, Usual
 from notbefore.delivery.render import Renderer

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from notbefore.core.record import json_line, rfc3339
+from notbefore.core.record import json_line
+from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped
 
 _SEVERITIES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from notbefore.core.record import MISSING
+from notbefore.core.change import MISSING
 from notbefore.fleet.inventory import read_inventory
 from notbefore.fleet.partition import read_snapshot, read_vms
 from notbefore.fleet.reading import Place

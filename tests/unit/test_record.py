@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import Change, Gap
+from notbefore.core.envelope import cloud_event
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import (
     MAX_TAG,
@@ -18,13 +19,12 @@ from notbefore.core.record import (
     Heartbeat,
     Record,
     Vm,
-    cloud_event,
     identity,
     is_of_resource,
     json_line,
-    sentence,
     tags_in,
 )
+from notbefore.core.sentence import sentence
 from support.azure import ID, ME, PEER, STARTED, document, item, now
 
 VM = Vm(

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from notbefore.core.envelope import DATA_SCHEMA, cloud_event
 from notbefore.core.lifecycle import Tracked, diff
-from notbefore.core.record import DATA_SCHEMA, Heartbeat, Record, Vm, cloud_event
+from notbefore.core.record import Heartbeat, Record, Vm
 from support.azure import ME, PEER, T0, document, item, now
 from support.messages import VM
 

@@ -17,7 +17,8 @@ from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
 from notbefore.core.change import APPROVALS, ENDINGS
 from notbefore.core.duration import Duration, span
-from notbefore.core.record import Record, rfc3339
+from notbefore.core.record import Record
+from notbefore.core.sentence import rfc3339
 from notbefore.errors import ConfigError, StoreError
 from notbefore.store.history import read_history
 from notbefore.store.spare import file_in_use

@@ -16,7 +16,8 @@ from notbefore.commands.tables import print_json, table
 from notbefore.config.model import Config
 from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
-from notbefore.core.record import json_line, rfc3339
+from notbefore.core.record import json_line
+from notbefore.core.sentence import rfc3339
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.lock import no_courier
 from notbefore.store.outbox import Outbox

@@ -22,9 +22,8 @@ from notbefore.config.otel_variables import Variables
 from notbefore.config.sinks import Webhook, otlp_headers
 from notbefore.config.yaml_file import located, read
 from notbefore.core.approval import unknown_words
-from notbefore.core.change import APPROVAL_KINDS
+from notbefore.core.change import APPROVAL_KINDS, SILENT
 from notbefore.core.document import EVENT_TYPES, SCHEDULED, STARTED
-from notbefore.core.record import SILENT
 from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
 

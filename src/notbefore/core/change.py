@@ -56,6 +56,12 @@ Reason = Literal[
     "switched_off",  # the configuration was changed meanwhile
 ]
 
+SILENT: Final = "Silent"
+"""The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
+
+MISSING: Final = "In the inventory, and never heard from, or not for a day."
+"""The description of one whose VMs were never heard from."""
+
 ENDINGS: Final[dict[str, str]] = {
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",

@@ -5,9 +5,8 @@ OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*`
 rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
@@ -15,7 +14,8 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, ChangeKind
+from notbefore.core.change import Change
+from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
 from notbefore.core.text import escaped
 
 Value = str | int | float | bool | list[str]
@@ -191,7 +191,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return cls(
             time=change.time,
             event_name=_attribute(change.kind),
-            body=sentence(change) if fleet is None else _sentence_of_many(change, fleet, _many(fleet, vm)),
+            body=sentence(change) if fleet is None else _sentence_of_fleet(change, fleet, vm),
             **_vm_fields(vm),
             tags=_recorded(vm),
             change_id=change.id,
@@ -231,12 +231,12 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     def many(self) -> str:
         """The affected VMs in words, where there are several: ``48 VMs of the scale set web``; empty otherwise."""
         several = self.fleet_vms is not None and self.fleet_vms != 1
-        return _vms(self.fleet_vms or 0, self.scale_set, self.resource_group, self.location) if several else ""
+        return vms_in_words(self.fleet_vms or 0, self.scale_set, self.resource_group, self.location) if several else ""
 
     @property
     def progress(self) -> str:
         """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
-        return _progress(self.fleet_events or 0, self.fleet_under_way or 0, self.fleet_over or 0)
+        return progress(self.fleet_events or 0, self.fleet_under_way or 0, self.fleet_over or 0)
 
     @property
     def no_longer_affected(self) -> bool:
@@ -313,13 +313,6 @@ def _previous_not_before(change: Change) -> datetime | None:
     return before if before != change.event.not_before else None
 
 
-SILENT: Final = "Silent"
-"""The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
-
-MISSING: Final = "In the inventory, and never heard from, or not for a day."
-"""The description of one whose VMs were never heard from."""
-
-
 def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
     if fleet is None:
         return {}
@@ -337,43 +330,11 @@ def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
     return fields
 
 
-def _many(fleet: FleetFacts, vm: Vm | None) -> str:
-    if fleet.vms == 1 and vm is not None and vm.name:
-        return vm.name
+def _sentence_of_fleet(change: Change, fleet: FleetFacts, vm: Vm | None) -> str:
     vm = vm or Vm()
-    return _vms(fleet.vms, vm.scale_set, vm.resource_group, vm.location)
-
-
-def _progress(events: int, under_way: int, over: int) -> str:
-    if events < 2:  # noqa: PLR2004 - a wave
-        return ""
-    states = [(count, word) for count, word in ((over, "over"), (under_way, "under way")) if count]
-    if not states:
-        return f"none of {events} events has started"
-    first, *more = [f"{'is' if count == 1 else 'are'} {word}" for count, word in states]
-    rest = "".join(f", {states[1][0]} {words}" for words in more)
-    return f"{states[0][0]} of {events} events {first}{rest}"
-
-
-def _vms(count: int, scale_set: str | None, resource_group: str | None, region: str | None) -> str:
-    vms = f"{count} VMs" if count != 1 else "1 VM"
-    if count == 0:
-        vms = "VMs that Azure does not name"
-    places = (("of the scale set", scale_set), ("of the resource group", resource_group), ("in", region))
-    return next((f"{vms} {words} {name}" for words, name in places if name), vms)
-
-
-def partition_key(record: BaseRecord, event_key: str) -> str:
-    """What has to meet in one partition of a stream: all that VMs of one group report, signs of life included.
-
-    VMs see each other's events within a scale set or an availability set. IMDS names the scale set, and no
-    availability set, but that one lies within one resource group. So the key is the scale set's, else the resource
-    group's; the event's own, where IMDS has not said who the VM is.
-    """
-    if record.subscription_id is None or record.resource_group is None:
-        return event_key
-    group = (record.subscription_id, record.resource_group, *((record.scale_set,) if record.scale_set else ()))
-    return "/".join(group).casefold()
+    whom = vm.name if fleet.vms == 1 else ""
+    whom = whom or vms_in_words(fleet.vms, vm.scale_set, vm.resource_group, vm.location)
+    return sentence_of_many(change, whom, progress(fleet.events, fleet.under_way, fleet.over))
 
 
 def _vm_fields(vm: Vm | None) -> dict[str, Any]:
@@ -409,82 +370,6 @@ def is_of_resource(name: str) -> bool:
     return name in _RESOURCE_ATTRIBUTES or name.startswith(TAG)
 
 
-_OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
-
-
-_APPROVALS: Final[dict[ChangeKind, str]] = {
-    "approved": "approved: Azure may start it now, for all its resources",
-    "approval_failed": "asked to be approved, without success",
-    "approval_skipped": "not approved",
-}
-
-
-def sentence(change: Change, whom: str | None = None) -> str:
-    """The change in words, for people: what happens to whom, and when."""
-    event = change.event
-    whom = whom or {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
-    what = f"{event.event_type} of {whom}"
-    if change.kind == "announced":
-        when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
-        return f"{what} announced: {when}"
-    if change.no_longer_affected:
-        known = change.previous_scope == "self"
-        return f"{event.event_type} {'no longer affects' if known else 'does not affect'} this VM"
-    if change.kind == "updated":
-        return f"{what} changed"
-    if change.approval is not None:
-        return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.rule})"
-    if change.kind == "started":
-        return f"{what} started" + (" without notice" if change.notice_seconds == 0 else "")
-    return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"
-
-
-def _sentence_of_many(change: Change, fleet: FleetFacts, whom: str) -> str:
-    if change.event.event_type == SILENT:
-        if change.event.description == MISSING:
-            return f"{whom}: {'no longer missing' if change.kind == 'finished' else 'missing'}"
-        return f"{whom}: {'heard from again, or no longer expected' if change.kind == 'finished' else 'silent'}"
-    progress = _progress(fleet.events, fleet.under_way, fleet.over) if change.kind == "updated" else ""
-    return sentence(change, whom) + (f": {progress}" if progress else "")
-
-
-def rfc3339(time: datetime) -> str:
-    """UTC to the millisecond: 2022-04-11T22:26:58.000Z."""
-    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def json_line(values: object) -> bytes:
     r"""JSON in UTF-8 on one line, whatever the texts hold; what is not safe to show is escaped as ``\uXXXX``."""
     return escaped(msgspec.json.encode(values).decode()).encode()
-
-
-_NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
-
-
-MAX_RESOURCES_CUT: Final = 20  # names that stay when resources are cut
-DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
-
-
-def cut(record: Record) -> Iterator[Record]:
-    """The record made smaller, step by step, with a mark that says so."""
-    less = replace(record, description=None, truncated=("description",))
-    yield less
-    resources = record.resources[:MAX_RESOURCES_CUT]
-    yield replace(less, resources=resources, truncated=("description", "resources"))
-
-
-def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as a CloudEvents 1.0 envelope (JSON format) around ``data``; the id is the change's."""
-    change = record if isinstance(record, Record) else None
-    source = record.resource_id or f"/{record.vm_name or 'unknown'}"
-    return {
-        "specversion": "1.0",
-        "id": change.change_id if change else delivery_id,
-        "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, or what is known of it
-        "type": f"notbefore.scheduled_event.{change.change}.v1" if change else "notbefore.heartbeat.v1",
-        **({"subject": change.event_id} if change and change.event_id else {}),
-        "time": rfc3339(record.time),
-        "datacontenttype": "application/json",
-        **({"dataschema": DATA_SCHEMA} if change else {}),
-        "data": data,
-    }

@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.sinks import Links, Messages
-from notbefore.core.change import APPROVALS, ENDINGS
+from notbefore.core.change import APPROVALS, ENDINGS, MISSING, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
-from notbefore.core.record import MISSING, SILENT, Record
+from notbefore.core.record import Record
 from notbefore.core.text import natural, one_line
 from notbefore.delivery.message import Message
 

@@ -12,10 +12,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.core.change import MISSING, SILENT
 from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.core.record import MISSING, SILENT
 from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.reading import NOWHERE, Beat, Place, Report
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves

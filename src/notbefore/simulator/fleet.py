@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from notbefore.core.change import Change, Gap, LifecycleKind, change_id
 from notbefore.core.document import STARTED, Event
-from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line, partition_key
+from notbefore.core.envelope import cloud_event, partition_key
+from notbefore.core.record import Heartbeat, Record, Vm, json_line
 
 SCHEDULED = "Scheduled"
 

@@ -15,8 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.config.sinks import Alertmanager, Messages
-from notbefore.core.record import json_line, rfc3339
+from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
+from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, one_line
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Asked, Message, Receipt

@@ -24,7 +24,8 @@ from azure.eventhub.exceptions import (
 )
 
 from notbefore.config.sinks import EventHub, Messages
-from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
+from notbefore.core.envelope import cloud_event, cut, partition_key
+from notbefore.core.record import Heartbeat, Record, json_line
 from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.retry import error_of_status
 from notbefore.errors import SendError

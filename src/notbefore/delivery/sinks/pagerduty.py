@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.config.sinks import Messages, PagerDuty
-from notbefore.core.record import Record, json_line, rfc3339
+from notbefore.core.record import Record, json_line
+from notbefore.core.sentence import rfc3339
 from notbefore.core.text import one_line
 from notbefore.delivery.http import Http, HttpResponse
 from notbefore.delivery.message import Message, Receipt

@@ -9,7 +9,8 @@ import hmac
 import time
 
 from notbefore.config.sinks import Messages, Webhook
-from notbefore.core.record import cloud_event, json_line
+from notbefore.core.envelope import cloud_event
+from notbefore.core.record import json_line
 from notbefore.delivery.message import Asked, Message, Receipt
 
 

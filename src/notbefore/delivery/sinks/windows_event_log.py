@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 
 from notbefore.config.sinks import Messages, WindowsEventLog
-from notbefore.core.record import cut
+from notbefore.core.envelope import cut
 from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Text
