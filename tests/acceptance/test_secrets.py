@@ -215,7 +215,7 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, silent: int, monkey
         printed["log"] = agent.log
         printed["records"] = json.dumps(agent.records)
     printed["check"] = repr(notbefore("check-config", str(config)))
-    printed["drill"] = repr(notbefore("drill", str(config), "--wait", "0s"))
+    printed["drill"] = repr(notbefore("drill", str(config), "--wait", "0s", timeout=300))  # fifty sinks again
     printed["outbox"] = repr(notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state")))
     printed["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
     for file in (tmp_path / "state").iterdir():
