@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.config.sinks import KINDS, Alertmanager, Email, Links, Messages, SinkSettings
+from notbefore.config.messages import Links, Messages
+from notbefore.config.sinks import KINDS, Alertmanager, Email, SinkSettings
 from notbefore.core.change import SILENT, Change, LifecycleKind
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id

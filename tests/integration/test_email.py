@@ -11,8 +11,9 @@ import pytest
 import trustme
 from apprise.plugins.email import NotifyEmail
 
+from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Email, Messages, SinkConfig
+from notbefore.config.sinks import Email, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.delivery.sinks.email import account_of, read_url
 from notbefore.errors import ConfigError, SendError

@@ -19,8 +19,10 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.semconv.schemas import Schemas
 
+from notbefore.config.messages import Messages
+from notbefore.config.otlp import Connection, Otlp
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Connection, Messages, Otlp, OtlpLogs
+from notbefore.config.sinks import OtlpLogs
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.delivery.http import Http

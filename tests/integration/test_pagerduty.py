@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from notbefore.config.messages import Links, Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Links, Messages, SinkConfig
 from notbefore.config.sinks import PagerDuty as Settings
+from notbefore.config.sinks import SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.delivery.message import Message, Receipt
 from notbefore.errors import SendError

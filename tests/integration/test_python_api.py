@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from notbefore.config.load import load
+from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Messages, Plugin, SinkConfig
+from notbefore.config.sinks import Plugin, SinkConfig
 from notbefore.core.delivery import Delivery
 from notbefore.delivery.contract import check_accepts, check_refuses, messages
 from notbefore.delivery.message import Message, Receipt, Sink

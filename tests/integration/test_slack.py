@@ -11,8 +11,9 @@ import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from notbefore.config.messages import Links, Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Links, Messages, SinkConfig, Slack
+from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.delivery.message import Message, Receipt
 from notbefore.errors import SendError
 from peers.slack import CHANNEL, TOKEN, SlackServer

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Messages, SinkConfig, Slack
+from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.core.delivery import Delivery
 from notbefore.delivery.courier import Courier
 from notbefore.delivery.message import Message, Usual

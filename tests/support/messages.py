@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from notbefore.config.sinks import Links, Messages, SinkConfig
+from notbefore.config.messages import Links, Messages
+from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.lifecycle import Tracked, diff
 from notbefore.core.record import Record, Vm

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from notbefore.config.sinks import KINDS, Alertmanager, Email, Messages, SinkSettings
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import KINDS, Alertmanager, Email, SinkSettings
 from notbefore.core.record import Vm
 from notbefore.core.text import escaped
 from notbefore.delivery.message import Message

@@ -11,7 +11,8 @@ from notbefore.config.findings import warnings
 from notbefore.config.load import dump, load
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables, VariableSignal
-from notbefore.config.sinks import Connection, Otlp, OtlpLogs
+from notbefore.config.otlp import Connection, Otlp
+from notbefore.config.sinks import OtlpLogs
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 from notbefore.otlp.sender import address

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from notbefore.config.sinks import Links, Messages, Slack
+from notbefore.config.messages import Links, Messages
+from notbefore.config.sinks import Slack
 from notbefore.core import duration
 from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm

@@ -11,9 +11,10 @@ import yaml
 
 from notbefore.config.findings import plain_secrets, warnings
 from notbefore.config.load import dump, load
+from notbefore.config.messages import Messages
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, Messages, SinkConfig, Slack
+from notbefore.config.sinks import Alertmanager, SinkConfig, Slack
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
 from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal

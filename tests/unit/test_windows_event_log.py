@@ -8,7 +8,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from notbefore.config.checks import check_installed
-from notbefore.config.sinks import Messages, SinkConfig, WindowsEventLog
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import SinkConfig, WindowsEventLog
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS
 from notbefore.delivery.sinks.windows_event_log import (
     ERROR,

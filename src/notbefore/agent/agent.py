@@ -29,7 +29,7 @@ from notbefore.agent.tracker import Tracker
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config
-from notbefore.config.sinks import Otlp
+from notbefore.config.otlp import Otlp
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures

@@ -21,8 +21,10 @@ from notbefore.commands.options import add_configuration, add_json, load_configu
 from notbefore.commands.tables import print_json, table
 from notbefore.config.findings import check_broken, plain_keys, warnings
 from notbefore.config.load import dump, files, values
+from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Server, host_and_port
-from notbefore.config.sinks import Connection, Messages, Otlp, SinkConfig
+from notbefore.config.otlp import Connection, Otlp
+from notbefore.config.sinks import SinkConfig
 from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
 from notbefore.delivery.http import Http

@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from notbefore.config.messages import Messages
 from notbefore.config.model import Config
-from notbefore.config.sinks import OTLP_LIBRARY, Messages, Otlp, SinkConfig, otlp_headers
+from notbefore.config.otlp import OTLP_LIBRARY, Otlp, otlp_headers
+from notbefore.config.sinks import SinkConfig
 from notbefore.config.yaml_file import located
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError

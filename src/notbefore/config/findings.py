@@ -19,7 +19,8 @@ from notbefore.config.fleet import FleetConfig
 from notbefore.config.load import ENVIRONMENT_PREFIX, missing_library
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables
-from notbefore.config.sinks import Webhook, otlp_headers
+from notbefore.config.otlp import otlp_headers
+from notbefore.config.sinks import Webhook
 from notbefore.config.yaml_file import located, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT

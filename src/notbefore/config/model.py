@@ -9,8 +9,10 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from notbefore.config.fleet import FleetConfig
+from notbefore.config.messages import Messages
+from notbefore.config.otlp import Otlp, otlp_headers
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Messages, Otlp, PeersConfig, SinkConfig, otlp_headers
+from notbefore.config.sinks import PeersConfig, SinkConfig
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration

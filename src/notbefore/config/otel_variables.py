@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from notbefore.config.checks import check_header
+from notbefore.config.otlp import Connection, Otlp
 from notbefore.config.secret import env_pairs
-from notbefore.config.sinks import Connection, Otlp
 from notbefore.config.yaml_file import to_struct
 from notbefore.errors import ConfigError
 

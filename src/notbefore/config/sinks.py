@@ -3,19 +3,15 @@
 import re
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, get_args
-from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
+from notbefore.config.forms import Headers, check_address_form, check_header_names
+from notbefore.config.otlp import OTLP_LIBRARY, Connection, OtlpCompression, OtlpProtocol
 from notbefore.config.secret import Secret
 from notbefore.core.delivery import MessageKind, Terms
 from notbefore.core.duration import Duration
 
-Headers = dict[str, Secret]
-OtlpProtocol = Literal["http/protobuf", "grpc"]
-OtlpCompression = Literal["gzip", "none"]
-OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)  # Prometheus's label name
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", re.ASCII)  # becomes a key in Windows' registry
 _HOST: Final = re.compile(r"[A-Za-z0-9.-]+", re.ASCII)
@@ -60,29 +56,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS, self.SHARED_SEVERITY, self.WORDS)
 
 
-def _http(url: str, what: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{what}: expected http://HOST or https://HOST")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError(f"{what}: user and password do not belong in the address")
-    try:
-        _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-    return url
-
-
-def _check_headers(headers: Headers) -> None:
-    seen: dict[str, str] = {}
-    for name in headers:
-        if not _HEADER.fullmatch(name):
-            raise ValueError(f"headers: {name!r} is no name of a header")
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise ValueError(f"headers: {other!r} and {name!r} are one header: give it once")
-
-
 class Slack(SinkSettings, frozen=True, kw_only=True):
     """An incoming webhook (``url``), or a bot's ``token`` and the ``channel`` it writes to."""
 
@@ -97,7 +70,7 @@ class Slack(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("expected either `url` (an incoming webhook) or `token` (a bot's)")
         if self.token is not None and not self.channel:
             raise ValueError("expected `channel` beside `token`")
-        _http(self.api, "api")
+        check_address_form(self.api, "api")
 
 
 class Email(SinkSettings, frozen=True, kw_only=True):
@@ -144,7 +117,7 @@ class PagerDuty(SinkSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _http(self.url, "url")
+        check_address_form(self.url, "url")
 
 
 class Apprise(SinkSettings, frozen=True, kw_only=True):
@@ -173,7 +146,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
         super().__post_init__()
         if self.key_file and not self.cert_file:
             raise ValueError("expected `cert_file` beside `key_file`")
-        _check_headers(self.headers)
+        check_header_names(self.headers)
 
 
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
@@ -196,7 +169,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
         if not self.urls:
             raise ValueError("urls: expected at least one address of an Alertmanager")
         for url in self.urls:
-            _http(url, "urls")
+            check_address_form(url, "urls")
         for name in self.labels:
             if not _LABEL.fullmatch(name):
                 raise ValueError(f"labels: {name!r} is no name of a label")
@@ -267,65 +240,6 @@ class Command(SinkSettings, frozen=True, kw_only=True):
         return self.rerun
 
 
-class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where OTLP goes and how; ``OtlpLogs``, which is a sink's settings, has fields of the same names."""
-
-    endpoint: str | None = None  # of all signals: /v1/metrics and /v1/logs are added
-    metrics_endpoint: str | None = None  # of one signal, taken as it stands
-    logs_endpoint: str | None = None
-    protocol: OtlpProtocol = "http/protobuf"
-    headers: Headers = {}
-    compression: OtlpCompression = "gzip"
-    timeout: Duration = Duration("10s")  # for one export
-    ca_file: str | None = None
-    cert_file: str | None = None  # the client's certificate
-    key_file: str | None = None
-    resource: dict[str, str] = {}  # attributes beside what IMDS says
-
-    @classmethod
-    def of(cls, settings: Struct) -> "Connection":
-        """What a struct with these fields says of them."""
-        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__ if hasattr(settings, name)})
-
-    def __post_init__(self) -> None:
-        for name in ("endpoint", "metrics_endpoint", "logs_endpoint"):
-            url = getattr(self, name)
-            if url is not None:
-                _http(url, name)
-        _check_headers(self.headers)
-        binary = [name for name in self.headers if name.lower().endswith("-bin")]
-        if binary and self.protocol == "grpc":  # gRPC would take its value for base64
-            raise ValueError(f"headers: {binary[0]!r}: over gRPC no header that ends in -bin can be sent")
-        if self.key_file and not self.cert_file:
-            raise ValueError("expected `cert_file` beside `key_file`")
-        if not 0.1 <= self.timeout.seconds <= 300:  # noqa: PLR2004 - the bounds of the documentation
-            raise ValueError("timeout: expected 100ms to 5m")
-
-
-class Otlp(Connection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The section ``otlp``: metrics, and the agent's own log if that is wanted. The records are a sink's."""
-
-    interval: Duration = Duration("60s")  # between two exports of the metrics
-    metrics: bool = True
-    agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it is sent
-    logs: Connection | None = None  # of `agent_log`, where it goes another way than the metrics
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.interval.seconds <= 3600:  # noqa: PLR2004 - the bounds of the documentation
-            raise ValueError("interval: expected 1s to 1h")
-
-
-def otlp_headers(otlp: Otlp | None) -> dict[str, Secret]:
-    """The headers of the section, by their paths; those of the agent's log as far as they are others."""
-    if otlp is None:
-        return {}
-    logs = otlp.logs.headers if otlp.logs is not None else {}
-    return {f"otlp.headers.{name}": secret for name, secret in otlp.headers.items()} | {
-        f"otlp.logs.headers.{name}": secret for name, secret in logs.items() if secret != otlp.headers.get(name)
-    }
-
-
 class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
     """Each change as an OTLP log record. Without an endpoint of its own it takes that of the section ``otlp``."""
 
@@ -357,53 +271,9 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str | None = None  # of a private CA, instead of the known ones
 
     def __post_init__(self) -> None:
-        _http(self.url.replace("{vm}", "vm"), "url")
+        check_address_form(self.url.replace("{vm}", "vm"), "url")
         if "{vm}" not in self.url:
             raise ValueError("url: expected {vm} where the name of a VM stands, as in http://{vm}:10169/readyz")
-
-
-MAX_ADVICE: Final = 2_000  # characters
-NO_TZDATA: Final = "install the Debian package `tzdata`, or the Python package: pip install tzdata"
-
-
-class Links(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a message leads. `{vm}` stands for the name of the VM that sends it, `{event_type}` for Azure's type."""
-
-    dashboard: str | None = None
-    runbook: str | None = None
-    page: str | None = None  # of the agent, such as https://{vm}.example.org:10169/
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            url = getattr(self, name)
-            if url is not None:
-                _http(url.replace("{vm}", "vm").replace("{event_type}", "Reboot"), name)
-
-
-class Messages(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the messages of all sinks say beside the change."""
-
-    time_zone: str | None = None  # such as Europe/Berlin: its time stands beside UTC
-    advice: dict[str, str] = {}  # what to do, by event type: Reboot: text. Instead of the built-in text
-    links: Links = Links()
-
-    def __post_init__(self) -> None:
-        if self.time_zone is not None:
-            _check_time_zone(self.time_zone)
-        for event_type, text in self.advice.items():
-            if len(text) > MAX_ADVICE:
-                raise ValueError(f"advice.{event_type}: expected {MAX_ADVICE} characters or less")
-
-
-def _check_time_zone(name: str) -> None:
-    import zoneinfo  # noqa: PLC0415 - only who has a time zone needs it
-
-    try:
-        zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory
-        known = zoneinfo.available_timezones()
-        why = "expected a name such as Europe/Berlin" if known else f"this system knows no time zones: {NO_TZDATA}"
-        raise ValueError(f"time_zone: {why}, got {name!r}") from None
 
 
 class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):

@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from notbefore import __version__
+from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Messages, PeersConfig, SinkConfig
+from notbefore.config.sinks import PeersConfig, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 from notbefore.store.schema import SCHEMA_VERSION

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from notbefore.config.sinks import Messages, SinkSettings
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import SinkSettings
 from notbefore.core.duration import countdown
 from notbefore.core.text import one_line
 from notbefore.delivery.message import Message

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.config.sinks import Links, Messages
+from notbefore.config.messages import Links, Messages
 from notbefore.core.change import APPROVALS, ENDINGS, MISSING, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words

@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
-from notbefore.config.sinks import Connection, Headers, Otlp
+from notbefore.config.forms import Headers
+from notbefore.config.otlp import Connection, Otlp
 from notbefore.core.record import Vm, identity
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from opentelemetry.sdk.metrics.export import MetricsData
 
-from notbefore.config.sinks import Connection
+from notbefore.config.otlp import Connection
 from notbefore.errors import ConfigError
 from notbefore.otlp.answer import MAX_ANSWER, PartialSuccess, Redact, Signal, partial_success
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from notbefore.config.sinks import Links
+from notbefore.config.messages import Links
 from notbefore.core.listing import PendingView
 from notbefore.metrics.outbox import OutboxView
 

@@ -7,7 +7,8 @@ test file; the contract tests pick it up.
 from typing import Any, Final
 
 from notbefore.config.checks import check_installed
-from notbefore.config.sinks import Messages, SinkConfig
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import SinkConfig
 from notbefore.delivery.message import Sink
 from notbefore.errors import ConfigError
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.sinks import Alertmanager, Messages
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Alertmanager
 from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339

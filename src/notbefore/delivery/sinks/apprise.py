@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from notbefore.config.sinks import Apprise, Messages
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Apprise
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.retry import error_of_status

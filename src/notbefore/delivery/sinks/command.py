@@ -6,7 +6,8 @@ A command that was running when its courier ended is not run again, unless the s
 
 from typing import Final
 
-from notbefore.config.sinks import Command, Messages
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Command
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.process import ending, run, variables
 from notbefore.errors import SendError

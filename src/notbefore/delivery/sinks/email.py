@@ -20,7 +20,8 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.config.sinks import Email, Messages
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Email
 from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.wording import Text

@@ -23,7 +23,8 @@ from azure.eventhub.exceptions import (
     OperationTimeoutError,
 )
 
-from notbefore.config.sinks import EventHub, Messages
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import EventHub
 from notbefore.core.envelope import cloud_event, cut, partition_key
 from notbefore.core.record import Heartbeat, Record, json_line
 from notbefore.delivery.message import Asked, Message, Receipt

@@ -13,7 +13,9 @@ from typing import Final
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 
-from notbefore.config.sinks import Connection, Messages, OtlpLogs
+from notbefore.config.messages import Messages
+from notbefore.config.otlp import Connection
+from notbefore.config.sinks import OtlpLogs
 from notbefore.core.record import is_of_resource
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Asked, Message, Receipt

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.sinks import Messages, PagerDuty
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import PagerDuty
 from notbefore.core.record import Record, json_line
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import one_line

@@ -3,7 +3,8 @@
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from notbefore.config.sinks import Messages, Plugin
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Plugin
 from notbefore.delivery.message import Message, Receipt
 from notbefore.errors import ConfigError
 

@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from notbefore.config.sinks import Messages, Slack
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Slack
 from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line

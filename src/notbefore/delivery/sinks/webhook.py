@@ -8,7 +8,8 @@ import hashlib
 import hmac
 import time
 
-from notbefore.config.sinks import Messages, Webhook
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import Webhook
 from notbefore.core.envelope import cloud_event
 from notbefore.core.record import json_line
 from notbefore.delivery.message import Asked, Message, Receipt

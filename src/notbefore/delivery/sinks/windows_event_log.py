@@ -9,7 +9,8 @@ import logging
 import re
 from typing import Any, Final
 
-from notbefore.config.sinks import Messages, WindowsEventLog
+from notbefore.config.messages import Messages
+from notbefore.config.sinks import WindowsEventLog
 from notbefore.core.envelope import cut
 from notbefore.delivery.message import Asked, Message, Receipt
 from notbefore.delivery.render import Renderer
