@@ -13,8 +13,9 @@ from _machine import resident
 
 from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import DiffResult, Observation, Tracked, diff
+from notbefore.core.lifecycle import DiffResult, diff
 from notbefore.core.record import Record
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals

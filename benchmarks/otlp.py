@@ -26,8 +26,9 @@ from notbefore.config.otlp import Connection
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Observation as Look
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Observation as Look
+from notbefore.core.tracked import Tracked
 from notbefore.delivery.http import Http
 from notbefore.delivery.redact import Redactor
 from notbefore.metrics.families import Snapshot, samples

@@ -25,8 +25,9 @@ from notbefore.commands.client import AgentClient
 from notbefore.core.change import Gap
 from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
 from notbefore.store.state import Store

@@ -18,9 +18,10 @@ from notbefore.core.change import SILENT, Change, LifecycleKind
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
 from notbefore.core.document import Document, parse
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Route
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.delivery.message import Message, Usual
 from notbefore.delivery.render import Renderer
 from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log

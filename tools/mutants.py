@@ -33,6 +33,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 TESTS: Final = {
     "core/lifecycle": ["tests/unit/test_lifecycle.py"],
+    "core/tracked": ["tests/unit/test_lifecycle.py"],
     "core/approval": ["tests/unit/test_approval.py"],
     "store/outbox": [f"tests/integration/test_{name}.py" for name in ("outbox", "spare", "outbox_command")],
     "store/outbox_intake": ["tests/integration/test_outbox.py"],

@@ -31,8 +31,9 @@ from notbefore.config.sinks import KINDS, SinkSettings
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView

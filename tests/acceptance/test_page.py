@@ -11,9 +11,10 @@ from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.listing import PendingEvent
 from notbefore.core.record import Vm
+from notbefore.core.tracked import Tracked
 from notbefore.metrics.outbox import OutboxView
 from notbefore.simulator.server import Simulator
 from notbefore.web.page.model import PageModel, TimelineEvent

@@ -24,7 +24,8 @@ from notbefore.config.otlp import Connection, Otlp
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import OtlpLogs
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Tracked
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message, Receipt
 from notbefore.delivery.redact import Redactor

@@ -23,7 +23,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Tracked
 from notbefore.metrics.families import Block, Family, Metric, Snapshot, blocks
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, Routing, Terms, deliveries
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
+from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
 from notbefore.store import history as history_module
 from notbefore.store import schema
@@ -454,7 +455,8 @@ from msgspec.structs import replace
 from datetime import UTC, datetime, timedelta
 from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event
-from notbefore.core.lifecycle import Observation, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Observation
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.record import Vm
 from notbefore.core.routing import Route

@@ -7,7 +7,7 @@ import msgspec
 
 from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event, parse
-from notbefore.core.lifecycle import Observation
+from notbefore.core.tracked import Observation
 
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ME = "WestNO_0"

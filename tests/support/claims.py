@@ -6,7 +6,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from notbefore.core.change import Change
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, at, document, item, now
 
 LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:25:00 GMT"}

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from notbefore.core.change import Gap
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Block, Snapshot, blocks
 from notbefore.metrics.fleet import FleetSnapshot, samples
 from notbefore.metrics.outbox import OutboxView

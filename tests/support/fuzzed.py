@@ -10,8 +10,9 @@ from typing import Final
 
 from notbefore.config.load import dump, load
 from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES, parse
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record
+from notbefore.core.tracked import Tracked
 from notbefore.errors import ConfigError, DocumentError, ImdsError
 from notbefore.imds.client import MAX_BODY, ImdsClient
 from notbefore.imds.identity import fetch_vm

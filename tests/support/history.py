@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from notbefore.core.change import Gap
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Block, Family, Snapshot, blocks
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures, Figures, PollFigures

@@ -8,9 +8,10 @@ import msgspec
 from notbefore.config.messages import Links, Messages
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
+from notbefore.core.tracked import Tracked
 from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.delivery.sinks import make
 from support.azure import ME, document, item, now

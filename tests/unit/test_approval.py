@@ -23,9 +23,10 @@ from notbefore.core.approval import (
 )
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Tracked, TrackedEvent, diff, scope_of
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, DurationRange, Route, route
+from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
 from notbefore.errors import ConfigError
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import Figures

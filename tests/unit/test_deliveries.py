@@ -18,9 +18,10 @@ from notbefore.core.delivery import (
     patient_until,
 )
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, Route
+from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, document, item, now
 
 

@@ -11,20 +11,8 @@ from hypothesis import strategies as st
 from notbefore.core.change import Change, Gap, change_id
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import (
-    MAX_DEPARTED,
-    MAX_STEPS,
-    OUTCOMES,
-    TRANSITIONS,
-    WATCHED,
-    Observation,
-    Phase,
-    Tracked,
-    attributed,
-    diff,
-    scope_of,
-    with_scopes,
-)
+from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, attributed, diff, with_scopes
+from notbefore.core.tracked import WATCHED, Observation, Phase, Tracked, scope_of
 from support.azure import ID, ME, PEER, STARTED, at, body, document, instant, item, now
 
 BLIND = {"silence": WATCHED + 1}

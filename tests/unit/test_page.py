@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import Gap
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Record, Vm
+from notbefore.core.tracked import Tracked
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
 from notbefore.web.page.model import MAX_ENDED, PageModel

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import Change, Gap
 from notbefore.core.envelope import cloud_event
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import (
     MAX_TAG,
     MAX_TAGS,
@@ -25,6 +25,7 @@ from notbefore.core.record import (
     tags_in,
 )
 from notbefore.core.sentence import sentence
+from notbefore.core.tracked import Tracked
 from support.azure import ID, ME, PEER, STARTED, document, item, now
 
 VM = Vm(

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from notbefore.core.envelope import DATA_SCHEMA, cloud_event
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, T0, document, item, now
 from support.messages import VM
 

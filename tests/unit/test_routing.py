@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import Change
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, Target, route, severity_of
+from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, document, item, now
 
 SINKS = ("oncall", "hub")

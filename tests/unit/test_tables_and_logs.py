@@ -20,8 +20,8 @@ from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
 from notbefore.core.duration import span
-from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingEvent
+from notbefore.core.tracked import TrackedEvent
 from notbefore.logs import JsonFormatter, TextFormatter, goes_to_journal, set_up
 from support.fleet_records import report, vm
 

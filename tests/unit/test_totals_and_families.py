@@ -7,7 +7,8 @@ import pytest
 
 from notbefore.core.change import Change, Gap
 from notbefore.core.delivery import FALLBACK
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
 from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView

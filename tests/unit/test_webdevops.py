@@ -4,7 +4,8 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from notbefore.core.lifecycle import Tracked, diff
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Tracked
 from notbefore.metrics.families import Block, Family, Snapshot
 from notbefore.metrics.process import POLL_BOUNDS, Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Totals

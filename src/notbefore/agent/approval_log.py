@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change
-from notbefore.core.lifecycle import WATCHED, Tracked, TrackedEvent
 from notbefore.core.record import Vm
+from notbefore.core.tracked import WATCHED, Tracked, TrackedEvent
 from notbefore.process.clock import ClockReading
 from notbefore.store.state_file import StoredState
 

@@ -17,8 +17,8 @@ from notbefore.agent.start_request import ApprovalSettings, StartRequest
 from notbefore.core.approval import BY_RULE, OPERATOR, ApprovalAttempt, CommandRun, ReadinessCheck, content_of, judge
 from notbefore.core.change import Reason
 from notbefore.core.document import SCHEDULED
-from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingApproval, PendingEvent
+from notbefore.core.tracked import TrackedEvent
 from notbefore.imds.client import TIMEOUT
 
 SHORT_WAIT: Final = 1.0  # seconds to the next decision: something is due, and waits for IMDS or the disk

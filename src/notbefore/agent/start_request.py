@@ -28,8 +28,8 @@ from notbefore.core.approval import (
 )
 from notbefore.core.change import ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED, parse
-from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.record import Record, json_line
+from notbefore.core.tracked import TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, SendError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 

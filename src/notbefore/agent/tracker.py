@@ -16,8 +16,9 @@ from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
 from notbefore.core.clock import Instant, believable, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
-from notbefore.core.lifecycle import DiffResult, Observation, Tracked, attributed, diff, with_scopes
+from notbefore.core.lifecycle import DiffResult, attributed, diff, with_scopes
 from notbefore.core.record import Vm
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import DocumentError
 from notbefore.imds.poller import Poll
 from notbefore.metrics.process import PollFigures

@@ -16,9 +16,9 @@ from notbefore.agent.approval_log import ListedEvents
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
-from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Vm
+from notbefore.core.tracked import TrackedEvent
 from notbefore.imds.client import TIMEOUT
 from notbefore.metrics.families import Block, Family, Snapshot, blocks, samples
 from notbefore.metrics.process import Figures

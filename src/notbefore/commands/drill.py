@@ -28,9 +28,10 @@ from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, DeliveryResult, Routing, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import SEVERITIES, Match, Route, Severity
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.delivery.courier import Courier
 from notbefore.delivery.message import Message, Sink
 from notbefore.delivery.orders import Orders

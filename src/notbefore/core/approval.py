@@ -17,9 +17,9 @@ from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change
 from notbefore.core.digest import sha256
 from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
 from notbefore.core.text import one_of
+from notbefore.core.tracked import TrackedEvent
 
 OPERATOR: Final = "operator"  # the name of the rule in records of approvals by hand
 BY_RULE: Final = "rule"

@@ -95,7 +95,7 @@ APPROVALS: Final[dict[str, str]] = {
 
 
 class Gap(Struct, frozen=True):
-    """The longest time between two beats beyond what a beat should take, in seconds, on both clocks.
+    """The longest delay with which the agent woke up, in seconds, on both clocks: for so long it did not run.
 
     While a VM is frozen its monotonic clock may stand still and its wall clock be put right afterwards, or both run on.
     Neither alone is right on every host.

@@ -63,7 +63,7 @@ def silence(begin: Instant, end: Instant) -> float | None:
 
 
 def believable(gap: Gap, begin: Instant, end: Instant) -> Gap | None:
-    """The gap between two beats, as far as it lies between two answers; ``None`` where its length is not known.
+    """The delay, as far as it lies between two answers; ``None`` where its length is not known.
 
     The wall clock may have been set meanwhile: what it shows is believed if IMDS's ``Date`` moved as far.
     """

@@ -132,18 +132,6 @@ class _Name(Struct):
     EventId: Any = None
 
 
-# what a key of an event is called in ``Event``; the first three make an event, and have no last known value
-_FIELDS: Final = {
-    "EventId": "event_id",
-    "EventType": "event_type",
-    "EventStatus": "event_status",
-    "ResourceType": "resource_type",
-    "Resources": "resources",
-    "NotBefore": "not_before",
-    "Description": "description",
-    "EventSource": "event_source",
-    "DurationInSeconds": "duration",
-}
 _ENVELOPE_KEYS: Final = (b"DocumentIncarnation", b"Events")
 _UNREADABLE: Final = object()  # stands for a value that cannot be read
 
@@ -220,7 +208,7 @@ def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
         reader.flaw("duplicate_key", rejected=bool(twice & {"EventType", "EventStatus"}))
         if twice & {"EventType", "EventStatus"}:
             return None
-        for key in twice & _FIELDS.keys():
+        for key in twice & set(_Item.__struct_fields__):
             setattr(item, key, _UNREADABLE)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
     if event_type is None or event_status is None:

@@ -4,8 +4,8 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from notbefore.core.lifecycle import TrackedEvent
 from notbefore.core.record import Vm
+from notbefore.core.tracked import TrackedEvent
 
 
 class PendingApproval(Struct, frozen=True):

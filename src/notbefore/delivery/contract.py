@@ -8,9 +8,10 @@ import msgspec
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import Observation, Tracked, diff
+from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
+from notbefore.core.tracked import Observation, Tracked
 from notbefore.delivery.message import Message, Receipt, Sink
 from notbefore.errors import SendError
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from notbefore import __version__
 from notbefore.config.model import Config
-from notbefore.core.lifecycle import Tracked
 from notbefore.core.text import natural
+from notbefore.core.tracked import Tracked
 from notbefore.fleet.coming import FleetEvents, shown
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from notbefore.core.delivery import FALLBACK
 from notbefore.core.document import STARTED
-from notbefore.core.lifecycle import Tracked, TrackedEvent
 from notbefore.core.text import escaped
+from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import LATENCY_BOUNDS, MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Totals

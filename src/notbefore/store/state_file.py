@@ -15,8 +15,9 @@ from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
-from notbefore.core.lifecycle import OUTCOMES, Tracked, TrackedEvent
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Vm
+from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.totals import Totals
 from notbefore.store import history, outbox_fallback, outbox_intake
 from notbefore.store.confirmed_time import ConfirmedTime

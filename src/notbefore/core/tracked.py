@@ -1,0 +1,154 @@
+"""What is known of the events of a document: ``TrackedEvent``, ``Tracked``, and how well the time was watched. Pure."""
+
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from notbefore.core.change import Gap, Scope
+from notbefore.core.clock import Instant
+from notbefore.core.document import SCHEDULED, STARTED, Event
+
+WATCHED: Final = 15.0
+"""Seconds between two good answers up to which the agent counts as having watched.
+
+Above one late answer (10 s) and below the shortest lives seen (a Preempt has 30 s of notice).
+"""
+
+IMMINENT: Final = 15.0
+"""Seconds before NotBefore from which an event may start at any moment: clocks differ, and Date has whole seconds."""
+
+ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
+"""Before any other moment."""
+
+
+class Phase(Enum):
+    """Where an event stands, as the document says it."""
+
+    ABSENT = "absent"
+    SCHEDULED = "scheduled"
+    STARTED = "started"
+    OTHER = "other"  # a status that Azure may add
+
+    @staticmethod
+    def of(event: Event) -> "Phase":
+        """The phase of an event that is listed."""
+        return {SCHEDULED: Phase.SCHEDULED, STARTED: Phase.STARTED}.get(event.event_status, Phase.OTHER)
+
+
+class Observation(Struct, frozen=True):
+    """When the document was read, by whom, and how well the time before it was watched."""
+
+    at: Instant
+    vm: str | None = None  # the name of this VM; None while it is not known
+    silence: float | None = 0.0  # seconds since the last good answer; None when their number is not known
+    rebooted: bool = False  # the machine was booted since the last good answer
+    last: datetime | None = None  # when the last good answer was given, by IMDS's clock
+    down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
+    own: bool | None = True  # what is remembered is of this VM, not of another one's disk; None while that is not known
+    gap: Gap | None = Gap(0.0, 0.0)  # the longest delay since the last good answer; None: not measured
+    interval: float = 1.0  # seconds between polls
+
+    @property
+    def time(self) -> datetime:
+        """The wall clock, UTC."""
+        return self.at.wall
+
+    @property
+    def watched(self) -> bool:
+        """Nothing can have come and gone unseen since the last good answer."""
+        return self.silence is not None and self.silence <= WATCHED and not self.rebooted
+
+
+class TrackedEvent(Struct, frozen=True):
+    """What is known of one listed event."""
+
+    event: Event  # as last read; a field that could not be read keeps its last value
+    scope: Scope
+    seen: Instant  # when it was seen first
+    beginning_seen: bool  # it was not listed at the poll before
+    start: Instant | None = None  # when it was first seen Started
+    start_seen: bool = False  # it was not Started at the poll before
+    not_before: datetime | None = None  # the last one known
+    reported_not_before: datetime | None = None  # the last one that was not a quiet update
+    interruption: Gap | None = None  # the longest measured while Started
+    unmeasured: bool = False  # no delays were measured for a part of the time in which it was Started
+    unread: bool = False  # it is listed, but cannot be read
+    unread_seconds: float | None = 0.0  # seconds since it was last read; None: not known
+    steps: dict[str, int] = {}  # how often each step was made: it distinguishes a change from its repetition
+
+    @property
+    def first_seen(self) -> datetime:
+        """When it was seen first, by the wall clock, UTC."""
+        return self.seen.wall
+
+    @property
+    def started(self) -> datetime | None:
+        """When it was first seen Started, by the wall clock, UTC."""
+        return self.start.wall if self.start is not None else None
+
+    @property
+    def notice(self) -> float | None:
+        """Seconds from the first sight to NotBefore; 0 without notice, ``None`` when the beginning was not seen."""
+        if not self.beginning_seen:
+            return None
+        if self.start == self.seen:
+            return 0.0
+        if self.not_before is None or self.seen.date is None:
+            return None
+        # an event may be listed as Scheduled a moment after its NotBefore: there is no less notice than none
+        return max(0.0, (self.not_before - self.seen.date).total_seconds())
+
+    def seconds_to(self, now: datetime) -> float | None:
+        """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for what is started."""
+        if Phase.of(self.event) is Phase.STARTED or self.event.not_before is None:
+            return None
+        return (self.event.not_before - now).total_seconds()
+
+    @property
+    def may_be_ours(self) -> bool:
+        """It affects this VM, or may: while that is not known, freezes are measured as if it did."""
+        return self.scope != "peer"
+
+
+class Tracked(Struct, frozen=True):
+    """All that the agent remembers of the document: what is listed, and the steps of what was."""
+
+    events: dict[str, TrackedEvent] = {}
+    departed: dict[str, dict[str, int]] = {}
+    incarnation: int | None = None
+    unidentified: bool = False  # the last document listed an event of which not even the EventId could be read
+    unread: frozenset[str] = frozenset()  # keys of events that it listed, and that have never been read
+    before_boot: dict[str, TrackedEvent] = {}  # gone over a boot, and it is not known yet whether they were this VM's
+    borrowed: frozenset[str] = frozenset()  # still listed after it; their beginnings may be another VM's
+    boot: Observation | None = None  # the first answer after that boot
+
+    @property
+    def unreadable(self) -> bool:
+        """The last document listed an event that could not be read, and of which nothing is known."""
+        return self.unidentified or bool(self.unread)
+
+    @property
+    def interrupting(self) -> bool:
+        """An event that affects this VM, or may, is Started: delays are to be measured."""
+        return any(known.event.event_status == STARTED and known.may_be_ours for known in self.events.values())
+
+    @property
+    def imminent_from(self) -> datetime | None:
+        """From when on an event that affects this VM, or may, can start: ``IMMINENT`` seconds before its NotBefore.
+
+        ``ALWAYS`` where one is Started, or has no NotBefore; ``None`` where none is listed.
+        """
+        ours = [known.event for known in self.events.values() if known.may_be_ours]
+        if any(event.not_before is None or Phase.of(event) is Phase.STARTED for event in ours):
+            return ALWAYS
+        first = min((event.not_before for event in ours if event.not_before is not None), default=None)
+        return first - timedelta(seconds=IMMINENT) if first is not None else None
+
+
+def scope_of(event: Event, vm: str | None) -> Scope:
+    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name or resources."""
+    if vm is None or not event.resources:
+        return "unknown"
+    return "self" if vm.casefold() in (name.casefold() for name in event.resources) else "peer"
