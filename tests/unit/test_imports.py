@@ -45,6 +45,7 @@ LATE = (
     "otlp.session",
     "otlp.signals",
     "simulator.event_hub",
+    "simulator.hub_connection",
     "web.page.render",
 )
 HEAVY = (  # only inside functions: nobody pays for them unasked

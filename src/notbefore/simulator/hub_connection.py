@@ -1,0 +1,397 @@
+"""``ClientConnection``: one connection to the simulated Event Hub: AMQP by the Qpid Proton engine."""
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from proton import (
+    UNDESCRIBED,
+    Array,
+    Collector,
+    Connection,
+    Data,
+    Delivery,
+    Event,
+    Message,
+    Transport,
+    TransportException,
+    int32,
+    symbol,
+    timestamp,
+)
+
+from notbefore.simulator import amqp
+from notbefore.simulator.hub_log import Hub
+from notbefore.simulator.hub_server import BUSY, HubServer, Reader, condition
+
+CREDIT = 300
+
+
+def text_of(value: Any) -> str:
+    """A text, whether Proton gives it as text, octets or a view of them."""
+    value = value.tobytes() if isinstance(value, memoryview) else value
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: HubServer) -> None:
+        self.server = server
+        self.until: dict[str, float] = {}  # hub -> end of the token that was put for it
+        self.replies: dict[str, Any] = {}  # $cbs, $management -> the link on which answers go
+        self.formats: dict[tuple[int, int], int] = {}
+        self.message_format = 0
+        self.received, self.to_send = bytearray(), bytearray()
+        self.lost = False
+        self.engine, self.connection, self.events = Transport(Transport.SERVER), Connection(), Collector()
+        self.engine.idle_timeout = 240
+        self.engine.max_frame_size = 65_536
+        self.engine.sasl().allowed_mechs("ANONYMOUS")
+        self.connection.collect(self.events)
+        self.engine.bind(self.connection)
+
+    # ---- octets
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a server's is
+        self.transport = transport
+        self.server.clients.add(self)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.server.fault == "freeze":
+            return
+        self.received += data
+        for frame in amqp.frames(self.received):
+            self._note_format(frame)
+            try:
+                self._feed(frame)
+            except TransportException:  # the SDK detaches links of a session that it has ended
+                self.flush()
+                self.transport.close()
+                return
+        self.flush()
+
+    def _note_format(self, frame: bytes) -> None:
+        transfer = amqp.transfer_of(frame)
+        if transfer is not None:
+            if transfer.first:
+                self.formats[transfer.link] = transfer.message_format
+            self.message_format = self.formats.get(transfer.link, 0)
+
+    def _feed(self, frame: bytes) -> None:
+        at = 0
+        while at < len(frame) and self.engine.capacity() > 0:
+            count = min(self.engine.capacity(), len(frame) - at)
+            self.engine.push(frame[at : at + count])
+            self._dispatch()
+            at += count
+
+    def flush(self) -> None:
+        if self.lost or self.transport.is_closing():
+            return
+        while (pending := self.engine.pending()) > 0:
+            octets = self.engine.peek(pending) or b""
+            self.engine.pop(len(octets))
+            self.to_send += octets
+        for frame in amqp.frames(self.to_send):
+            if not self.transport.is_closing():
+                self.transport.write(amqp.padded(frame))
+        if pending < 0 or self.engine.closed:
+            self.transport.close()
+
+    def tick(self) -> None:
+        self.engine.tick(time.time())
+        self._dispatch()
+        self.flush()
+
+    def end(self, *, abruptly: bool) -> None:
+        if abruptly:
+            self.transport.abort()
+            return
+        self.connection.condition = condition("amqp:connection:forced", "The connection was closed by the service.")
+        self.connection.close()
+        self.flush()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.lost = True
+        self.server.clients.discard(self)
+        for readers in self.server.readers.values():
+            readers[:] = [reader for reader in readers if reader.client is not self]
+
+    # ---- what the engine makes of them
+
+    def _dispatch(self) -> None:
+        while (event := self.events.peek()) is not None:
+            handler = self.HANDLERS.get(event.type)
+            if handler is not None:
+                handler(self, event)
+            self.events.pop()
+
+    def _connection_opened(self, event: Any) -> None:
+        event.connection.container = "simulated"
+        event.connection.properties = {symbol("product"): "simulated"}
+        event.connection.open()
+
+    def _session_opened(self, event: Any) -> None:
+        event.session.incoming_capacity = 1 << 22
+        event.session.open()
+
+    def _link_opened(self, event: Any) -> None:
+        link = event.link
+        link.source.copy(link.remote_source)
+        link.target.copy(link.remote_target)
+        link.max_message_size = self.server.options.max_message
+        link.properties = {symbol("com.microsoft:tracking-id"): "simulated"}
+        if link.is_receiver:  # the client sends
+            address = link.remote_target.address
+            why = None if address.startswith("$") else self._denied(*self.server.path(address))
+            if why is not None:
+                self._refuse(link, *why)
+                return
+            link.open()
+            link.flow(CREDIT)
+            return
+        address = link.remote_source.address
+        if address.startswith("$"):
+            self.replies[address] = link
+            link.open()
+            return
+        self._read_from(link, address)
+
+    def _read_from(self, link: Any, address: str) -> None:
+        hub, rest = self.server.path(address)
+        why = self._denied(hub, rest)
+        if why is None and self.server.fault == "busy":
+            why = BUSY
+        if why is None and (len(rest) != 4 or rest[0].casefold() != "consumergroups"):
+            why = ("amqp:not-found", f"{address} is no receiver's address")
+        if why is not None:
+            self._refuse(link, *why)
+            return
+        partition, selector = int(rest[3]), _selector(link.remote_source)
+        invalid = self.server.hubs[hub].refusal(partition, selector)
+        if invalid is not None:
+            self._refuse(link, "com.microsoft:argument-error", invalid)
+            return
+        properties = {str(name): value for name, value in (link.remote_properties or {}).items()}
+        epoch = properties.get("com.microsoft:epoch")
+        readers = self.server.readers.setdefault((hub, rest[1].casefold(), partition), [])
+        highest = max((reader.epoch for reader in readers if reader.epoch is not None), default=None)
+        if highest is not None and (epoch is None or epoch < highest):
+            self._refuse(link, "amqp:link:stolen", f"Receiver with a higher epoch '{highest}' exists")
+            return
+        if epoch is not None:
+            for reader in readers:
+                reader.link.condition = condition("amqp:link:stolen", f"New receiver with epoch '{epoch}' is created")
+                reader.link.close()
+                reader.client.flush()
+            readers.clear()
+        link.open()
+        start = self.server.hubs[hub].first(partition, selector)
+        readers.append(Reader(link, (self.server.hubs[hub], partition), start, epoch, self))
+
+    def _denied(self, hub: str, rest: list[str]) -> tuple[str, str] | None:
+        if hub not in self.server.hubs:
+            return "amqp:not-found", f"The messaging entity '{hub}' could not be found."
+        if self.until.get(hub, 0.0) < time.time():
+            return "amqp:unauthorized-access", f"Unauthorized access. There is no valid token for {hub}."
+        named = rest[-1] if len(rest) > 1 and rest[-2].casefold() == "partitions" else "0"
+        if not named.isdigit() or int(named) >= len(self.server.hubs[hub].logs):
+            return "com.microsoft:argument-out-of-range", f"The specified partition is invalid: {named}"
+        return None
+
+    def _refuse(self, link: Any, name: str, text: str) -> None:
+        link.open()
+        link.condition = condition(name, text)
+        link.close()
+
+    def _link_closed(self, event: Any) -> None:
+        for readers in self.server.readers.values():
+            readers[:] = [reader for reader in readers if reader.link != event.link]
+        event.link.close()
+
+    def _credit_given(self, event: Any) -> None:
+        for readers in self.server.readers.values() if event.link.is_sender else ():
+            for reader in readers:
+                if reader.link == event.link:
+                    self.server.pump(reader)
+
+    def _transfer_arrived(self, event: Any) -> None:
+        delivery, link = event.delivery, event.link
+        if link.is_sender or not delivery.readable:
+            return
+        address = link.remote_target.address
+        if self.server.cuts and not address.startswith("$"):
+            self.server.cuts -= 1
+            self.end(abruptly=True)
+        if delivery.partial or self.transport.is_closing():
+            return
+        payload = link.recv(delivery.pending)
+        link.advance()
+        if link.credit < CREDIT // 2:
+            link.flow(CREDIT - link.credit)
+        if address == "$cbs":
+            _accept(delivery)
+            self._put_token(payload)
+        elif address == "$management":
+            _accept(delivery)
+            self._manage(payload)
+        else:
+            self._store_events(delivery, address, payload)
+
+    def _store_events(self, delivery: Any, address: str, payload: bytes) -> None:
+        """Events from a sender."""
+        server = self.server
+        hub, rest = server.path(address)
+        if server.fault.startswith("reject:"):
+            _reject(delivery, server.fault.removeprefix("reject:"), "a fault was ordered")
+            return
+        if len(payload) > server.options.max_message:
+            _reject(delivery, "amqp:link:message-size-exceeded", f"The message of {len(payload)} bytes is too large.")
+            return
+        if self.until.get(hub, 0.0) < time.time():
+            _reject(delivery, "amqp:unauthorized-access", "ExpiredToken: The token is expired.")
+            return
+        try:
+            key, messages = events_of(payload, self.message_format)
+        except (ValueError, IndexError, struct.error) as error:
+            _reject(delivery, "amqp:decode-error", str(error))
+            return
+        partition = int(rest[-1]) if rest else server.hubs[hub].partition_of(key)
+        server.hubs[hub].append(partition, key, messages)
+        if server.fault != "noack":
+            _accept(delivery)
+        server.pump_all(hub, partition)
+
+    # ---- $cbs and $management
+
+    def _reply(self, node: str, request: Message, status: int, text: str, body: Any = None) -> None:
+        link = self.replies.get(node)
+        if link is None:
+            return
+        answer: Any = Message(body=body)
+        answer.correlation_id = request.id
+        answer.properties = {"status-code": int32(status), "status-description": text}
+        delivery = link.delivery(self.server.tag())
+        link.send(answer.encode())
+        link.advance()
+        delivery.settle()
+
+    def _put_token(self, payload: bytes) -> None:
+        request, properties = _decoded(payload)
+        name = properties["name"]
+        hub, _ = self.server.path(name)
+        kind = "jwt" if properties["type"] == "jwt" else "sas"
+        status, text, end = self.server.check_token(kind, text_of(request.body), name, hub)
+        if self.server.fault.startswith("refuse:"):
+            status, text = int(self.server.fault.removeprefix("refuse:")), "a fault was ordered"
+        if status == 202:
+            self.until[hub] = end
+        self._reply("$cbs", request, status, text)
+
+    def _manage(self, payload: bytes) -> None:
+        request, properties = _decoded(payload)
+        name, token = properties.get("name", "").casefold(), properties.get("security_token", "")
+        kind = "sas" if token.startswith("SharedAccessSignature") else "jwt"
+        status, text, _ = self.server.check_token(kind, token, name, name)
+        if properties.get("operation") != "READ":
+            status, text = 400, "only READ is known here"
+        if status != 202:
+            self._reply("$management", request, status, text)
+            return
+        found = _described(self.server.hubs[name], properties)
+        if found is None:
+            self._reply("$management", request, 404, "there is nothing of that name")
+        else:
+            self._reply("$management", request, 200, "OK", found)
+
+    HANDLERS: ClassVar[dict[Any, Callable[..., None]]] = {
+        Event.CONNECTION_REMOTE_OPEN: _connection_opened,
+        Event.CONNECTION_REMOTE_CLOSE: lambda _self, event: event.connection.close(),
+        Event.SESSION_REMOTE_OPEN: _session_opened,
+        Event.SESSION_REMOTE_CLOSE: lambda _self, event: event.session.close(),
+        Event.LINK_REMOTE_OPEN: _link_opened,
+        Event.LINK_REMOTE_CLOSE: _link_closed,
+        Event.LINK_REMOTE_DETACH: _link_closed,
+        Event.LINK_FLOW: _credit_given,
+        Event.DELIVERY: _transfer_arrived,
+    }
+
+
+def _accept(delivery: Any) -> None:
+    delivery.update(Delivery.ACCEPTED)
+    delivery.settle()
+
+
+def _reject(delivery: Any, name: str, text: str) -> None:
+    delivery.local.condition = condition(name, text)
+    delivery.update(Delivery.REJECTED)
+    delivery.settle()
+
+
+def _decoded(payload: bytes) -> tuple[Message, dict[str, str]]:
+    request: Any = Message()
+    request.decode(payload)
+    return request, {text_of(name): text_of(value) for name, value in request.properties.items()}
+
+
+def _described(hub: Hub, properties: dict[str, str]) -> dict[str, Any] | None:
+    kind = properties.get("type")
+    if kind == "com.microsoft:eventhub":
+        ids = [str(number) for number in range(len(hub.logs))]
+        return {
+            "name": hub.name,
+            "type": kind,
+            "created_at": timestamp(hub.created),
+            "partition_count": int32(len(ids)),
+            "partition_ids": Array(UNDESCRIBED, Data.STRING, *ids),  # type: ignore[arg-type] # its stubs know less
+        }
+    number = int(properties.get("partition", "-1"))
+    if kind != "com.microsoft:partition" or not 0 <= number < len(hub.logs):
+        return None
+    log = hub.logs[number]
+    return {
+        "name": hub.name,
+        "type": kind,
+        "partition": str(number),
+        "begin_sequence_number": hub.begins[number],
+        "last_enqueued_sequence_number": len(log) - 1,
+        "last_enqueued_offset": str(log[-1].offset if log else -1),
+        "last_enqueued_time_utc": timestamp(log[-1].enqueued if log else 0),
+        "is_partition_empty": not log,
+    }
+
+
+def _selector(source: Any) -> str | None:
+    source.filter.rewind()
+    if not source.filter.next():
+        return None
+    found = source.filter.get_object() or {}
+    for name, value in found.items():
+        if "selector-filter" in str(name):
+            return text_of(getattr(value, "value", value))
+    return None
+
+
+def _key_of(parts: list[amqp.Section]) -> str | None:
+    for part in parts:
+        if part.code == amqp.MESSAGE_ANNOTATIONS:
+            message: Any = Message()
+            message.decode(part.octets + b"\x00\x53\x75\xa0\x00")  # an empty body makes it a message
+            key = (message.annotations or {}).get("x-opt-partition-key")
+            return None if key is None else text_of(key)
+    return None
+
+
+def events_of(payload: bytes, message_format: int) -> tuple[str | None, list[bytes]]:
+    """The partition key and the events of one transfer; a batch is taken apart."""
+    parts = amqp.sections(payload)
+    key = _key_of(parts)
+    if message_format != amqp.BATCH_FORMAT:
+        return key, [amqp.bare(parts)]
+    inner = [amqp.sections(amqp.data_of(part)) for part in parts if part.code == amqp.DATA]
+    return key or (_key_of(inner[0]) if inner else None), [amqp.bare(event) for event in inner]

@@ -1,0 +1,112 @@
+"""``Hub``: a simulated Event Hub's partitions, each an append-only log, on disk if wanted."""
+
+import base64
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+SELECTORS = {"offset", "sequence-number", "enqueued-time"}
+
+
+class Entry(NamedTuple):
+    """One event in a partition."""
+
+    offset: int
+    enqueued: int  # Unix milliseconds
+    key: str | None
+    message: bytes
+
+
+class Hub:
+    """Partitions, each an append-only log."""
+
+    def __init__(self, name: str, partitions: int, store: Path | None) -> None:
+        self.name = name
+        self.created = int(time.time() * 1000)
+        self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
+        self.begins = [0] * partitions  # index of the first event that retention has left
+        self._file: BinaryIO | None = None
+        self._next = 0  # partition for events without a key
+        if store is not None and store.exists():
+            whole = store.read_bytes().rpartition(b"\n")
+            os.truncate(store, len(whole[0] + whole[1]))  # a torn last line was never acknowledged
+            for line in whole[0].splitlines():
+                row = json.loads(line)
+                self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
+        self._file = store.open("ab") if store is not None else None
+
+    def change(self, how: str, number: int) -> None:
+        """``forget``: leave so many events in each partition. ``resize``: to so many. ``anew``: count from 0 again."""
+        if how == "resize":
+            self._resize(number)
+        elif how == "forget":
+            self.begins = [max(0, len(log) - number) for log in self.logs]
+        else:
+            self.logs, self.begins = [[] for _ in self.logs], [0] * len(self.logs)
+            if self._file is not None:
+                self._file.truncate(0)
+
+    def _resize(self, partitions: int) -> None:
+        more = max(0, partitions - len(self.logs))  # Azure takes none away either
+        self.logs += [[] for _ in range(more)]
+        self.begins += [0] * more
+
+    def refusal(self, partition: int, selector: str | None) -> str | None:
+        """Why a receiver is refused: its offset is beyond the last one; the words are Event Hubs'."""
+        log, (kind, bound) = self.logs[partition], _bound(selector)
+        last = log[-1].offset if log else -1
+        return (
+            f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
+            if kind == "offset" and bound > last
+            else None
+        )
+
+    def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
+        if partition >= len(self.logs):  # it was resized, and read again
+            self._resize(partition + 1)
+        log = self.logs[partition]
+        offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
+        log.append(Entry(offset, enqueued, key, message))
+
+    def partition_of(self, key: str | None) -> int:
+        """Azure's hash is another, and as stable."""
+        if key is None:
+            self._next = (self._next + 1) % len(self.logs)
+            return self._next
+        return zlib.crc32(key.encode()) % len(self.logs)
+
+    def append(self, partition: int, key: str | None, messages: list[bytes]) -> None:
+        now = int(time.time() * 1000)
+        for message in messages:
+            if self._file is not None:
+                row = {"p": partition, "t": now, "k": key, "m": base64.b64encode(message).decode()}
+                self._file.write(json.dumps(row).encode() + b"\n")
+            self._put(partition, now, key, message)
+        if self._file is not None:
+            self._file.flush()
+
+    def first(self, partition: int, selector: str | None) -> int:
+        """The index of the first event that a receiver's selector lets through."""
+        log = self.logs[partition]
+        kind, bound = _bound(selector)
+        if kind is None:
+            return len(log)
+        inclusive = ">=" in (selector or "")
+
+        def passes(index: int) -> bool:
+            entry = log[index]
+            value = {"offset": entry.offset, "enqueued-time": entry.enqueued}.get(kind, index)
+            return value > bound or (inclusive and value == bound)
+
+        return next(filter(passes, range(self.begins[partition], len(log))), len(log))
+
+
+def _bound(selector: str | None) -> tuple[str | None, int]:
+    """What a selector asks for, and from which value on; ``None``: only what comes."""
+    words = (selector or "").replace("amqp.annotation.x-opt-", "").split(" ")
+    if len(words) != 3 or words[0] not in SELECTORS or words[2] == "'@latest'":
+        return None, 0
+    return words[0], int(words[2].strip("'"))

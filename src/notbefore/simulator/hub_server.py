@@ -1,0 +1,150 @@
+"""``HubServer``: the hubs, the keys and the faults of a simulated namespace, and who reads which partition."""
+
+import argparse
+import base64
+import hashlib
+import hmac
+import time
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from proton import Condition, symbol
+
+from notbefore.simulator import amqp
+from notbefore.simulator.hub_log import Hub
+
+BUSY = (
+    "com.microsoft:server-busy",
+    "The request was terminated because the entity is being throttled. Wait 4 seconds.",
+)
+
+
+def condition(name: str, text: str) -> Condition:
+    """An error; with an info map, which the SDK reads without asking whether it is there."""
+    return Condition(name, text, {symbol("com.microsoft:tracking-id"): "simulated"})
+
+
+class Client(Protocol):
+    """A connection, as far as the server needs it."""
+
+    def flush(self) -> None:
+        """Write what the engine has to send."""
+
+    def tick(self) -> None:
+        """Let the time pass."""
+
+    def end(self, *, abruptly: bool) -> None:
+        """End the connection."""
+
+
+class Reader:
+    """A receiver of one partition."""
+
+    def __init__(self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, client: Client) -> None:
+        self.link, self.next, self.epoch, self.client = link, start, epoch, client
+        self.hub, self.partition = place
+
+
+class HubServer:
+    """The server: hubs, keys, faults, and who is connected."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.hubs: dict[str, Hub] = {}
+        for text in options.hub:
+            name, _, partitions = text.partition(":")
+            store = Path(f"{options.store}.{name}") if options.store else None
+            self.hubs[name.casefold()] = Hub(name, int(partitions or 2), store)
+        self.keys = dict(text.split("=", 1) for text in options.key)
+        self.clients: set[Client] = set()
+        self.readers: dict[tuple[str, str, int], list[Reader]] = {}
+        self.fault = ""
+        self.cuts = 0  # transfers that are to be cut off yet
+        self._tags = 0
+
+    def tag(self) -> str:
+        self._tags += 1
+        return f"{self._tags:x}"
+
+    @staticmethod
+    def path(address: str) -> tuple[str, list[str]]:
+        """The hub and the rest of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``."""
+        parts = [part for part in (urlsplit(address).path if "://" in address else address).split("/") if part]
+        return (parts[0].casefold() if parts else ""), parts[1:]
+
+    def check_token(  # noqa: PLR0911 - each refusal has its own words
+        self, kind: str, token: str, audience: str, hub: str
+    ) -> tuple[int, str, float]:
+        """Status, text and end of a token: of a SAS the signature, the time and the audience are checked."""
+        if hub not in self.hubs:
+            return 404, f"The messaging entity '{audience}' could not be found.", 0.0
+        if kind == "jwt":
+            known = self.options.any_jwt and bool(token)
+            return (202, "Accepted", time.time() + 3600) if known else (401, "InvalidToken: it is not known here", 0.0)
+        fields = dict(part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part)
+        key = self.keys.get(unquote(fields.get("skn", "")))
+        if key is None:
+            return 401, "InvalidSignature: the name of the key is not known", 0.0
+        digest = hmac.new(key.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256).digest()
+        if not hmac.compare_digest(base64.b64encode(digest).decode(), unquote(fields["sig"])):
+            return 401, "InvalidSignature: The token has an invalid signature.", 0.0
+        end = float(fields["se"])
+        if end < time.time() + self.options.clock_ahead:
+            return 401, "ExpiredToken: The token is expired.", 0.0
+        if self.path(unquote(fields["sr"]))[0] not in ("", hub):
+            return 401, "InvalidAudience", 0.0
+        return 202, "Accepted", end
+
+    def pump(self, reader: Reader) -> None:
+        """Send a receiver what it has credit for."""
+        log = reader.hub.logs[reader.partition]
+        reader.next = max(reader.next, reader.hub.begins[reader.partition])
+        while reader.link.credit > 0 and reader.next < len(log):
+            entry = log[reader.next]
+            values: dict[str, str | int] = {
+                "x-opt-sequence-number": reader.next,
+                "x-opt-offset": str(entry.offset),
+                **({"x-opt-partition-key": entry.key} if entry.key is not None else {}),
+            }
+            delivery = reader.link.delivery(self.tag())
+            reader.link.send(amqp.annotations(values, {"x-opt-enqueued-time": entry.enqueued}) + entry.message)
+            reader.link.advance()
+            delivery.settle()
+            reader.next += 1
+
+    def pump_all(self, hub: str, partition: int) -> None:
+        for (name, _, number), readers in self.readers.items():
+            if (name, number) == (hub, partition):
+                for reader in readers:
+                    self.pump(reader)
+                    reader.client.flush()
+
+    def order(self, word: str) -> None:
+        """A fault from now on, or one at once."""
+        name, _, number = word.partition(":")
+        if word in ("drop", "close"):
+            self._end_all(abruptly=word == "drop")
+        elif name == "cut":
+            self.cuts = int(number)
+        elif name in ("forget", "resize", "anew"):
+            for hub in self.hubs.values():
+                hub.change(name, int(number or 0))
+            if name == "anew":
+                self._end_all(abruptly=True)
+        else:
+            self.fault = "" if word == "calm" else word
+            if word == "busy":
+                self._throttle()
+
+    def _end_all(self, *, abruptly: bool) -> None:
+        for client in list(self.clients):
+            client.end(abruptly=abruptly)
+
+    def _throttle(self) -> None:
+        for readers in self.readers.values():
+            for reader in readers:
+                reader.link.condition = condition(*BUSY)
+                reader.link.close()
+                reader.client.flush()
+            readers.clear()
