@@ -1,13 +1,13 @@
 """The thread that touches the disk: what hangs in it holds nobody for longer than a deadline."""
 
 import gc
-import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
+from notbefore.store.connection import open_database
 from notbefore.store.disk import DiskHangsError, DiskThread
 from support.agent import eventually
 
@@ -70,23 +70,15 @@ def test_what_fails_after_it_was_given_up_is_logged(disk: DiskThread, caplog: py
     eventually(lambda: "nobody waited for any more has failed: Input/output error" in caplog.text)
 
 
-class Opened:
-    """Something that is to be closed in the thread of the disk."""
-
-
-def test_an_error_keeps_nothing_open_that_another_thread_would_have_to_close(disk: DiskThread) -> None:
-    seen: list[weakref.ref[Opened]] = []
-
-    def fail() -> None:
-        opened = Opened()
-        seen.append(weakref.ref(opened))
-        raise sqlite3.OperationalError("unable to open database file")
-
-    gc.disable()
-    try:
-        with pytest.raises(sqlite3.OperationalError) as raised:
-            disk.do(fail)
-        assert seen[0]() is None  # not even while the error is looked at
-        assert raised.traceback[-1].name == "fail"
-    finally:
-        gc.enable()
+def test_only_close_closes_a_connection_and_nobody_who_lets_go_of_it() -> None:
+    connection = open_database(":memory:")
+    seen = weakref.ref(connection)
+    del connection
+    gc.collect()
+    found = seen()
+    assert found is not None
+    assert found.execute("SELECT 42").fetchone() == (42,)
+    found.close()
+    del found
+    gc.collect()
+    assert seen() is None

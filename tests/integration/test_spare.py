@@ -22,14 +22,16 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.store import spare as module
+from notbefore.store.connection import Connection
 from notbefore.store.courier_outbox import CourierOutbox
 from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.schema import connect_for_reading, transaction
+from notbefore.store.schema import transaction
 from notbefore.store.spare import file_in_use, spare_path
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredChange
+from support.agent import eventually
 from support.azure import ME, document, item, now
 
 FOR_EVER = Routing(sinks={"hub": Terms(expire_after=1e10, expire_on_end=False)})
@@ -457,11 +459,16 @@ Store(Path(sys.argv[1]))
 def test_a_disk_that_stops_answering_while_its_outbox_is_copied_holds_up_nobody(
     agent: Agent, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = threading.Event()
+    answers, closed_by = threading.Event(), list[str]()
+
+    class Opened(Connection):
+        def close(self) -> None:
+            closed_by.append(threading.current_thread().name)
+            super().close()
 
     def hangs(path: Path) -> sqlite3.Connection:
         answers.wait()
-        return connect_for_reading(path)
+        return sqlite3.connect(path, check_same_thread=False, factory=Opened)
 
     monkeypatch.setattr(module, "connect_for_reading", hangs)
     with locked(agent.path):  # the courier hangs in the disk, and holds the lock: the agent's own thread does not hang
@@ -471,6 +478,7 @@ def test_a_disk_that_stops_answering_while_its_outbox_is_copied_holds_up_nobody(
         receiver.works()
         assert receiver.accepted == ["a"]
     answers.set()
+    eventually(lambda: closed_by == ["disk"])  # it may hang again, in that thread and in no other
 
 
 def test_a_courier_that_waits_for_the_disk_goes_on_as_soon_as_the_agent_has_given_it_up(

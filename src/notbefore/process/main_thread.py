@@ -1,6 +1,5 @@
 """``MainThread``: what the main thread of an always-on process waits for: signals, other threads, and its courier."""
 
-import gc
 import logging
 import os
 import select
@@ -68,7 +67,6 @@ def exit_code(code: int, *, hangs: bool) -> int:
     The interpreter closes what is open, and SQLite would wait for the disk.
     """
     if hangs:
-        gc.disable()  # it would close what nobody uses any more
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
 """Rows go from one state file into another: from a damaged or deleted one, into the spare one, and back."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from notbefore.store.disk import DiskThread
 
@@ -13,6 +13,8 @@ TABLES: Final = (
 )  # fmt: skip
 PIECE: Final = 100  # rows: of events with 1,000 resources 3 MB
 _SEQ: Final = "seq"  # a number of the file's own
+
+T = TypeVar("T")
 
 
 def copy_table(
@@ -31,24 +33,28 @@ def copy_table(
     known = set(target.execute("SELECT change_id FROM history")) if table == "history" else set()
     ordered = table in ("history", "outbox")
     query = f"SELECT * FROM {table}{' ORDER BY seq' if ordered else ''}"  # noqa: S608 - one of ours
-    rows = source.execute(query) if disk is None else disk.do(lambda: source.execute(query))
-    names = [name for name, *_ in rows.description]
-    first = 1 if names[0] == _SEQ else 0
-    columns, marks = ", ".join(names[first:]), ", ".join("?" * len(names[first:]))
-    into = f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - one of ours
     copied = 0
-    for row in rows if disk is None else _in_pieces(rows, disk):
-        if table != "history" or (row[1],) not in known:
-            copied += target.execute(into, row[first:]).rowcount
+    rows = source.cursor()
+    try:
+        _in_turn(disk, lambda: rows.execute(query))
+        names = [name for name, *_ in rows.description]
+        first = 1 if names[0] == _SEQ else 0
+        columns, marks = ", ".join(names[first:]), ", ".join("?" * len(names[first:]))
+        into = f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - one of ours
+        while piece := _in_turn(disk, lambda: rows.fetchmany(PIECE if disk is not None else 1)):
+            for row in piece:
+                if table != "history" or (row[1],) not in known:
+                    copied += target.execute(into, row[first:]).rowcount
+    finally:
+        if disk is None:
+            rows.close()
+        else:
+            disk.post(rows.close)  # after what hangs now: a cursor that is left open keeps its connection open
     return copied
 
 
-def _in_pieces(rows: sqlite3.Cursor, disk: DiskThread) -> Iterator[Any]:
-    try:
-        while piece := disk.do(lambda: rows.fetchmany(PIECE)):
-            yield from piece
-    finally:
-        disk.post(rows.close)
+def _in_turn(disk: DiskThread | None, action: Callable[[], T]) -> T:
+    return action() if disk is None else disk.do(action)
 
 
 def copy_readable(source: sqlite3.Connection, target: sqlite3.Connection) -> int:

@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
@@ -93,7 +92,6 @@ class Job(Generic[T]):
         try:
             self._value = self._action()
         except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
-            _let_go_of_files(error)
             self._error = error
             if self.given_up:
                 log.warning("a disk operation that nobody waited for any more has failed: %s", error)
@@ -104,23 +102,7 @@ class Job(Generic[T]):
         return any(self._done.wait(seconds / _SLICES) or needless() for _ in range(_SLICES)) and self._done.is_set()
 
     def outcome(self) -> T:
-        """What it returned or raised; ask once."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # no circle: see `_let_go_of_files`
+        """What it returned or raised."""
+        if self._error is not None:
+            raise self._error
         return self._value
-
-
-def _let_go_of_files(error: BaseException) -> None:
-    """Forget what the functions that raised it had opened, here in the thread that may wait for the disk.
-
-    Their frames are kept with the error. A circle of references would leave a connection to the garbage collector,
-    which closes it in whatever thread it happens to run: that one would then wait for a disk that hangs.
-    """
-    found: BaseException | None = error
-    while found is not None:
-        traceback.clear_frames(found.__traceback__)
-        found = found.__context__

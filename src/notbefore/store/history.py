@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from notbefore.core.change import Change
+from notbefore.store.connection import open_database
 
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -31,7 +32,7 @@ def read_history(
     ``since``: Unix seconds of the oldest that is wanted. ``newer``: records that are not in the file yet, oldest first.
     Raises ``sqlite3.Error``.
     """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
+    with closing(open_database(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as db:
         return history_in(db, since, limit, max_bytes, newer)
 
 
@@ -53,7 +54,7 @@ def interruptions(path: Path, event_type: str, vm_id: str) -> list[float]:
 
     ``vm_id``: the one of this VM, as its records have it; empty where it is not known. Raises ``sqlite3.Error``.
     """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as db:
+    with closing(open_database(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as db:
         return [seconds for (seconds,) in db.execute(_INTERRUPTIONS, (event_type, vm_id))]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from notbefore.errors import StoreError
+from notbefore.store.connection import open_database
 
 BUSY_SECONDS: Final = 0.5  # how long the agent and its courier wait for another's transaction
 COMMAND_BUSY_SECONDS: Final = 5.0  # how long commands wait for it
@@ -58,7 +59,7 @@ def connect_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _open(uri: str, busy_seconds: float) -> tuple[sqlite3.Connection, int]:
-    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=False)
+    db = open_database(uri, uri=True, isolation_level=None, timeout=busy_seconds, check_same_thread=False)
     try:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA cache_size = -256")
@@ -118,7 +119,7 @@ def _execute(db: sqlite3.Connection, statements: str, version: int) -> None:
 
 def _copy(db: sqlite3.Connection, path: Path) -> None:
     path.unlink(missing_ok=True)  # of a migration that did not end
-    with closing(sqlite3.connect(path)) as copy:
+    with closing(open_database(path)) as copy:
         db.backup(copy)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from notbefore.errors import StoreError
+from notbefore.store.connection import open_database
 from notbefore.store.copying import copy_table
 from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
 from notbefore.store.schema import connect_for_reading, transaction
@@ -70,8 +71,8 @@ def make(
         _make_private(path.parent)
         remove(path)
     made = StateFile(path if path == MEMORY else path.with_name("unfinished.db"))
+    made.open()
     try:
-        made.open()
         made.db.executescript(_TABLES)
         with transaction(made.db) as db:
             complete = _copy_outbox(state_file, db, patience)
@@ -124,7 +125,7 @@ def _what_is_left(state_file: Path) -> dict[str, tuple[Any, ...]]:
 
 def is_merged(path: Path, merged: str) -> bool:
     """Whether this spare file is the one of that name: the agent that merged it ended before it removed the file."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+    with suppress(sqlite3.Error), closing(open_database(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         return bool(db.execute("SELECT name FROM spare").fetchone()[0] == merged)
     return False
 
@@ -199,18 +200,22 @@ def _take_over(spare: sqlite3.Connection, main: sqlite3.Connection, *, complete:
 def _copy_outbox(state_file: Path, db: sqlite3.Connection, patience: float) -> bool:
     """Copy the outbox and its figures; returns whether they could be read."""
     reader, tables = DiskThread(patience), ("outbox", "threads", "delivery_counts", "delivery_latency")
+    opened: list[sqlite3.Connection] = []
+
+    def close() -> None:
+        for one in opened:
+            one.close()
+
     try:
-        main = reader.do(lambda: connect_for_reading(state_file))
-        try:
-            for table in tables:
-                copy_table(main, db, table, disk=reader)
-        finally:
-            reader.post(main.close)  # nobody waits for it
+        reader.do(lambda: opened.append(connect_for_reading(state_file)))
+        for table in tables:
+            copy_table(opened[0], db, table, disk=reader)
     except (sqlite3.Error, StoreError, DiskHangsError):
         for table in (*tables, "passed"):
             db.execute(f"DELETE FROM {table}")  # noqa: S608 - one of ours
         return False
     finally:
+        reader.post(close)  # after what hangs now: that may still open the file
         reader.end()
     return True
 

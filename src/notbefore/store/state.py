@@ -22,6 +22,7 @@ from notbefore.errors import StoreError
 from notbefore.store import history, outbox_intake, spare
 from notbefore.store.agent_outbox import OutboxInMemory, answer
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
+from notbefore.store.connection import open_database
 from notbefore.store.copying import copy_readable
 from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
 from notbefore.store.history import ANSWER_BYTES, History, history_in, newest, read_history
@@ -357,6 +358,7 @@ class Store:
     def _use_spare(self, *, in_memory: bool = False) -> None:
         state, changes, revision = self._staged()
         path = MEMORY if in_memory else self.spare_path
+        self._close_spare()
         try:
             if path != MEMORY and path.exists():
                 file = StateFile(path)
@@ -383,9 +385,7 @@ class Store:
         log.error("until then deliveries go on from %s; what is not delivered is lost when %s stops", where, until)
 
     def _say_spare_failed(self, error: Exception) -> None:
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
+        self._close_spare()
         if not self._spare_failed:
             log.error("nor can the spare state file %s be written: %s", self.spare_path, error)
         self._spare_failed = True
@@ -394,10 +394,13 @@ class Store:
 
     def _discard_spare(self, error: Exception) -> None:
         log.error("the spare state file %s cannot be used, it is removed: %s", self.spare_path, error)
+        self._close_spare()
+        spare.remove(self.spare_path)
+
+    def _close_spare(self) -> None:
         if self._spare is not None:
             self._spare.close()
             self._spare = None
-        spare.remove(self.spare_path)
 
     def _recover(self) -> None:
         """Merge the spare file into the state file, and write to that one again; if this fails, nothing changes."""
@@ -478,7 +481,6 @@ class Store:
             try:
                 found.open()
             except sqlite3.Error as error:
-                found.close()
                 if not _is_damage(error):
                     raise
                 self._rename_damaged(error)
@@ -506,7 +508,7 @@ class Store:
         try:
             aside = self._rename_damaged(error)
             self._main.open()
-            with closing(sqlite3.connect(aside)) as old, transaction(self._main.db) as db:
+            with closing(open_database(aside)) as old, transaction(self._main.db) as db:
                 saved = copy_readable(old, db)
         except _TROUBLE:
             return False

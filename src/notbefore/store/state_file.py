@@ -21,6 +21,7 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.totals import Totals
 from notbefore.store import history, outbox_fallback, outbox_intake
 from notbefore.store.confirmed_time import ConfirmedTime
+from notbefore.store.connection import open_database
 from notbefore.store.private import prepare_database
 from notbefore.store.schema import BUSY_SECONDS, Inode, bring_up_to_date, connect_for_reading, inode_of, transaction
 
@@ -100,8 +101,16 @@ class StateFile:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             prepare_database(self.path)
         # autocommit: transactions are begun and ended in `transaction` alone
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+        db = open_database(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         self._connection = db
+        try:
+            self._prepare(db)
+        except BaseException:
+            self.close()
+            raise
+        self._inodes = {suffix: inode_of(self._part(suffix)) for suffix in ("", "-wal", "-shm")}
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # first: it is fixed once the file has a page
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA journal_size_limit = 1048576")
@@ -113,7 +122,6 @@ class StateFile:
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
         bring_up_to_date(db, self.path)
-        self._inodes = {suffix: inode_of(self._part(suffix)) for suffix in ("", "-wal", "-shm")}
 
     def open_for_reading(self) -> None:
         """Open a file that cannot be written; what is read cannot be marked as unreadable either."""
