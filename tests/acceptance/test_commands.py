@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+import yaml
 
 from notbefore import __version__
 from notbefore.commands.watch import CLOSE, OPEN, TOP
@@ -238,6 +239,23 @@ def test_check_config_says_what_a_configuration_amounts_to(tmp_path: Path) -> No
     assert done.returncode == 0
     assert "interval: 5s" in done.stdout
     assert "name: me" in done.stdout
+    assert (done.stdout.splitlines()[-1], done.stderr) == (f"# {path} is valid.", "")
+    assert yaml.safe_load(done.stdout)["imds"]["interval"] == "5s", "what is printed is a configuration"
+    warned = notbefore("check-config", str(path), "--strict", "--listen", "192.0.2.1:1", NOTBEFORE_SERVER__INSECURE="1")
+    assert warned.returncode == 2
+    assert warned.stdout.endswith("is valid, but there is one warning, which --strict refuses: see above.\n")
+
+
+def test_a_configuration_may_come_through_a_pipe_and_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    # as `notbefore check-config <(sops --decrypt FILE)`
+    words = [sys.executable, "-m", "notbefore", "check-config", "/dev/stdin"]
+    said = subprocess.run(words, input=b"imds: {interval: 7s}", capture_output=True, check=True)
+    assert b"interval: 7s" in said.stdout
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in ((pipe, "nobody writes into it"), (tmp_path, "this is a directory: name the file in it")):
+        done = notbefore("check-config", str(path))
+        assert (done.returncode, why in done.stderr, done.stdout) == (2, True, "")
 
 
 def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The words of a message: the built-in texts, and the user's templates."""
 
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -305,10 +306,23 @@ def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
     assert "notbefore outbox list" in text.plain
 
 
+@pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Defragment"])
+@pytest.mark.parametrize("kind", ["announced", "started", "finished", "ended", "approved", "approval_failed"])
+def test_the_advice_for_several_vms_is_not_about_one(event_type: str, kind: str) -> None:
+    for names, number in (((ME,), "the VM"), ((ME, PEER), "each affected VM")):
+        listed = {"EventType": event_type, "Resources": list(names)}
+        begun = () if kind in ("announced", "approved") else (listed | STARTED,)
+        over = (None,) if kind in ("finished", "ended") else ()
+        one = message(listed, *begun, *over, kind=kind)
+        advice = text_of(recording(one, outcome="unknown") if kind == "ended" else one).advice
+        assert advice
+        assert set(re.findall(r"(?:the|each affected) VM\b", advice.lower().replace("vm", "VM"))) <= {number}
+
+
 def test_a_vm_that_does_not_come_back_is_not_waited_for() -> None:
     text = text_of(message({"EventType": "Preempt"} | STARTED, kind="reminder"), at(1_802))
     assert "has not ended" in text.title
-    assert "It does not come back by itself" in text.advice
+    assert "it does not come back by itself" in text.advice
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from notbefore.commands.approve import describe
 from notbefore.commands.events import OF_AGENT
 from notbefore.commands.history import show_history
-from notbefore.commands.tables import remarks
+from notbefore.commands.tables import due, remarks
 from notbefore.commands.watch import show
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
@@ -42,6 +42,13 @@ from support.fleet_records import report, vm
 )
 def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("left", "text"), [(None, "-"), (845, "in 14m05s"), (29.6, "in 30s"), (-0.2, "0s ago"), (-43, "43s ago")]
+)
+def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(left: float | None, text: str) -> None:
+    assert due(left) == text
 
 
 def test_nothing_is_said_in_words() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlRequest, ask
 from notbefore.commands.options import add_json, add_state, load_state_configuration
-from notbefore.commands.tables import print_json
+from notbefore.commands.tables import due, print_json
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.core.text import escaped, one_line
@@ -59,7 +59,7 @@ def _report(event: PendingEvent, words: str, *, done: bool, as_json: bool) -> No
 def describe(event: PendingEvent) -> str:
     """Return what is about to be approved, for the operator who is asked."""
     names = [one_line(name) for name in event.resources]
-    when = f", NotBefore in {span(event.seconds_to_not_before)}" if event.seconds_to_not_before else ""
+    when = f", NotBefore {due(event.seconds_to_not_before)}" if event.seconds_to_not_before is not None else ""
     lines = [
         f"{one_line(event.event_type)} {one_line(event.event_id)}, {one_line(event.event_status)}{when}",
         one_line(event.description or ""),

@@ -105,9 +105,19 @@ def _run(options: argparse.Namespace) -> int:
         print_json([{"ok": ok, "error": None, "warnings": found, "notes": notes, **shown}], sys.stdout)
     elif options.connect:
         _show(answers)
+        sys.stdout.write(f"{_verdict(options, found)}\n")
     else:
-        sys.stdout.write(dump(config))
+        sys.stdout.write(f"{dump(config)}# {_verdict(options, found)}\n")  # a comment: what is printed stays YAML
     return WRONG if strict else int(refused)
+
+
+def _verdict(options: argparse.Namespace, found: list[str]) -> str:
+    """The last line: whether an agent would start with it."""
+    name = options.config or "The configuration (no file: defaults, environment and command line)"
+    if not found:
+        return f"{name} is valid."
+    count = "one warning" if len(found) == 1 else f"{len(found)} warnings"
+    return f"{name} is valid, but there is {count}{', which --strict refuses' if options.strict else ''}: see above."
 
 
 def _leader_notes(config: Config) -> Iterator[str]:

@@ -6,8 +6,8 @@ from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.fleet_events import OF_FLEET
-from notbefore.commands.tables import NOTHING, remarks, table
-from notbefore.commands.watch import DIM, RED, SOON, YELLOW, Board, show, watch, whole_seconds
+from notbefore.commands.tables import NOTHING, due, remarks, table
+from notbefore.commands.watch import DIM, RED, SOON, YELLOW, Board, show, watch
 from notbefore.core.duration import span
 
 
@@ -69,7 +69,7 @@ def _row(event: dict[str, Any], left: float | None) -> tuple[str, ...]:
         event["event_status"],
         event["scope"],
         event["not_before"] or "-",
-        whole_seconds(left),
+        due(left),
         span(event["expected_duration_seconds"]),
         ", ".join(event["resources"]),
         event["event_id"],
@@ -87,7 +87,7 @@ def _style(event: dict[str, Any], left: float | None) -> str:
 
 OF_AGENT: Final = Board(
     path="/api/v1/events",
-    head=("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "IN", "EXPECTED", "RESOURCES", "EVENT ID", "SOURCE"),
+    head=("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "DUE", "EXPECTED", "RESOURCES", "EVENT ID", "SOURCE"),
     listed=_by_urgency,
     title=_title,
     remarks=remarks,

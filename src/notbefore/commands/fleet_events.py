@@ -2,9 +2,10 @@
 
 from typing import Any, Final
 
-from notbefore.commands.watch import RED, SOON, YELLOW, Board, whole_seconds
+from notbefore.commands.tables import due
+from notbefore.commands.watch import RED, SOON, YELLOW, Board
 
-HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "IN", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID")
+HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID")
 NOTHING: Final = "Nothing is coming over the fleet."
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
@@ -28,7 +29,7 @@ def _row(wave: dict[str, Any], left: float | None) -> tuple[str, ...]:
         wave["event_type"],
         wave["status"],
         wave["not_before"] or "-",
-        whole_seconds(left),
+        due(left),
         f"{wave['events']} ({wave['over']} over)" if wave["over"] else str(wave["events"]),
         str(len(wave["vms"])),
         str(wave["reported_by"]),

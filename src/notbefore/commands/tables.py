@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TextIO
 
+from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped
 
@@ -23,6 +24,14 @@ def columns(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
     cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def due(left: float | None) -> str:
+    """Return how far NotBefore is, for a column of a table: ``in 14m05s``, ``43s ago``, ``-`` where it is not known."""
+    if left is None:
+        return "-"
+    text = span(float(round(abs(left)))).replace(".0s", "s")
+    return f"in {text}" if left >= 0 else f"{text} ago"
 
 
 def print_json(items: Iterable[object], out: TextIO) -> None:

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from notbefore.commands.client import AgentClient
 from notbefore.commands.tables import columns, print_json, table
-from notbefore.core.duration import span
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError, NotBeforeError
 
@@ -161,11 +160,6 @@ def _left(event: dict[str, Any], passed: float) -> float | None:
     """Seconds to NotBefore, ``passed`` seconds after the agent answered."""
     seconds = event["seconds_to_not_before"]
     return None if seconds is None else seconds - passed
-
-
-def whole_seconds(left: float | None) -> str:
-    """Return a countdown for a column of a table."""
-    return span(float(round(left))).replace(".0s", "s") if left is not None else "-"
 
 
 def _cut(text: str, width: int) -> str:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config
+from notbefore.config.open_file import open_file
 from notbefore.config.otlp import OTLP_LIBRARY, Otlp, otlp_headers
 from notbefore.config.sinks import SinkConfig
 from notbefore.config.yaml_file import located
@@ -166,7 +167,7 @@ def _check_files(settings: Struct) -> None:
         if not key.endswith("_file") or path is None:
             continue
         try:
-            Path(path).open("rb").close()
+            open_file(Path(path)).close()
         except OSError as error:
             hint = "" if str(path).isprintable() else r": in double quotes \t is a tab: write a path in single quotes"
             raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}{hint}") from None

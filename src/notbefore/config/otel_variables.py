@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from notbefore.config.checks import check_header
+from notbefore.config.open_file import open_file
 from notbefore.config.otlp import Connection, Otlp
 from notbefore.config.secret import env_pairs
 from notbefore.config.yaml_file import to_struct
@@ -154,7 +155,7 @@ def _milliseconds(text: str) -> str:
 def _file(text: str) -> str:
     path = Path.cwd() / text
     try:
-        path.open("rb").close()
+        open_file(path).close()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     return str(path)

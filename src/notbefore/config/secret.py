@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
+from notbefore.config.open_file import open_file
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
@@ -110,7 +111,7 @@ def _installed(name: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(MAX_SECRET + 1)
         text = data.decode().rstrip("\r\n")
     except OSError as error:

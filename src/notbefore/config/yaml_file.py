@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from notbefore.config.open_file import open_file
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
@@ -49,10 +50,12 @@ def _kind(values: object) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_FILE + 1)
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: this is a directory: name the file in it") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > MAX_FILE:
         raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
     try:

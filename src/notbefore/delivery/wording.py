@@ -30,10 +30,9 @@ _EFFECTS: Final = {  # event type -> what is done to the VM, and what follows fr
     "Preempt": ("evicted", "A Spot VM that is evicted is deleted or deallocated."),
     "Terminate": ("deleted", "It does not come back."),
 }
-_ADVICE: Final = {
+_ADVICE: Final = {  # where several VMs are affected, "the VM" becomes "each affected VM"
     "Freeze": (
-        "Nothing in most cases. If an application on the VM does not tolerate a pause (a cluster, a database), fail it"
-        " over now."
+        "Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over now."
     ),
     "Reboot": "Move or stop applications that must not be killed. The VM comes back by itself.",
     "Redeploy": (
@@ -41,23 +40,23 @@ _ADVICE: Final = {
         " itself."
     ),
     "Preempt": (
-        "You may have only 30 seconds: only automation can react in time. The VM does not come back by itself. Replace"
-        " it if you need it."
+        "You may have only 30 seconds: only automation can react in time. Replace the VM if you need it: it does not"
+        " come back by itself."
     ),
     "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
 }
 _ADVICE_STARTED: Final = {
     "Freeze": "Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
     "Reboot": (
-        "Wait until the VM is back. If it is still down after half an hour, open a support ticket with Azure and give"
-        " the EventId."
+        "Wait until the VM is back. If that takes more than half an hour, open a support ticket with Azure and give the"
+        " EventId."
     ),
-    "Preempt": "Do not wait for the VM. It does not come back by itself. Replace it if you need it.",
+    "Preempt": "Do not wait. Replace the VM if you need it: it does not come back by itself.",
     "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
 }
 _ADVICE_LATE: Final = (
-    "If the VM is down, open a support ticket with Azure and give the EventId. If it runs, expect further interruptions"
-    " until the event is over."
+    "If an affected VM is down, open a support ticket with Azure and give the EventId. Otherwise, expect further"
+    " interruptions until the event is over."
 )
 GONE: Final = ("Preempt", "Terminate")  # the VM does not come back
 _ADVICE_FINISHED: Final = {
@@ -68,7 +67,7 @@ _ADVICE_FINISHED: Final = {
     "Terminate": "Remove the VM from everything that still depends on it.",
 }
 _UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
-_NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve EVENT_ID` on it. Otherwise do nothing."
+_NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve {event}` on {vm}. Otherwise do nothing."
 _ADVICE_OF_KIND: Final = {
     "canceled": _UNDO,
     "ended": "Check the VM: it may have been interrupted.",
@@ -304,7 +303,17 @@ def _how_it_went(record: Record) -> str:
 def _advice(message: Message, own: dict[str, str]) -> str:
     """What to do: the user's text for the type of event until it is over, or a built-in one."""
     record = message.record
-    event_type = record.event_type
+    users = {name.casefold(): text for name, text in own.items()}.get(record.event_type.casefold())
+    if users is not None and not message.settled and message.kind not in _ADVICE_OF_KIND:
+        return users
+    text = _built_in_advice(message)
+    if not _is_one(record):
+        text = text.replace("the VM", "each affected VM").replace("The VM", "Each affected VM")
+    return text.format(event=one_line(record.event_id), vm=one_line(record.vm_name or "a VM"))
+
+
+def _built_in_advice(message: Message) -> str:
+    record, event_type = message.record, message.record.event_type
     if record.no_longer_affected:
         return _UNDO
     if record.outcome == "finished":
@@ -312,9 +321,8 @@ def _advice(message: Message, own: dict[str, str]) -> str:
     if message.kind == "ended" and event_type in GONE:
         return _ADVICE_MAYBE_GONE
     if message.kind in _ADVICE_OF_KIND:
-        return _ADVICE_OF_KIND[message.kind].replace("EVENT_ID", one_line(record.event_id))
-    texts = {name.casefold(): text for name, text in own.items()}
-    return texts.get(event_type.casefold(), _advice_until_the_end(message))
+        return _ADVICE_OF_KIND[message.kind]
+    return _advice_until_the_end(message)
 
 
 def _advice_until_the_end(message: Message) -> str:

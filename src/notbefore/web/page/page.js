@@ -11,13 +11,12 @@ let paused = false;
 let refreshing = false;
 
 function countdown(seconds) { // as countdown in render.py
-  const whole = Math.trunc(Math.abs(seconds));
+  const whole = Math.trunc(Math.abs(seconds)); // what lies behind is said beside it
   const two = (number) => String(number).padStart(2, "0");
   const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
   const rest = two(Math.floor(whole / 60) % 60) + ":" + two(whole % 60);
-  const sign = seconds <= -1 ? "-" : "";
-  if (days) return sign + days + "d " + two(hours) + ":" + rest;
-  return sign + (hours ? hours + ":" + rest : rest.replace(/^0/, ""));
+  if (days) return days + "d " + two(hours) + ":" + rest;
+  return hours ? hours + ":" + rest : rest.replace(/^0/, "");
 }
 
 function count() {
@@ -25,7 +24,9 @@ function count() {
   const now = (Date.now() + ahead) / 1000;
   for (const one of document.querySelectorAll("[data-until], [data-since]")) {
     const { until, since } = one.dataset;
-    const text = countdown(until !== undefined ? until - now : now - since);
+    const left = until !== undefined ? until - now : now - since;
+    if (left < 0 && until !== undefined) one.nextElementSibling.textContent = "past its NotBefore"; // as in pending.html
+    const text = countdown(left);
     if (one.textContent !== text) one.textContent = text;
   }
 }

@@ -60,13 +60,12 @@ def _visible(value: Any) -> Any:
 
 
 def countdown(seconds: float) -> str:
-    """``9:05``, ``1:02:03``, ``6d 01:02:03``; negative once it has passed. ``page.js`` writes the same."""
-    sign, whole = ("-" if seconds <= -1 else ""), int(abs(seconds))
-    days, rest = divmod(whole, 86_400)
+    """``9:05``, ``1:02:03``, ``6d 01:02:03``; also once it has passed. ``page.js`` writes the same."""
+    days, rest = divmod(int(abs(seconds)), 86_400)
     hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
     if days:
-        return f"{sign}{days}d {hours:02d}:{minutes:02d}:{left:02d}"
-    return f"{sign}{hours}:{minutes:02d}:{left:02d}" if hours else f"{sign}{minutes}:{left:02d}"
+        return f"{days}d {hours:02d}:{minutes:02d}:{left:02d}"
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
 def clock(time: datetime, now: datetime) -> str:
