@@ -558,6 +558,28 @@ def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str)
         HttpServer(listen, make_app(view))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+def test_of_several_that_begin_at_once_one_has_the_port_and_the_others_say_so(view: Shown, host: str) -> None:
+    began = 0
+    for _ in range(20):
+        listen, together = f"{host}:{free_port()}", threading.Barrier(4)
+
+        def begin() -> HttpServer | None:
+            together.wait()  # noqa: B023 - called in this turn
+            try:
+                return HttpServer(listen, make_app(view), Access(insecure=True))  # noqa: B023 - as above
+            except ListenError:
+                return None
+
+        with ThreadPoolExecutor(4) as pool:
+            servers = [one for one in pool.map(lambda _: begin(), range(4)) if one is not None]
+        for one in servers:
+            one.stop()
+        assert len(servers) <= 1
+        began += len(servers)
+    assert began
+
+
 ADDRESSES = {"[::1]": ("::1",), "127.0.0.1": ("127.0.0.1",), "": ("127.0.0.1", "::1")}
 
 

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
+from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Vm
+from notbefore.fleet import waves
 from notbefore.fleet.coming import shown
 from notbefore.fleet.merge import (
     CANCELED,
@@ -714,6 +716,50 @@ def test_what_cannot_be_read_is_counted_and_set_aside(data: bytes, reason: str) 
     assert aside == [("7", 0, reason)]
     assert log.fold.figures.poison == {reason: 1}
     assert log.kinds == ["announced"]
+
+
+def test_a_record_that_the_fold_fails_on_is_set_aside_and_what_its_batch_made_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add = Story.add
+
+    def fails(story: Story, told: Report) -> bool:
+        if told.event_id == "E1":
+            raise KeyError("nobody foresaw it")
+        return add(story, told)
+
+    monkeypatch.setattr(Story, "add", fails)
+    aside: list[int] = []
+    log = Log()
+    log.fold = Partition("7", EACH, LIMIT, lambda _name, item, _why: aside.append(item.sequence))
+    for event in ("E0", "E1", "E2"):
+        log.add(A, "announced", event)
+    assert [one.change.event.event_id for one in log.made] == ["E0", "E2"]
+    assert aside == [1]
+    assert log.fold.figures.poison == {"failed": 1}
+    assert "nobody foresaw it" in log.fold.figures.failures[0]
+
+
+def test_a_wave_that_cannot_be_made_a_notification_of_keeps_no_other_one_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = waves.event_of_wave
+
+    def fails(wave: waves.Wave, standing: Standing) -> Event:
+        if "e0" in wave.stories:
+            raise KeyError("nobody foresaw it")
+        return whole(wave, standing)
+
+    monkeypatch.setattr(waves, "event_of_wave", fails)
+    log = Log()
+    for event in ("E0", "E1"):
+        log.add(A, "announced", event, after=0)
+    log.wait(1)
+    log.wait(1)
+    assert [one.change.event.event_id for one in log.made] == ["E1"]
+    assert len(log.fold.figures.failures) == 1
+    monkeypatch.undo()
+    assert log.add(A, "started", "E0")[-1] == "started"
 
 
 def test_both_formats_of_the_sink_are_read() -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError
 from azure.eventhub import CloseReason, EventData
 from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
+from azure.eventhub.amqp import AmqpMessageBodyType
 from azure.eventhub.exceptions import EventHubError
 from msgspec import Struct
 
@@ -33,7 +34,9 @@ from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Outbox
 from notbefore.fleet.moves import Moves
+from notbefore.fleet.outbox import MAX_BODY
 from notbefore.fleet.partition import Item, Partition, PartitionFigures
+from notbefore.fleet.waves import Notification
 from notbefore.metrics.fleet import Measured
 
 BATCH: Final = 300  # records taken in at once
@@ -253,15 +256,31 @@ class Consumer:
         fold, items = held.fold, list(map(item_of, events))
         if self._moves is not None:
             await self._moves.prepare(held, items)
-        made = [one for item in items for one in fold.add(item)]
+        made: list[Notification] = []
+        for item in items:
+            made.extend(fold.add(item))
         if events:  # while records come, the time is theirs
             keeper.clock.hear(fold.enqueued, time.monotonic())
         quiet = 0.0 if events else keeper.now() - MARGIN
         made += fold.advance(max(fold.enqueued, quiet))
-        self._count(fold)
         if made:
-            keeper.commit(held, made)
+            self._commit(held, made)
+        self._count(fold)
         await self._look(name, fold, keeper.now())
+
+    def _commit(self, held: Held, made: list[Notification]) -> None:
+        """Have them sent. Where that fails, the records are read again, from what is written down."""
+        if self._keeper is not None:
+            try:
+                self._keeper.commit(held, made)
+            except Exception:
+                self.errors["fold"] += 1
+                log.exception(
+                    "partition %s: what is to be sent was not taken: its records are read again", held.fold.name
+                )
+                self._keeper.forget(held.fold.name)
+                self._failed.set()
+                raise
 
     def _count(self, fold: Partition) -> None:
         """Add up what was counted of a partition since the last batch."""
@@ -270,6 +289,9 @@ class Consumer:
         self.poison.update(new.poison)
         self.counts.update(contradictions=new.contradictions, given_up=new.given_up, missing=new.missing)
         self.counts["fell_silent"] += new.fell_silent
+        self.errors.update(fold=len(new.failures))
+        for text in new.failures[:1]:
+            log.error("partition %s: an error that nobody foresaw. Please report it. %s", fold.name, text)
         self._history.add(PastEvent.of(story, at) for story, at in new.closed)
         for story, _ in new.closed:
             labels = (story.event.event_type, story.place.region)
@@ -323,7 +345,10 @@ async def _with_store(doing: Coroutine[Any, Any, Held | None]) -> Held | None:
 def item_of(event: EventData) -> Item:
     """One record, as the fold takes it."""
     body = event.body
-    data = body if isinstance(body, bytes) else b"".join(body)  # type: ignore[arg-type]
+    if event.body_type is AmqpMessageBodyType.DATA:
+        data = body if isinstance(body, bytes) else b"".join(body)  # type: ignore[arg-type]
+    else:  # of another product: no agent sends values
+        data = repr(body)[:MAX_BODY].encode(errors="replace")
     enqueued = event.enqueued_time
     return Item(
         data,

@@ -145,7 +145,7 @@ class Keeper:
         """Go on with a partition: from memory where nobody else has had it since, else from the snapshot."""
         held = self.partitions.get(name)
         if held is None or not await self._holds(held):
-            self._forget(name)
+            self.forget(name)
             held = await self._restored(name)
         self._lost.pop(name, None)
         self.partitions[name] = held
@@ -179,7 +179,7 @@ class Keeper:
         if held is not None:
             with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):  # what is missing, the log has
                 await self._write(held, whole=True)
-        self._forget(name)
+        self.forget(name)
 
     async def begin_anew(self, name: str) -> None:
         """The hub does not know the offset: it was made anew, say. The next reading starts at the window."""
@@ -198,7 +198,8 @@ class Keeper:
             with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):
                 await self._write(held, whole=True)
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
+        """Send nothing of a partition any more; who takes it next goes on from what is written down."""
         held = self.partitions.pop(name, None)
         if held is not None and held.unsettled:
             self._outbox.leave(held.unsettled)
@@ -329,7 +330,7 @@ class Keeper:
         except LostPartitionError:
             log.warning("partition %s: another instance has it by now", held.fold.name)
             self._lost[held.fold.name] = time.monotonic()
-            self._forget(held.fold.name)
+            self.forget(held.fold.name)
         except SnapshotGoneError:
             log.warning("partition %s: its checkpoint was deleted: it is written anew", held.fold.name)
             self._write_anew()

@@ -56,10 +56,11 @@ class FleetOutbox:
         sent: list[Delivery] = []
         totals = self._state.totals
         for one in made:
-            line = Record.of(one.change, one.vm, exercise=one.exercise, fleet=one.facts).line()
-            found: dict[str, Delivery] = {}
-            for vm in (*one.before, one.vm):
-                found |= {each.delivery_id: each for each in deliveries(one.change, line, self._routing, _routed(vm))}
+            try:
+                line, found = self._outgoing(one)
+            except Exception:  # nobody foresaw it: it keeps no other notification waiting
+                log.exception("a notification cannot be made. Please report it. %r", one)
+                continue
             sent += found.values()
             new = tuple(delivery for delivery in found.values() if mark_of(delivery.delivery_id) not in accepted)
             stored.append(StoredChange(one.change, line, new))
@@ -71,6 +72,12 @@ class FleetOutbox:
         if sent:
             self._notify()
         return sent
+
+    def _outgoing(self, made: Notification) -> tuple[bytes, dict[str, Delivery]]:
+        """The record of a notification, and its deliveries by their ids."""
+        line = Record.of(made.change, made.vm, exercise=made.exercise, fleet=made.facts).line()
+        vms = map(_routed, (*made.before, made.vm))
+        return line, {one.delivery_id: one for vm in vms for one in deliveries(made.change, line, self._routing, vm)}
 
     def put(self, sent: Sequence[Delivery]) -> None:
         """Have deliveries sent that a snapshot holds; those that are in the outbox already stay as they are."""

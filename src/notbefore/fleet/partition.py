@@ -4,6 +4,7 @@ The state is a fold over the log: the same records give the same stories, waves 
 A snapshot holds what is not over yet, and is taken between two records: who goes on from it needs nothing before it.
 """
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
@@ -78,6 +79,7 @@ class PartitionFigures(Struct):
     given_up: int = 0
     fell_silent: int = 0
     missing: int = 0  # records that were gone before they were read
+    failures: list[str] = []  # errors that nobody foresaw, with their tracebacks
     closed: list[tuple[Story, float]] = []  # events that are over, and since when: Unix seconds of the hub's clock
 
 
@@ -213,14 +215,25 @@ class Partition:
         if item.enqueued >= next_due:
             yield from self.advance(item.enqueued)
         self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
-        found = read(item.body, item.properties)
-        if isinstance(found, Report):
-            found = _in_time(found, item.enqueued)
-            yield from self._end_if_back(found, item.enqueued)
-        self.figures.records[self._take(found, item)] += 1
+        try:
+            found = read(item.body, item.properties)
+            if isinstance(found, Report):
+                found = _in_time(found, item.enqueued)
+                yield from self._end_if_back(found, item.enqueued)
+            result = self._take(found, item)
+        except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
+            self.figures.failures.append(traceback.format_exc())
+            result = self._set_aside(Poison("failed", f"{type(error).__name__}: {error}"), item)
+        self.figures.records[result] += 1
 
     def advance(self, now: float) -> Iterator[Notification]:
         """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then."""
+        try:
+            yield from self._advance(now)
+        except Exception:  # noqa: BLE001 - nobody foresaw it: the next call goes on with what comes after it
+            self.figures.failures.append(traceback.format_exc())
+
+    def _advance(self, now: float) -> Iterator[Notification]:
         if now - self._looked >= LOOK_EVERY:
             self._look(now)
         for wave, made in self.waves.flush(now):
@@ -245,8 +258,11 @@ class Partition:
             return "beat"
         if found is None:
             return "skipped"
-        self.figures.poison[found.reason] += 1
-        self._on_poison(self.name, item, found)
+        return self._set_aside(found, item)
+
+    def _set_aside(self, poison: Poison, item: Item) -> str:
+        self.figures.poison[poison.reason] += 1
+        self._on_poison(self.name, item, poison)
         return "poison"
 
     def _end_if_back(self, report: Report, now: float) -> Iterator[Notification]:

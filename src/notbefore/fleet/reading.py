@@ -24,7 +24,7 @@ APPROVALS: Final = frozenset(
     {"approved", "approval_failed", "approval_skipped"}
 )  # what a VM did is no step of an event
 
-PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape"]
+PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed"]
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]

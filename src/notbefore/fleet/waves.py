@@ -193,12 +193,12 @@ class Waves:
         return max(now, wave.notified_at + grouping.group_interval)
 
     def _notify(self, wave: Wave, moment: float) -> Notification | None:
+        wave.due = None  # first: if it fails, it keeps no other wave waiting
         standing = standing_of(wave)
         if wave.notified is STARTED and standing is SCHEDULED:
             standing = STARTED
         kind = STEPS[wave.notified, standing]
         event = event_of_wave(wave, standing)
-        wave.due = None
         if kind == "updated" and wave.notified_event is not None and content(event) == content(wave.notified_event):
             kind = None
         if kind is None:

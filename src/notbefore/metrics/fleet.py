@@ -48,7 +48,7 @@ MISSING: Final = Metric(
 ERRORS: Final = Metric(
     "notbefore_fleet_errors",
     "counter",
-    "Errors of the hub, of the checkpoint store, of the history, and of the inventory.",
+    "Errors of the hub, of the checkpoint store, of the history, of the inventory, and of the program (`fold`).",
     ("part",),
 )
 PARTITIONS: Final = Metric("notbefore_fleet_partitions", "gauge", "Partitions that this instance reads.")

@@ -236,16 +236,18 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
 
 def _bind(listen: str) -> socket.socket:
+    """A socket that listens: of two that bind at the same moment, only that says which one has the port."""
     host, port = host_and_port(listen)
     bound: socket.socket | None = None
     try:
-        if not host and (everywhere := _bind_everywhere(port)) is not None:
-            return everywhere
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        bound = None if host else _bind_everywhere(port)
+        if bound is None:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            bound = socket.socket(family, kind, protocol)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        bound.listen()
     except (OSError, UnicodeError) as error:
         if bound is not None:
             bound.close()

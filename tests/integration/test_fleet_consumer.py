@@ -1,0 +1,89 @@
+"""``Consumer`` against the tests' Event Hub: what goes wrong inside of it loses nothing."""
+
+import asyncio
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from azure.eventhub.aio import EventHubProducerClient
+from azure.eventhub.amqp import AmqpAnnotatedMessage
+
+from notbefore.config.load import load
+from notbefore.core.delivery import Delivery
+from notbefore.fleet.checkpoints import FileSnapshots
+from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.history import History
+from notbefore.fleet.outbox import FleetOutbox
+from notbefore.fleet.waves import Notification
+from notbefore.store.state import Store
+from support.agent import eventually
+from support.fleet_instance import configured, send
+from support.fleet_records import report, vm
+from support.hub import Hub
+
+A = vm("web_0")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path, partitions=2) as found:
+        yield found
+
+
+class Failing(FleetOutbox):
+    """Refuses what it is given for the ``at``-th time; keeps what it has taken."""
+
+    at = 0
+
+    def commit(self, made: Sequence[Notification], accepted: Collection[str] = ()) -> list[Delivery]:
+        self.at -= 1
+        if self.at == 0:
+            raise KeyError("nobody foresaw it")
+        return super().commit(made, accepted)
+
+
+@contextmanager
+def consuming(directory: Path, hub: Hub, *, fails_at: int = 0) -> Iterator[tuple[Consumer, list[bytes]]]:
+    """A consumer in a thread, and the records that it has notified of."""
+    config = load(configured(directory, hub, "http://127.0.0.1:9/"), {}, {})
+    assert config.fleet
+    store, written = Store(directory / "state"), list[bytes]()
+    outbox = Failing(store, config.routing, written.append, lambda: None)
+    outbox.at = fails_at
+    history = History(directory / "history")
+    consumer = Consumer(config.fleet, lambda _: FileSnapshots(directory / "partitions"), outbox, history)
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        yield consumer, written
+    finally:
+        consumer.stop()
+        thread.join(60)
+        store.close()
+
+
+def test_what_the_outbox_did_not_take_is_made_again_from_the_log(hub: Hub, tmp_path: Path) -> None:
+    with consuming(tmp_path, hub, fails_at=2) as (consumer, written):
+        for event in ("E0", "E1", "E2"):
+            send(hub, [report(A, "announced", event)])
+            eventually(lambda: any(event.encode() in one for one in written), patience=60)  # noqa: B023 - now
+        assert consumer.errors["fold"] == 1  # it was refused
+    assert len(written) == len({*written}) == 3
+
+
+def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path) -> None:
+    values = [AmqpAnnotatedMessage(value_body={"a": [1]}), AmqpAnnotatedMessage(value_body="text")]
+    values.append(AmqpAnnotatedMessage(sequence_body=[[1, 2], [3]]))
+
+    async def run() -> None:
+        async with EventHubProducerClient.from_connection_string(hub.connection_string()) as client:
+            for one in values:
+                await client.send_event(one, partition_key="sub/rg/web")
+
+    with consuming(tmp_path, hub) as (consumer, written):
+        asyncio.run(run())
+        send(hub, [report(A, "announced")])
+        eventually(lambda: written, patience=60)
+        eventually(lambda: consumer.poison.total() == len(values), patience=60)
