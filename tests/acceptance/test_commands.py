@@ -118,6 +118,26 @@ def test_a_limit_that_is_none_is_refused_as_what_it_is(limit: str) -> None:
     assert f"argument --limit: expected a number of changes, 1 or more, got {limit}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
+        (("outbox", "retry", "a", "--all"), 2, "outbox retry: expected ids or --all, not both"),
+        (("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"), 2, "no.pem: expected a certificate"),
+        (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
+        (("approve", "ID", "--state-dir", "empty"), 1, "empty/control.sock (No such file or directory): is it running"),
+        (("fleet", "fleet.yml"), 2, "fleet.yml:1: fleet: the key `hub` is missing"),
+    ],
+)
+def test_what_is_typed_wrongly_is_answered_with_what_to_do(
+    words: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.yml").write_text("fleet: {}", encoding="utf-8")
+    done = notbefore(*words)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
 def test_history_begins_at_a_time_or_so_long_ago(agent: RunningAgent, tmp_path: Path) -> None:
     assert "announced" in notbefore("history", "--url", url(agent), "--since", "1h").stdout
     assert notbefore("history", "--url", url(agent), "--since", "1ms").stdout == "No change has been seen.\n"

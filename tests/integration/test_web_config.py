@@ -511,7 +511,7 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tls_server_config: {cert_file: cert.pem}", ":1: tls_server_config: Object missing required field `key_file`"),
+        ("tls_server_config: {cert_file: cert.pem}", ":1: tls_server_config: the key `key_file` is missing"),
         (
             "tls_server_config:\n  cert_files: x",
             ":2: tls_server_config.cert_files: there is no such key here: did you mean 'cert_file'?",

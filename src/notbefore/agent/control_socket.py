@@ -139,8 +139,9 @@ def ask(directory: Path, request: ControlRequest) -> ControlReply:
         except PermissionError:
             raise NotBeforeError(f"{path}: only root and the agent's own user may approve") from None
         except (OSError, msgspec.MsgspecError) as error:
+            why = getattr(error, "strerror", None) or error
             raise NotBeforeError(
-                f"no agent accepts approvals at {path} ({error}): is it running with --allow-approval, and is this its"
+                f"no agent accepts approvals at {path} ({why}): is it running with --allow-approval, and is this its"
                 " state directory (--state-dir)?"
             ) from None
 

@@ -87,8 +87,9 @@ class AgentClient(Struct, frozen=True):
                 context.verify_mode = ssl.CERT_NONE  # _check_pin compares it with the file instead
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
-        except OSError as error:
-            raise ConfigError(f"--ca-file, --cert-file, --key-file: {error}") from None
+        except OSError as error:  # which of the files it was is not said
+            files = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            raise ConfigError(f"{files}: expected a certificate and its key (PEM): {error.strerror or error}") from None
         return context
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:

@@ -21,6 +21,7 @@ from notbefore.core.record import Record
 from notbefore.core.sentence import rfc3339
 from notbefore.errors import ConfigError, StoreError
 from notbefore.store.history import read_history
+from notbefore.store.schema import hint
 from notbefore.store.spare import file_in_use
 from notbefore.store.state_file import FILE_NAME
 
@@ -101,7 +102,7 @@ def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[di
         new = read_history(in_use, start, limit).records if in_use != path else []
         return [msgspec.json.decode(row) for row in read_history(path, start, limit, newer=new).records]
     except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be read ({error}): run this as root or as the agent's user") from None
+        raise StoreError(f"{path} cannot be read ({error}): {hint(path, 'ro')}") from None
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; ``arguments`` are those of the process unless given."""
     words = joined(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser(words)
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:  # `parse_args` would show the usage of `notbefore` instead of that of the command
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.version:
         options.command = "version"
     if options.command is None:
@@ -104,6 +106,7 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
         epilog=f"{EXIT_CODES}\n{DOCUMENTS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help=COMMANDS["version"][0])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
@@ -118,6 +121,7 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.set_defaults(parser=command)
         if name == asked or every:
             _module(name).add_arguments(command)
     return parser

@@ -57,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the action; returns the exit code. Raises ``NotBeforeError``."""
+    if getattr(options, "all", False) and options.ids:
+        raise ConfigError(f"outbox {options.action}: expected ids or --all, not both")
     config = load_state_configuration(options)
     state_dir = Path(config.state.dir)
     with closing(Outbox(file_in_use(state_dir))) as outbox:

@@ -73,7 +73,7 @@ def sentence(message: str, value: Any, below: str, root: type) -> str:
         word = message.removeprefix("Invalid enum value ").strip("'")
         return f"there is no {word!r} here{one_of(word, known)}"
     if (expected := _EXPECTED.match(message)) is None:
-        return message
+        return re.sub(r"Object missing required field (`.+`)", r"the key \1 is missing", message)
     kinds = [_KINDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
     return f"expected {' or '.join(kinds)}, {_found(value, expected[1])}"
 

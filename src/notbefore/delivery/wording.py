@@ -412,7 +412,8 @@ def _interruption(message: Message) -> list[Fact]:
         return [*facts, Fact(f"Measured interruption of {one_line(record.vm_name)}", measured)]
     if usual is None:
         return facts
-    counted = f"{words(usual.seconds)} (median of {usual.count} events)"
+    events = "1 event" if usual.count == 1 else f"{usual.count} events"
+    counted = f"{words(usual.seconds)} (median of {events})"
     return [*facts, Fact(f"Usual interruption of {one_line(record.vm_name)}", counted)]
 
 

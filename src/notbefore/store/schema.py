@@ -39,7 +39,7 @@ def connect(path: Path, mode: str, busy_seconds: float = COMMAND_BUSY_SECONDS) -
     try:
         db, version = _open(f"{path.absolute().as_uri()}?mode={mode}", busy_seconds)
     except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be opened ({error}): {_hint(path, mode)}") from None
+        raise StoreError(f"{path} cannot be opened ({error}): {hint(path, mode)}") from None
     if version != SCHEMA_VERSION:
         db.close()
         raise StoreError(_other_schema(path, version))
@@ -123,8 +123,11 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
         db.backup(copy)
 
 
-def _hint(path: Path, mode: str) -> str:
-    """SQLite does not say why. The file is not opened for it: closing it would release our own locks on it."""
+def hint(path: Path, mode: str) -> str:
+    """Return what to do about a state file that cannot be opened: SQLite does not say why.
+
+    The file is not opened for it: closing it would release our own locks on it.
+    """
     try:
         path.stat()
         forbidden = not os.access(path, os.R_OK if mode == "ro" else os.R_OK | os.W_OK)
