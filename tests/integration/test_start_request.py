@@ -17,7 +17,6 @@ from notbefore.agent.approver import SHORT_WAIT, Approver
 from notbefore.agent.start_request import CHECK_INTERVAL, ApprovalSettings, StartRequest
 from notbefore.agent.state import AgentState
 from notbefore.core.approval import (
-    OPERATOR,
     ApprovalAttempt,
     CommandRun,
     Policy,
@@ -27,7 +26,7 @@ from notbefore.core.approval import (
     content_of,
     judge,
 )
-from notbefore.core.change import Change
+from notbefore.core.change import OPERATOR, Change
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from notbefore.config.load import load
 from notbefore.core.approval import (
-    OPERATOR,
     ApprovalAttempt,
     ApprovalContext,
     CommandRun,
@@ -21,7 +20,7 @@ from notbefore.core.approval import (
     judge,
     unreadable,
 )
-from notbefore.core.change import ApprovalKind, Reason
+from notbefore.core.change import OPERATOR, ApprovalKind, Reason
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
-from notbefore.core.approval import BY_RULE, OPERATOR, ApprovalAttempt, CommandRun, ReadinessCheck, content_of, judge
-from notbefore.core.change import Reason
+from notbefore.core.approval import ApprovalAttempt, CommandRun, ReadinessCheck, content_of, judge
+from notbefore.core.change import BY_RULE, OPERATOR, Reason
 from notbefore.core.document import SCHEDULED
 from notbefore.core.listing import PendingApproval, PendingEvent
 from notbefore.core.tracked import TrackedEvent

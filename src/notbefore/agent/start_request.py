@@ -16,17 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
-from notbefore.core.approval import (
-    OPERATOR,
-    ApprovalAttempt,
-    CommandRun,
-    Policy,
-    ReadinessCheck,
-    content_of,
-    judge,
-    unreadable,
-)
-from notbefore.core.change import ApprovalKind, Reason
+from notbefore.core.approval import ApprovalAttempt, CommandRun, Policy, ReadinessCheck, content_of, judge, unreadable
+from notbefore.core.change import OPERATOR, ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.record import Record, json_line
 from notbefore.core.tracked import TrackedEvent

@@ -183,7 +183,7 @@ class _Show:
 
 
 class Vms:
-    """The simulated VMs: they send heartbeats from a thread, and reports when they are told to."""
+    """The simulated VMs: they send heartbeats from a thread, and reports when ``report`` is called."""
 
     def __init__(self, connection: str, stack: ExitStack) -> None:
         from azure.eventhub import EventHubProducerClient  # noqa: PLC0415 - only the demo of a fleet needs it

@@ -54,7 +54,7 @@ SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interrup
     "terminate": ("Terminate", 300, None),
 }
 
-STEPS: Final = {  # `--change` -> what is listed, look by look; the end comes after it
+STEPS: Final = {  # `--change` -> what the documents list, one after the other; the end comes after them
     None: ("scheduled", "started"),
     "announced": ("scheduled",),
     "updated": ("scheduled", "moved"),
@@ -156,7 +156,7 @@ def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEP
         event_source="User",
         duration=duration,
     )
-    looks = {
+    listings = {
         "scheduled": event,
         "moved": msgspec.structs.replace(
             event, not_before=(now + timedelta(seconds=notice + 300)).replace(microsecond=0)
@@ -164,7 +164,7 @@ def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEP
         "started": msgspec.structs.replace(event, event_status=STARTED, not_before=None),
     }
     tracked, found = Tracked(), list[Change]()
-    for number, listed in enumerate((*((looks[name],) for name in steps), ())):
+    for number, listed in enumerate((*((listings[name],) for name in steps), ())):
         step = diff(
             tracked,
             Document(number, listed),
@@ -244,10 +244,10 @@ class Exercise:
             self.send(end, patience, Routing((Route(sinks=self.unclosed, announce_by="all"),), terms))
 
     def open_alerts(self, end: Change) -> set[str]:
-        """The sinks that keep an alert of the event, took its beginning, and have not taken its end."""
-        taken = [one for one in self.results if one.settled.result == "delivered"]
-        alerts = {one.delivery.sink for one in taken if not self._routing.sinks[one.delivery.sink].approvals}
-        return alerts - {one.delivery.sink for one in taken if one.delivery.kind == end.kind}
+        """The sinks that keep an alert of the event, accepted its beginning, and have not accepted its end."""
+        accepted = [one for one in self.results if one.settled.result == "delivered"]
+        alerts = {one.delivery.sink for one in accepted if not self._routing.sinks[one.delivery.sink].approvals}
+        return alerts - {one.delivery.sink for one in accepted if one.delivery.kind == end.kind}
 
     def _make(self, name: str) -> Sink:
         return make(name, self._orders.sinks[name], self._orders.messages)

@@ -15,7 +15,7 @@ import msgspec
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
-from notbefore.core.change import APPROVALS, ENDINGS
+from notbefore.core.change import ENDINGS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
 from notbefore.core.sentence import rfc3339
@@ -126,7 +126,7 @@ def _row(change: Record) -> tuple[str, ...]:
         *map(span, measured),
         _some_of(change.resources),
         change.event_id,
-        _approval_cell(change) or ENDINGS.get(change.reason, ""),
+        change.approval_result or ENDINGS.get(change.reason, ""),
     )
 
 
@@ -134,12 +134,3 @@ def _some_of(names: Sequence[str]) -> str:
     """``web_0, web_1, web_2 and 97 more``: `--json` has all of them."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more
-
-
-def _approval_cell(change: Record) -> str:
-    """``Azure accepted it (rule drained)``; empty for what is no approval."""
-    if not change.approval_rule:
-        return ""
-    who = "by hand" if change.approval_rule == "operator" else f"rule {change.approval_rule}"
-    by = f", {change.approval_by}" if change.approval_by != "rule" else ""
-    return f"{APPROVALS.get(change.reason, change.reason)} ({who}{by})"

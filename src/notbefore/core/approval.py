@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Approval, ApprovalKind, Change, Reason, change_id
+from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Change, Reason, change_id
 from notbefore.core.digest import sha256
 from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
@@ -21,8 +21,6 @@ from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
 from notbefore.core.text import one_of
 from notbefore.core.tracked import TrackedEvent
 
-OPERATOR: Final = "operator"  # the name of the rule in records of approvals by hand
-BY_RULE: Final = "rule"
 MAX_SETTLED: Final = 100  # decisions of one event that are remembered
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 LONGEST_COMMAND: Final = 3600.0  # seconds

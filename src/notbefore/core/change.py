@@ -39,7 +39,7 @@ Reason = Literal[
     "gone_from_other_status",
     "not_watched",  # gone, and the agent had not been looking long enough to know how
     "not_readable",  # gone, and what was listed of it before could not be read
-    "machine_rebooted",  # gone, and this machine was booted since the last look
+    "machine_rebooted",  # gone, and this machine was booted since the last answer
     "as_far_as_known",  # of a fleet: not every VM that reported it has said that it is over, and the limit has passed
     # of approvals; see core.approval
     "accepted",  # IMDS answered 200
@@ -163,11 +163,15 @@ class Change(Struct, frozen=True):
         return (after - before).total_seconds() if before and after else 0.0
 
 
+OPERATOR: Final = "operator"  # the rule of what is approved by hand
+BY_RULE: Final = "rule"  # by whom, where a rule decided
+
+
 class Approval(Struct, frozen=True):
     """Who approved, or would have, and what was said to it."""
 
-    rule: str  # its name in the configuration; ``operator`` for ``notbefore approve``
-    by: str  # the name of the VM's user where somebody did it by hand, ``rule`` otherwise
+    rule: str  # its name in the configuration; ``OPERATOR`` for ``notbefore approve``
+    by: str  # the name of the VM's user where somebody did it by hand, ``BY_RULE`` otherwise
     detail: str = ""  # what the command or IMDS said, or why not; in words
     requests: int = 0  # start requests sent for it
     reason: str = ""  # why, in the words of the user who did it by hand

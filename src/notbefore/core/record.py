@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import Change
+from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Change
 from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
 from notbefore.core.text import escaped
 
@@ -242,6 +242,15 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     def no_longer_affected(self) -> bool:
         """The event was to affect the VM that reports it, and no longer does."""
         return self.scope == "peer" and self.previous_scope is not None
+
+    @property
+    def approval_result(self) -> str:
+        """What became of an approval, and who decided: ``Azure accepted it (rule drained)``; empty without one."""
+        if self.approval_rule is None:
+            return ""
+        rule = "by hand" if self.approval_rule == OPERATOR else f"rule {self.approval_rule}"
+        who = f", {self.approval_by}" if self.approval_by not in (None, BY_RULE) else ""
+        return f"{APPROVALS.get(self.reason, self.reason.replace('_', ' '))} ({rule}{who})"
 
     @property
     def shared(self) -> Self:

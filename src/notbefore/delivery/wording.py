@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.messages import Links, Messages
-from notbefore.core.change import APPROVALS, ENDINGS, MISSING, SILENT
+from notbefore.core.change import ENDINGS, MISSING, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import Record
@@ -439,12 +439,7 @@ def _place(record: Record) -> list[Fact]:
 
 
 def _approval(record: Record) -> str:
-    if record.approval_rule is None:
-        return ""
-    by = "by hand" if record.approval_rule == "operator" else f"rule {record.approval_rule}"
-    who = f", {record.approval_by}" if record.approval_by not in (None, "rule") else ""
-    why = APPROVALS.get(record.reason, record.reason.replace("_", " "))
-    return f"{why} ({by}{who})" + (f": {record.approval_detail}" if record.approval_detail else "")
+    return ": ".join(filter(None, (record.approval_result, record.approval_detail)))
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Final, get_args
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from notbefore.core.document import FlawReason
 from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
@@ -36,15 +37,8 @@ class PollFigures(Struct, frozen=True):
 
     def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
         """With one poll more; ``delay`` and ``duration`` in seconds."""
-        return PollFigures(
-            self.api_version,
-            increased(self.results, result),
-            self.duration.plus(duration),
-            self.last_success,
-            self.answering,
-            delay,
-            self.documents_rejected,
-            self.flaws,
+        return replace(
+            self, results=increased(self.results, result), duration=self.duration.plus(duration), delay=delay
         )
 
 

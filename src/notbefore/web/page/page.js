@@ -83,7 +83,7 @@ function removed(node) {
 
 function showSilence(silent) {
   const alert = document.getElementById("silence");
-  const text = silent ? "The " + (document.body.dataset.who || "agent") + " does not answer. This is its state at " + clock(fetched) + " UTC." : "";
+  const text = silent ? "The " + document.body.dataset.who + " does not answer. This is its state at " + clock(fetched) + " UTC." : "";
   if (alert.textContent !== text) alert.textContent = text;
   alert.hidden = !silent;
 }
