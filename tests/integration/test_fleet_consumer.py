@@ -87,3 +87,8 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
         send(hub, [report(A, "announced")])
         eventually(lambda: written, patience=60)
         eventually(lambda: consumer.poison.total() == len(values), patience=60)
+
+
+def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
+        eventually(lambda: "the hub has no consumer group $Default" in consumer.trouble, patience=60)

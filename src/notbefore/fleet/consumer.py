@@ -31,6 +31,7 @@ from notbefore.delivery.sinks.event_hub import client_options, make_credential
 from notbefore.fleet.checkpoints import BlobSnapshots, Snapshots
 from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent
+from notbefore.fleet.hub_errors import explained
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Outbox
 from notbefore.fleet.moves import Moves
@@ -89,6 +90,7 @@ class Consumer:
         self.counts: Counter[str] = Counter()  # contradictions, given_up, missing
         self.measured = Measured()
         self.connected = False
+        self.trouble = ""  # why the hub could not be read at the last attempt
         self.alive = True
         self._pause = FIRST_PAUSE
         self._failed, self._reading = asyncio.Event(), asyncio.Event()
@@ -327,10 +329,8 @@ class Consumer:
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        if where == "hub" and isinstance(error, TimeoutError):
-            text = (
-                f"no answer in {self._config.hub.timeout}: see its address, port 5671 (`websockets`: 443), the identity"
-            )
+        if where == "hub":
+            text = self.trouble = explained(error, self._config)
         log.warning("%s: %s", where, text)
 
 

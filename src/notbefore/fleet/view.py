@@ -71,7 +71,7 @@ class FleetView:
         if self._store.degraded:
             reasons.append(f"the state cannot be written: {self._store.degraded}")
         if not self._consumer.connected:
-            reasons.append("the hub is not being read")
+            reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
         return CheckResult(ok=not reasons, reasons=tuple(reasons))
 
     def status_line(self) -> str:

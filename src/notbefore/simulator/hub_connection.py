@@ -169,6 +169,9 @@ class ClientConnection(asyncio.Protocol):
             why = BUSY
         if why is None and (len(rest) != 4 or rest[0].casefold() != "consumergroups"):
             why = ("amqp:not-found", f"{address} is no receiver's address")
+        groups = self.server.options.group
+        if why is None and groups and rest[1].casefold() not in map(str.casefold, groups):
+            why = ("amqp:not-found", f"The messaging entity '{address}' could not be found.")
         if why is not None:
             self._refuse(link, *why)
             return

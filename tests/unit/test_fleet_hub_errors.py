@@ -1,0 +1,36 @@
+"""What the Azure SDK says of a hub that cannot be read becomes a sentence that says what to do."""
+
+import pytest
+
+from notbefore.config.fleet import FleetConfig, FleetHub
+from notbefore.config.secret import Secret
+from notbefore.fleet.hub_errors import explained
+
+IDENTITY = FleetConfig(FleetHub(namespace="a.servicebus.windows.net", hub="changes"), consumer_group="oncall")
+KEY = FleetConfig(FleetHub(connection_string=Secret("Endpoint=sb://a/;SharedAccessKey=s3cret;EntityPath=changes")))
+REFUSED = "CBS Token authentication failed. Status code: 401 Description: InvalidSignature Error: client-error"
+GONE = "The messaging entity 'sb://a/changes' could not be found"
+GROUP = "The messaging entity 'amqps://a/changes/ConsumerGroups/oncall/Partitions/1' could not be found."
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "advice"),
+    [
+        (IDENTITY, TimeoutError(), "no answer in 15s: see its address, port 5671"),
+        (IDENTITY, ValueError(REFUSED), "the role Azure Event Hubs Data Receiver"),
+        (IDENTITY, ValueError("amqp:unauthorized-access"), "the role Azure Event Hubs Data Receiver"),
+        (KEY, ValueError(REFUSED), "the hub refuses the key"),
+        (IDENTITY, ValueError(f"Status code: 404 Description: {GONE}"), "there is no such hub: see `fleet.hub`"),
+        (IDENTITY, ValueError(f"{GROUP} Error condition: amqp:not-found"), "the hub has no consumer group oncall"),
+        (IDENTITY, OSError("Connection refused"), "OSError: Connection refused"),
+    ],
+)
+def test_it_says_what_to_do(config: FleetConfig, error: Exception, advice: str) -> None:
+    assert advice in explained(error, config)
+
+
+def test_it_is_one_line_that_says_nothing_twice() -> None:
+    said = explained(ValueError(f"{REFUSED}\n{REFUSED}" * 20), KEY)
+    assert "\n" not in said
+    assert said.count("InvalidSignature") == 1
+    assert "s3cret" not in said
