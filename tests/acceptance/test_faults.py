@@ -5,8 +5,8 @@ import os
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,11 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from notbefore.store.history import read_history
+from notbefore.store.lock import is_zombie
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import listed
-from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
+from support.hanging_disk import EVERYTHING, WRITES, FrozenDisk, HangingDisk
 from support.peers import HttpPeer, Say
 from support.wall_clock import COMPILER, WallClock
 
@@ -267,6 +268,16 @@ def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
     return made
 
 
+@pytest.fixture
+def frozen(tmp_path: Path, state: Path) -> Iterator[FrozenDisk]:
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(FrozenDisk(tmp_path / "disk", state.parent))
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("a file system that is frozen needs the right to mount one")
+        yield made
+
+
 @pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
 @pytest.mark.parametrize("what", [WRITES, EVERYTHING])
 @pytest.mark.long
@@ -306,6 +317,56 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         assert agent.records == []
     assert once(hook) == ["a", "b", "c", "d", "e"]
     assert len(read_history(state / FILE_NAME, None, 10).records) == 5
+
+
+@pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
+def test_an_agent_that_starts_on_a_disk_that_hangs_knows_what_is_there(
+    imds: Simulator, hook: HttpPeer, config: str, disk: HangingDisk
+) -> None:
+    state = disk.directory
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: delivered(agent) == 1)
+    disk.hang(WRITES)
+    with RunningAgent(imds.endpoint, state, config) as agent:
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: events(hook) == ["a", "b"])
+        assert b"the disk has not answered" in not_ready(agent)
+        assert agent.kinds == ["announced"]
+        other = notbefore("run", "--imds", imds.endpoint, "--state-dir", state, "--listen", "127.0.0.1:0")
+        assert (other.returncode, "another notbefore is running" in other.stderr) == (3, True), other.stderr
+        disk.hang(0)
+        agent.ready()
+        imds.set_document(listed("a", "b", "c"))
+        eventually(lambda: delivered(agent) == 3)
+    assert events(hook) == ["a", "b", "c"]
+    assert len(read_history(state / FILE_NAME, None, 10).records) == 3
+
+
+def test_an_agent_that_was_killed_in_the_kernel_is_succeeded_while_its_disk_still_hangs(
+    imds: Simulator, hook: HttpPeer, config: str, frozen: FrozenDisk
+) -> None:
+    with RunningAgent(imds.endpoint, frozen.directory, config) as agent:
+        agent.ready()
+        imds.set_document(listed("a"))
+        eventually(lambda: delivered(agent) == 1)
+        frozen.freeze()
+        imds.set_document(listed("a", "b"))
+        eventually(lambda: once(hook) == ["a", "b"])
+        agent.process.kill()
+        eventually(lambda: is_zombie(agent.process.pid))
+        with RunningAgent(imds.endpoint, frozen.directory, config) as successor:
+            imds.set_document(listed("a", "b", "c"))
+            eventually(lambda: once(hook) == ["a", "b", "c"])
+            not_ready(successor)
+            frozen.thaw()
+            successor.ready()
+            imds.set_document(listed("a", "b", "c", "d"))
+            eventually(lambda: delivered(successor) == 4)
+            assert successor.kinds == ["announced", "announced"]
+    assert once(hook) == ["a", "b", "c", "d"]
+    assert len(read_history(frozen.directory / FILE_NAME, None, 10).records) == 4
 
 
 def failed_often(agent: RunningAgent, metric: str) -> bool:

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import pytest
 from msgspec.structs import replace
@@ -26,10 +27,11 @@ from notbefore.store import history as history_module
 from notbefore.store import schema
 from notbefore.store.confirmed_time import uptime
 from notbefore.store.history import read_history
-from notbefore.store.lock import CourierLock
+from notbefore.store.lock import CourierLock, is_zombie
 from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
+from support.agent import eventually
 from support.azure import ME, at, document, instant, item, now
 
 FOR_EVER = Terms(expire_after=1e10, expire_on_end=False)
@@ -393,6 +395,36 @@ def test_a_second_agent_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
     store.close()
     Store(tmp_path).close()
+
+
+_KILLED: Final = """
+import ctypes, sys, threading, time
+from pathlib import Path
+from notbefore.store.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+lock.acquire()
+threading.Thread(target=time.sleep, args=(3600,)).start()  # as one that waits for the disk
+print("held", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what has become of a process")
+def test_an_agent_that_was_killed_and_waits_for_the_disk_is_not_another_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as previous:
+        assert previous.stdout is not None
+        assert previous.stdout.readline()
+        eventually(lambda: is_zombie(previous.pid))
+        writer = Writer(tmp_path).sees(item())
+        assert "waits for the disk" in (writer.store.degraded or "")
+        writer.store.retry()
+        assert writer.store.degraded
+        previous.kill()
+    writer.store.retry()
+    assert writer.store.degraded is None
+    writer.store.close()
+    assert rows(tmp_path) == 1
 
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:

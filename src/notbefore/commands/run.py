@@ -11,6 +11,7 @@ from notbefore.config.findings import warnings
 from notbefore.config.model import Log
 from notbefore.errors import StoreError
 from notbefore.logs import set_up
+from notbefore.store.disk import DiskThread
 
 LEVELS = get_args(Log.__annotations__["level"])
 
@@ -36,9 +37,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_permission(state_dir: Path) -> None:
     """Raise ``StoreError`` where this user may not make the directory. What else is wrong with it may pass."""
+    disk = DiskThread()
     try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk.do(lambda: state_dir.mkdir(mode=0o700, parents=True, exist_ok=True))
     except PermissionError:
         raise StoreError(f"no permission for {state_dir}: use another directory, `--state-dir DIR`") from None
-    except OSError:  # a disk that cannot be written: the agent keeps its state in memory
+    except OSError:  # a disk that cannot be written, or hangs: the agent keeps its state in memory
         return
+    finally:
+        disk.end()

@@ -17,7 +17,10 @@ DISK_PATIENCE: Final = 0.5  # seconds for the disk of the lock to answer
 
 
 class DirectoryLock:
-    """``acquire`` raises ``StoreError`` while another process holds it, ``OSError`` where no file can be made."""
+    """``acquire`` raises ``StoreError`` while another process holds it, ``OSError`` where no file can be made.
+
+    An agent that was killed while it waited for the disk holds it until the disk answers: that is an ``OSError`` too.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "agent.lock"
@@ -31,11 +34,17 @@ class DirectoryLock:
         try:
             _lock(descriptor)
         except OSError as error:
+            holder = _read_id(descriptor)
             os.close(descriptor)
+            if holder is not None and is_zombie(holder):
+                raise OSError(f"the previous agent was killed, but process {holder} waits for the disk") from None
             raise StoreError(
                 f"another notbefore is running with {self._path.parent}: stop it, or give this one its own --state-dir"
             ) from error
         self._descriptor = descriptor
+        with suppress(OSError):
+            _write_id(descriptor)
+            os.fsync(descriptor)  # a disk that hangs is waited for here: SQLite would do it with locks of its own
 
     def renew(self) -> None:
         """Take the lock again, on the file that is there now: the directory may have been deleted and made again."""
@@ -69,8 +78,9 @@ class CourierLock:
         while not self._is_taken(time.monotonic() - begun - patience):
             beat()
             time.sleep(0.05)
-        with suppress(OSError):  # a disk that is full or hangs: only who has to kill this process misses its id
-            self._disk.do(self._write_id)
+        if (descriptor := self._descriptor) is not None:
+            with suppress(OSError):  # a disk that is full or hangs: only who has to kill this process misses its id
+                self._disk.do(lambda: _write_id(descriptor))
 
     def _is_taken(self, overdue: float) -> bool:
         """Try once; ``overdue``: seconds for which the previous courier should have been gone."""
@@ -107,24 +117,13 @@ class CourierLock:
         self._disk = DiskThread(DISK_PATIENCE)
         return True
 
-    def _write_id(self) -> None:
-        if self._descriptor is not None:
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            os.write(self._descriptor, b"%-10d" % os.getpid())  # in place: what the file has already needs no room
-
     def _holder(self) -> int | None:
         """The process that holds the lock: the id that it wrote there is its own, for it is alive."""
         descriptor = self._descriptor
         if descriptor is None or not is_ours_alone(descriptor):
             return None
-
-        def read() -> bytes:
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            return os.read(descriptor, 10)
-
-        with suppress(OSError):  # the disk hangs, or it is a directory
-            found = self._disk.do(read).strip()
-            return int(found) if found.isdigit() and int(found) != os.getpid() else None
+        with suppress(OSError):  # the disk hangs
+            return self._disk.do(lambda: _read_id(descriptor))
         return None
 
     def __enter__(self) -> Self:
@@ -134,6 +133,20 @@ class CourierLock:
         self._disk.end()
         if self._descriptor is not None:
             os.close(self._descriptor)
+
+
+def _write_id(descriptor: int) -> None:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, b"%-10d" % os.getpid())  # in place: what the file has already needs no room
+
+
+def _read_id(descriptor: int) -> int | None:
+    """The process that has written its id there; ``None``: nobody has, or this one."""
+    with suppress(OSError):  # it is a directory
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        found = os.read(descriptor, 10).strip()
+        return int(found) if found.isdigit() and int(found) != os.getpid() else None
+    return None
 
 
 def is_zombie(process: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 from notbefore.errors import StoreError
 
 NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # Windows has neither
+PRIVATE: Final = 0o600
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -40,14 +41,18 @@ def open_file(path: Path) -> int:
     Raises ``StoreError`` for a symbolic link, ``OSError`` if it cannot be opened.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | NO_FOLLOW)  # on a disk that hangs, O_CREAT would wait for it
+        except FileNotFoundError:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, PRIVATE)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise StoreError(f"{path} is a symbolic link: remove it") from None
         raise
     try:
-        if hasattr(os, "fchmod") and not os.fstat(descriptor).st_mode & OTHERS_WRITE:  # see is_ours_alone
-            os.fchmod(descriptor, 0o600)
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if hasattr(os, "fchmod") and mode != PRIVATE and not mode & OTHERS_WRITE:  # see is_ours_alone
+            os.fchmod(descriptor, PRIVATE)
     except OSError:
         os.close(descriptor)
         raise
@@ -68,4 +73,4 @@ def prepare_database(path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{path} is not a regular file: move it away")
     if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o600)
+        path.chmod(PRIVATE)

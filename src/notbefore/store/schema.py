@@ -47,14 +47,18 @@ def connect(path: Path, mode: str, busy_seconds: float = COMMAND_BUSY_SECONDS) -
 
 
 def connect_for_reading(path: Path) -> sqlite3.Connection:
-    """Open a state file to read it once, also on a disk that is full or read-only; raises ``StoreError``."""
-    if inode_of(path.with_name(path.name + "-wal")) is None:  # nobody has it open, so nobody writes
-        with suppress(sqlite3.Error):
-            # without `immutable` SQLite would have to make files beside it
-            db, version = _open(f"{path.absolute().as_uri()}?mode=ro&immutable=1", BUSY_SECONDS)
-            if version == SCHEMA_VERSION:
-                return db
-            db.close()
+    """Open a state file to read it once, also on a disk that is full, read-only, or hangs for all that write to it.
+
+    Raises ``StoreError``.
+    """
+    # without one of these words SQLite would make a file beside it, or open one for writing
+    log = inode_of(path.with_name(path.name + "-wal"))  # without a log nobody has it open, so nobody writes
+    with suppress(sqlite3.Error):
+        how = "immutable=1" if log is None else "readonly_shm=1"
+        db, version = _open(f"{path.absolute().as_uri()}?mode=ro&{how}", BUSY_SECONDS)
+        if version == SCHEMA_VERSION:
+            return db
+        db.close()
     return connect(path, "ro", BUSY_SECONDS)
 
 

@@ -36,7 +36,8 @@ log = logging.getLogger("notbefore.store")
 
 Action = Callable[[StateFile], object]
 RECENT: Final = 10.0  # seconds: what was written in them is remembered, for where the file cannot be read any more
-START_PATIENCE: Final = 15.0  # seconds to open the state file at the start: all of it is read, and nothing waits yet
+OPEN_PATIENCE: Final = 3.0  # seconds to open the state file at the start: all of it is read
+READ_PATIENCE: Final = 12.0  # seconds to read there what was written last: without it, all of it would be news
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 _TROUBLE: Final = (sqlite3.Error, OSError)
 
@@ -225,13 +226,13 @@ class Store:
     def _begin(self) -> None:
         """Open the state file and load what was written last, to it or to a spare file that was left behind."""
         try:
-            self.disk.do(self._open_main, START_PATIENCE)
+            self.disk.do(self._open_main, OPEN_PATIENCE)
         except _TROUBLE as error:
             self._say_degraded(error)
         loaded = self._load_spare() or Loaded()
         if self._spare is None:
             try:
-                loaded = self.disk.do(self._load_main, START_PATIENCE)
+                loaded = self._load_main()
             except _TROUBLE as error:
                 self._say_degraded(error)
         self._state, self._confirmed = loaded.state, loaded.confirmed
@@ -244,7 +245,8 @@ class Store:
             self._recover()
 
     def _open_main(self) -> None:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.path.parent.is_dir():  # on a disk that hangs, `mkdir` would wait even then: the lock comes first
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(self.path.parent)
         self._lock.acquire()
         try:
@@ -254,13 +256,19 @@ class Store:
                 raise
 
     def _load_main(self) -> Loaded:
-        if self._main.is_open:
-            try:
-                return self._main.load()
-            except sqlite3.Error as error:
-                if not (_is_damage(error) and self._set_aside(error)):
-                    raise
-                return self._main.load()
+        if self.degraded is None:
+            return self.disk.do(self._load_open, READ_PATIENCE)
+        return self._history_disk.do(self._load_for_reading, READ_PATIENCE)  # the other thread may hang
+
+    def _load_open(self) -> Loaded:
+        try:
+            return self._main.load()
+        except sqlite3.Error as error:
+            if not (_is_damage(error) and self._set_aside(error)):
+                raise
+            return self._main.load()
+
+    def _load_for_reading(self) -> Loaded:
         with closing(StateFile(self.path)) as main, suppress(StoreError):
             main.open_for_reading()
             return main.load()
