@@ -1,6 +1,7 @@
 """The spare state file: what is delivered while the state file cannot be written, and what becomes of it after that."""
 
 import os
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.store import spare as module
+from notbefore.store.agent_outbox import AgentOutbox, receive, send
 from notbefore.store.connection import Connection
 from notbefore.store.courier_outbox import CourierOutbox
 from notbefore.store.disk import DiskThread
@@ -74,23 +76,23 @@ class Agent:
 class Receiver:
     """A courier with a receiver that accepts everything; it notes what it has accepted, in order."""
 
-    def __init__(self, agent: Agent, run_once: Collection[str] = ()) -> None:
-        self.outbox = CourierOutbox(agent.path, agent.store.spare_path)
+    def __init__(self, agent: Agent, run_once: Collection[str] = (), agent_outbox: AgentOutbox | None = None) -> None:
+        self.outbox = CourierOutbox(agent.path, agent.store.spare_path, agent_outbox)
         self.outbox.release_leases(time.time(), run_once)
         self.accepted: list[str] = []
-        self._under_way: list[Delivery] = []
+        self.under_way: list[Delivery] = []
         self._results: list[DeliveryResult] = []
 
     def leases(self) -> None:
         """One turn: report what was accepted before, take what is due."""
-        self._under_way += self.outbox.exchange(CourierTurn(self._results, ROOM, time.time()))
+        self.under_way += self.outbox.exchange(CourierTurn(self._results, ROOM, time.time()))
         self._results = []
 
     def accepts(self) -> None:
         """The receiver accepts what is under way; it is reported at the next turn."""
-        self.accepted += [one.event_key for one in self._under_way]
-        self._results += [DeliveryResult(one.delivery_id, "delivered", time.time()) for one in self._under_way]
-        self._under_way = []
+        self.accepted += [one.event_key for one in self.under_way]
+        self._results += [DeliveryResult(one.delivery_id, "delivered", time.time()) for one in self.under_way]
+        self.under_way = []
 
     def works(self) -> None:
         for _ in range(3):
@@ -163,7 +165,52 @@ def test_a_change_is_delivered_while_the_state_file_cannot_be_written(agent: Age
     assert list(agent.store.spare_path.parent.parent.iterdir()) == []
 
 
-def test_a_spare_file_that_could_not_be_written_once_is_taken_over_as_well(agent: Agent) -> None:
+@contextmanager
+def courier_channel(agent: Agent) -> Iterator[AgentOutbox]:
+    """What a courier asks where the outbox is in its agent's process, which answers in a thread."""
+    ours, theirs = socket.socketpair()
+
+    def answer() -> None:
+        with suppress(OSError):
+            while True:
+                send(ours, agent.store.serve(receive(ours)))
+
+    with ours, ThreadPoolExecutor(1) as pool:
+        pool.submit(answer)
+        with theirs:
+            yield AgentOutbox(theirs)
+
+
+def test_what_a_spare_file_holds_that_can_no_longer_be_written_goes_on_from_memory_in_order(agent: Agent) -> None:
+    agent.sees("a")
+    with courier_channel(agent) as channel:
+        receiver = Receiver(agent, agent_outbox=channel)
+        with locked(agent.path):
+            agent.sees("a", "b")
+            agent.sees("b", "c")  # `a` is canceled: its end waits for its beginning
+            receiver.leases()
+            assert len(receiver.under_way) == 3
+            with locked(agent.store.spare_path):
+                agent.sees("c", "d")
+            assert agent.store.in_memory
+            receiver.accepts()
+            receiver.outbox.use_agent()
+            receiver.works()
+            assert receiver.accepted == ["a", "b", "c", "a", "d", "b"]  # ends are less urgent
+            agent.store.retry()
+            assert agent.store.in_memory
+            agent.sees("c", "d", "e")
+        agent.store.retry()
+        assert agent.store.degraded is None
+        assert not agent.store.spare_path.exists()
+        receiver.works()
+        assert receiver.accepted == ["a", "b", "c", "a", "d", "b", "e"]
+        assert (rows(agent.path), agent.history()) == ([], 7)
+        assert counts(agent) == {"accepted": 7, "delivered": 7}
+        receiver.outbox.close()
+
+
+def test_a_spare_file_that_memory_has_replaced_is_merged_before_what_came_later(agent: Agent) -> None:
     with locked(agent.path):
         agent.sees("a")
         with locked(agent.store.spare_path):
@@ -172,12 +219,27 @@ def test_a_spare_file_that_could_not_be_written_once_is_taken_over_as_well(agent
     agent.store.retry()
     assert agent.store.degraded is None
     assert not agent.store.spare_path.exists()
-    assert sorted(one.event_key for one in rows(agent.path)) == ["a", "b"]
+    assert [one.event_key for one in rows(agent.path)] == ["a", "b"]
     assert agent.history() == 2
     receiver = Receiver(agent)
     receiver.works()
-    assert sorted(receiver.accepted) == ["a", "b"]
+    assert receiver.accepted == ["a", "b"]
+    assert counts(agent) == {"accepted": 2, "delivered": 2}
     receiver.outbox.close()
+
+
+def test_a_spare_file_that_can_be_neither_written_nor_read_is_merged_once_it_can(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locked(agent.path):
+        agent.sees("a")
+        with locked(agent.store.spare_path), monkeypatch.context() as patch:
+            patch.setattr(module, "connect_for_reading", unreadable)
+            agent.sees("a", "b")
+        assert agent.store.in_memory
+    agent.store.retry()
+    assert sorted(one.event_key for one in rows(agent.path)) == ["a", "b"]
+    assert counts(agent) == {"accepted": 2}
 
 
 def test_the_ids_are_those_that_the_deliveries_have_always(agent: Agent, tmp_path: Path) -> None:

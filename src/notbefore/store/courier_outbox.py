@@ -128,8 +128,7 @@ class CourierOutbox:
             self._close_spare()
             opened = Outbox(path, BUSY_SECONDS)
             try:
-                with opened.transaction() as db:
-                    spare.catch_up(db, self._state_file)
+                spare.catch_up(opened, self._state_file)
                 self._arrive(opened)
             except sqlite3.Error:
                 opened.close()

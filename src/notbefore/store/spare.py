@@ -21,6 +21,7 @@ from notbefore.errors import StoreError
 from notbefore.store.connection import open_database
 from notbefore.store.copying import copy_table
 from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
+from notbefore.store.outbox import Outbox
 from notbefore.store.schema import connect_for_reading, transaction
 from notbefore.store.state_file import FILE_NAME, MEMORY, StateFile
 
@@ -58,12 +59,17 @@ def file_in_use(state_dir: Path) -> Path:
 
 
 def make(
-    path: Path, state_file: Path, write: Callable[[StateFile, bool], None], patience: float = PATIENCE
+    path: Path,
+    state_file: Path,
+    write: Callable[[StateFile, bool], None],
+    patience: float = PATIENCE,
+    failed: Path | None = None,
 ) -> StateFile:
     """A new spare file, or a database in memory (``MEMORY``), in use from the moment at which it is complete.
 
     ``write`` adds what the state file lacks; it is given whether the outbox of that could be copied. Each piece of it
-    is waited for ``patience`` seconds: what cannot be read then is sent when the disk answers again.
+    is waited for ``patience`` seconds: what cannot be read then is sent when the disk answers again. ``failed``: a
+    spare file that could not be written: if it can be read, its outbox is copied instead.
 
     Raises ``OSError`` where no private directory can be made, and ``sqlite3.Error``.
     """
@@ -75,10 +81,14 @@ def make(
     try:
         made.db.executescript(_TABLES)
         with transaction(made.db) as db:
-            complete = _copy_outbox(state_file, db, patience)
+            from_failed = failed is not None and _copy_outbox(failed, db, patience)
+            for table in ("delivery_counts", "delivery_latency") if from_failed else ():
+                db.execute(f"DELETE FROM {table}")  # noqa: S608 - ours; they are added when that file is merged
+            copied = from_failed or _copy_outbox(state_file, db, patience)
+            complete = copied and not from_failed
             db.execute("UPDATE passed SET copied = 1")
             db.execute("INSERT INTO spare VALUES (?, ?, ?)", (_new_name(), complete, not complete))
-        write(made, complete)
+        write(made, copied)
         if path == MEMORY:
             return made
     except BaseException:
@@ -95,26 +105,31 @@ def _new_name() -> str:
     return os.urandom(8).hex()
 
 
-def catch_up(db: sqlite3.Connection, state_file: Path) -> None:
-    """In the courier's first transaction on a spare file: take in what it did with the copied rows in the meantime.
+def catch_up(outbox: Outbox, state_file: Path) -> None:
+    """Before the courier's first turn on a spare file: take in what it did with the copied rows in the meantime.
 
-    Nobody else leases or removes them, and once there is a spare file the courier does so nowhere else.
+    Nobody else leases or removes them, and once there is a spare file the courier does so nowhere else. So they are
+    read outside of a transaction, for whose end the agent would wait.
     """
-    if db.execute("SELECT caught_up FROM spare").fetchone()[0]:
-        return
-    reader = DiskThread(HANGING_PATIENCE)
+    with outbox.transaction() as db:
+        if db.execute("SELECT caught_up FROM spare").fetchone()[0]:
+            return
+    reader, left = DiskThread(HANGING_PATIENCE), None
     with suppress(sqlite3.Error, StoreError, DiskHangsError):
         left = reader.do(lambda: _what_is_left(state_file))
+    reader.end()
+    with outbox.transaction() as db:
         for (delivery_id,) in db.execute("SELECT delivery_id FROM passed WHERE copied").fetchall():
-            if delivery_id not in left:
-                db.execute("DELETE FROM outbox WHERE delivery_id = ?", (delivery_id,))
-            else:
+            if left is None:
+                break
+            if delivery_id in left:
                 db.execute(
                     "UPDATE outbox SET leased = ?, state = ?, due = ?, attempts = ?, error = ? WHERE delivery_id = ?",
                     (*left[delivery_id], delivery_id),
                 )
-    reader.end()
-    db.execute("UPDATE spare SET caught_up = 1")
+            else:
+                db.execute("DELETE FROM outbox WHERE delivery_id = ?", (delivery_id,))
+        db.execute("UPDATE spare SET caught_up = 1")
 
 
 def _what_is_left(state_file: Path) -> dict[str, tuple[Any, ...]]:

@@ -309,6 +309,9 @@ class Store:
                 action(self._spare)
             except _TROUBLE as error:
                 self._say_spare_failed(error)
+                if self._spare is not None:  # in memory
+                    with suppress(*_TROUBLE):
+                        action(self._spare)
 
     def _attempt_if_free(self, action: Action) -> None:
         """The same; nothing while another thread writes: that may wait for a disk that hangs, and finds it out."""
@@ -382,7 +385,9 @@ class Store:
                         new.db.execute("DELETE FROM delivery_counts")  # the state file has counted it
                     new.write(state, changes, moment)
 
-                file = spare.make(path, self.path, add, spare.HANGING_PATIENCE if self.disk.hangs else PATIENCE)
+                patience = spare.HANGING_PATIENCE if self.disk.hangs else PATIENCE
+                failed = self.spare_path if in_memory and self.spare_path.exists() else None
+                file = spare.make(path, self.path, add, patience, failed)
         except (*_TROUBLE, StoreError) as error:
             if not in_memory:
                 self._say_spare_failed(error)
@@ -419,12 +424,10 @@ class Store:
                 self._reopen_spare()
             moment = self._moment()
             try:
+                if self.in_memory and self.spare_path.exists():
+                    self._merge_failed_spare()
                 if self._spare is not None:
                     self._merge(self._spare, state, changes, moment)
-                    if self.spare_path.exists():  # from before the memory was used: the courier is not to go back to it
-                        self._reopen_spare()
-                        if self._spare is not None:
-                            self._merge(self._spare, state, (), moment)
                 else:
                     self.disk.do(lambda: self._main.write(state, changes, moment))
             except DiskHangsError:
@@ -443,6 +446,18 @@ class Store:
         spare.merge(file, self._main, lambda db: self._main.write_within(db, state, changes, moment), self.disk.do)
         self._spare = None
         self._main.written(state)
+
+    def _merge_failed_spare(self) -> None:
+        """Merge the file that memory has replaced, before what is in memory, which knows what became of its rows."""
+        memory = self._spare
+        try:
+            self._reopen_spare()
+            failed = self._spare
+        finally:
+            self._spare = memory
+        if failed is not None:
+            with closing(failed):
+                spare.merge(failed, self._main, lambda _: None, self.disk.do)
 
     def _reopen_main(self) -> None:
         if self._doubtful:
