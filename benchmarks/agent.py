@@ -1,7 +1,7 @@
 """Size and speed of the installed agent, as figures: ``python benchmarks/agent.py [--seconds 30]``.
 
-It starts a simulator in this process and the real command beside it, and prints: resident size, CPU time a beat (and
-what the beat of an empty loop costs on this machine), bytes written while idle, latency of a scrape with 10 pending
+It starts a simulator in this process and the real command beside it, and prints: resident size, CPU time a poll (and
+what a turn of an empty loop costs on this machine), bytes written while idle, latency of a scrape with 10 pending
 events, and the time from IMDS's answer to the change being visible in /metrics. Before that: how long a start takes to
 its first poll, and `notbefore events`; both beside an interpreter that does nothing.
 """
@@ -119,15 +119,15 @@ def idle(pid: int, seconds: float) -> None:
     before = cpu(pid)
     time.sleep(seconds)
     elapsed = time.monotonic() - begun
-    beat, nothing = (cpu(pid) - before) / elapsed * 1e3, (cpu(empty.pid) - empty_before) / elapsed * 1e3
+    poll, nothing = (cpu(pid) - before) / elapsed * 1e3, (cpu(empty.pid) - empty_before) / elapsed * 1e3
     empty.wait()
     print(f"idle: resident {resident(pid):.1f} MiB (bar 32)")
-    print(f"idle: {beat:.3f} ms CPU a beat, an empty loop {nothing:.3f}: {beat - nothing:.3f} ms more (bar 0.15)")
+    print(f"idle: {poll:.3f} ms CPU a poll, an empty loop {nothing:.3f}: {poll - nothing:.3f} ms more (bar 0.15)")
     print(f"idle: {written(pid) - wrote} bytes written in {elapsed:.0f} s (bar 0)")
 
 
 def tight(simulator: Simulator) -> None:
-    """A poll in a tight loop: what it costs when the caches are warm, which at one beat a second they are not."""
+    """A poll in a tight loop: what it costs when the caches are warm, which at one poll a second they are not."""
     poller = Poller(ImdsClient(simulator.endpoint), "2020-07-01", 1.0)
     poller.poll()
     begun = time.thread_time()
@@ -137,7 +137,7 @@ def tight(simulator: Simulator) -> None:
 
 
 def visible(simulator: Simulator) -> None:
-    """From the change in IMDS to its sight in /metrics, less the wait for the beat."""
+    """From the change in IMDS to its sight in /metrics, less the wait for the poll."""
     times = []
     for number in range(10):
         simulator.clear()

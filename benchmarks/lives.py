@@ -188,7 +188,7 @@ class Subject:
         if not path.exists():  # it was killed before it had begun
             return
         with closing(sqlite3.connect(path)) as db, db:
-            for key in ("seen", "beat"):
+            for key in ("seen", "last_running"):
                 for (stored,) in db.execute("SELECT body FROM meta WHERE key = ?", (key,)).fetchall():
                     instant = msgspec.msgpack.decode(stored)
                     if instant is not None:

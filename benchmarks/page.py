@@ -1,7 +1,7 @@
 """Size and speed of the agent's page: ``python benchmarks/page.py [--pictures DIR]``.
 
 A running agent with 10 pending and 50 past events, in a state made for it: bytes, time of an answer, what the agent
-grows by when the page is looked at, and the time from a change in IMDS to its sight in a browser, with a beat of one
+grows by when the page is looked at, and the time from a change in IMDS to its sight in a browser, with a poll of one
 second. With ``--pictures`` it also takes those of ``docs/pictures``.
 """
 
@@ -140,7 +140,7 @@ def seen(browser: Browser, simulator: Simulator) -> None:
     page.goto(URL)
     times = []
     for number in range(12):
-        time.sleep(random.random())  # anywhere in the beat
+        time.sleep(random.random())  # anywhere between two polls
         begun = time.monotonic()
         simulator.start("live-migration", event_id=f"seen-{number}")
         page.wait_for_function(SEEN, arg=f"seen-{number}")  # each frame: a locator looks twice a second

@@ -28,7 +28,7 @@ from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, sl
 from notbefore.delivery.wording import Text
 from notbefore.fleet.partition import Item, Partition
 from notbefore.fleet.waves import Grouping, Notification
-from notbefore.simulator.fleet import beats, maintenance, scale_set
+from notbefore.simulator.fleet import heartbeats, maintenance, scale_set
 from notbefore.simulator.fleet import message as hub_message
 
 BEGIN: Final = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)  # three in the morning, in Berlin
@@ -225,7 +225,7 @@ def fleet_messages() -> Iterator[tuple[str, tuple[Message, datetime]]]:
     for second in range(0, 7_200, 60):
         now = BEGIN + timedelta(seconds=second)
         if second % 300 == 0:
-            read(second, beats((vm for vm in vms if not (vm in silent and second in silence)), now, 300.0))
+            read(second, heartbeats((vm for vm in vms if not (vm in silent and second in silence)), now, 300.0))
         if second in steps:
             read(second, (event.seen(vm, steps[second], now) for event in events for vm in vms))
         made.extend(fold.advance(now.timestamp()))

@@ -370,7 +370,7 @@ def read_meta(state: Path, key: str) -> Any:
 def change_times(state: Path, **values: Any) -> None:
     """What is stored of the last good answer and the last beat, with other values."""
     with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db, db:
-        for key in ("seen", "beat"):
+        for key in ("seen", "last_running"):
             changed = msgspec.msgpack.encode(read_meta(state, key) | values)
             db.execute("UPDATE meta SET body = ? WHERE key = ?", (changed, key))
 

@@ -121,7 +121,7 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
 def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
     notifier = SystemdNotifier({})
     notifier.ready()
-    notifier.beat("well", alive=True)
+    notifier.notify("well", alive=True)
     assert notifier.patience == float("inf")
     gone = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"})
     gone.ready()
@@ -140,6 +140,6 @@ def test_an_address_of_a_kind_that_is_not_known_is_said(caplog: pytest.LogCaptur
 
 def test_a_status_is_one_line(tmp_path: Path) -> None:
     manager = Manager(str(tmp_path / "notify"))
-    SystemdNotifier(manager.environment()).beat("a\nREADY=1", alive=True)
+    SystemdNotifier(manager.environment()).notify("a\nREADY=1", alive=True)
     assert manager.listen() == ["STATUS=a READY=1"]
     manager.close()

@@ -189,7 +189,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Pat
 
 def test_a_courier_that_shows_no_life_is_ended(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path).close()
-    monkeypatch.setattr("notbefore.process.courier.MISSED_BEATS", 2)
+    monkeypatch.setattr("notbefore.process.courier.MISSED_SIGNS", 2)
     hand = dispatcher(tmp_path / FILE_NAME, store)
     hand.tick()
     child = hand._courier

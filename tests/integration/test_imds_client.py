@@ -325,10 +325,10 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
     assert (len(name), len(value), len(others)) == (512, 512, 49)
 
 
-# ---- the beat
+# ---- the poller
 
 
-def beats(talks: list[Talk], count: int, interval: float = 0.2) -> list[Poll]:
+def polls_of(talks: list[Talk], count: int, interval: float = 0.2) -> list[Poll]:
     """The first polls against a server."""
     polls: list[Poll] = []
     stop = threading.Event()
@@ -344,15 +344,15 @@ def beats(talks: list[Talk], count: int, interval: float = 0.2) -> list[Poll]:
 
 
 def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
-    polls = beats([answer(body=b"a"), answer(body=b"a"), answer(body=b"b")], 3)
+    polls = polls_of([answer(body=b"a"), answer(body=b"a"), answer(body=b"b")], 3)
     assert [poll.body for poll in polls] == [b"a", None, b"b"]
     assert all(poll.error is None for poll in polls)
 
 
 def test_the_beat_keeps_to_its_grid() -> None:
     begun = time.monotonic()
-    polls = beats([answer()], 6, interval=0.2)
-    assert time.monotonic() - begun >= 1.0  # five intervals lie between six beats
+    polls = polls_of([answer()], 6, interval=0.2)
+    assert time.monotonic() - begun >= 1.0  # five intervals lie between six polls
     assert len(polls) == 6
 
 
@@ -386,7 +386,7 @@ def test_it_backs_off_and_never_above_half_a_minute(
     assert next_after(poller, failures, error) == pytest.approx(expected, abs=0.1)
 
 
-def test_it_stops_at_once_between_two_beats() -> None:
+def test_it_stops_at_once_between_two_polls() -> None:
     stop = threading.Event()
     with serving(answer()) as (endpoint, _):
         poller = Poller(connect(endpoint), "2020-07-01", 3600.0)

@@ -99,11 +99,11 @@ def test_departed_events_come_back_in_their_order(tmp_path: Path) -> None:
 
 def test_the_beat_is_written_without_the_rest(tmp_path: Path) -> None:
     writer = Writer(tmp_path).sees(item())
-    writer.store.beat(replace(writer.memory, seen=instant(70, "boot-2"), beat=instant(77, "boot-2")))
+    writer.store.note_running(replace(writer.memory, seen=instant(70, "boot-2"), last_running=instant(77, "boot-2")))
     writer.store.close()
     store = Store(tmp_path)
     memory = store.load()
-    assert (memory.seen, memory.beat, memory.boot_id, memory.clean) == (
+    assert (memory.seen, memory.last_running, memory.boot_id, memory.clean) == (
         instant(70, "boot-2"),
         instant(77, "boot-2"),
         "boot-2",
@@ -381,7 +381,7 @@ def test_a_directory_that_cannot_be_made_degrades_from_the_start_and_mends(tmp_p
     (tmp_path / "state").write_text("in the way", encoding="utf-8")
     writer = Writer(tmp_path / "state").sees(item())
     assert writer.store.degraded
-    writer.store.beat(replace(writer.memory, beat=instant(1)))
+    writer.store.note_running(replace(writer.memory, last_running=instant(1)))
     (tmp_path / "state").unlink()
     writer.store.retry()
     assert writer.store.degraded is None

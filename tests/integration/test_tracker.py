@@ -85,7 +85,7 @@ class Agents:
         """Second after second, as the agent does: the beat, and a poll that ends so; ``None``: none ends."""
         for _ in range(seconds):
             self.clock.go(1)
-            self.now.state.write_beat()
+            self.now.state.note_running()
             if poll is not None:
                 self.now.tracker.handle(replace(poll, date=self.clock.date))
 
@@ -287,7 +287,7 @@ def test_the_clock_that_moved_more_says_how_long_nobody_looked(
     agents.waits(2, UNCHANGED)
     agents.clock.go(clocks[0], steady=clocks[1])
     if beat_first:
-        agents.now.state.write_beat()
+        agents.now.state.note_running()
     agents.answers_missed(2)
     agents.sees(BEGUN)
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
@@ -568,7 +568,12 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
     agents.clock.go(40)
     agents.boot("second")
     known = agents.now.known.state
-    assert (known.clean, wall(known.seen), wall(known.beat), known.boot_id) == (False, answered, answered, "first")
+    assert (known.clean, wall(known.seen), wall(known.last_running), known.boot_id) == (
+        False,
+        answered,
+        answered,
+        "first",
+    )
     agents.sees(BEGUN)
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", None)
@@ -602,10 +607,10 @@ def test_before_the_first_answer_of_a_boot_no_beat_is_written(agents: Agents) ->
     agents.die()
     agents.boot("second")
     agents.waits(20, None)
-    assert wall(agents.now.known.state.beat) == begun
+    assert wall(agents.now.known.state.last_running) == begun
     agents.die()
     agents.boot("second")
-    assert wall(agents.now.known.state.beat) == begun
+    assert wall(agents.now.known.state.last_running) == begun
 
 
 def test_beats_are_written_while_an_event_is_listed(agents: Agents) -> None:
@@ -617,12 +622,12 @@ def test_beats_are_written_while_an_event_is_listed(agents: Agents) -> None:
     beaten = agents.clock.now()
     agents.die()
     agents.boot()
-    assert (wall(agents.now.known.state.seen), wall(agents.now.known.state.beat)) == (answered, beaten)
+    assert (wall(agents.now.known.state.seen), wall(agents.now.known.state.last_running)) == (answered, beaten)
     agents.sees(BEGUN)
     agents.waits(5, REFUSED)
     agents.die()
     agents.boot()
-    assert wall(agents.now.known.state.beat) == agents.clock.now()
+    assert wall(agents.now.known.state.last_running) == agents.clock.now()
     assert wall(agents.now.known.state.seen) != agents.clock.now()
 
 

@@ -21,7 +21,7 @@ from notbefore.web.prometheus import MetricsText
 from support.azure import T0, at, document, instant
 
 JOB = "notbefore"  # that the rules know
-BEAT = 5  # seconds between the looks of an agent
+INTERVAL = 5  # seconds between two polls of an agent
 Items = list[dict[str, Any]]
 
 
@@ -31,7 +31,7 @@ class Target(Protocol):
     name: str
     job: str
 
-    def beat(self, second: int) -> bool:
+    def poll(self, second: int) -> bool:
         """Go on to a second; does it answer?"""
         ...
 
@@ -64,7 +64,7 @@ class FleetVm:
             place = {"subscription_id": "s", "resource_group": "g", "scale_set": "web"}
             self.figures = replace(self.figures, vm={"name": name, **place})
 
-    def beat(self, second: int) -> bool:
+    def poll(self, second: int) -> bool:
         """Look at Azure; is the VM up?"""
         items = self.look(second)
         if items is None:
@@ -105,7 +105,7 @@ class FleetInstance:
     ) -> None:
         self.name, self.look, self.outbox = name, look, outbox
 
-    def beat(self, second: int) -> bool:
+    def poll(self, second: int) -> bool:
         return self.look(second) is not None
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
@@ -137,8 +137,8 @@ def scraped(vms: Iterable[Target], minutes: int, interval: int, wanted: frozense
     steps = minutes * 60 // interval + 1
     values: dict[str, list[str]] = {}
     for vm in vms:
-        for second in range(0, minutes * 60 + 1, BEAT):
-            up = vm.beat(second)
+        for second in range(0, minutes * 60 + 1, INTERVAL):
+            up = vm.poll(second)
             if second % interval:
                 continue
             now = {series("up", {"instance": vm.name}, vm.job): float(up), **(vm.scrape(second, wanted) if up else {})}

@@ -199,7 +199,7 @@ class Observer:
             self.world.run(1.0)
             if self.tracker is not None:
                 with suppress(KilledError):
-                    self.state.write_beat()
+                    self.state.note_running()
             if answers:
                 self.poll()
             else:

@@ -625,7 +625,7 @@ def test_that_resources_moved_says_whom_it_was_to_hit_before() -> None:
     assert (story.last.previous_scope, story.last.no_longer_affected) == (None, False)
 
 
-BEAT = 5.0  # seconds
+INTERVAL = 5.0  # seconds
 ids = st.sampled_from(["a", "b", "C", "c"])
 listed = st.fixed_dictionaries(
     {
@@ -638,7 +638,7 @@ listed = st.fixed_dictionaries(
 )
 moments = st.fixed_dictionaries(
     {
-        "silence": st.sampled_from([BEAT, BEAT, BEAT, 60.0, None]),
+        "silence": st.sampled_from([INTERVAL, INTERVAL, INTERVAL, 60.0, None]),
         "rebooted": st.booleans(),
         "down": st.sampled_from([None, at(20)]),
         "own": st.sampled_from([True, True, None, False]),
@@ -654,7 +654,7 @@ def test_whatever_comes_the_changes_tell_one_story(
 ) -> None:
     tracked, seen, alive = Tracked(), set[str](), set[str]()
     for number, (items, fields, damaged) in enumerate(steps):
-        moment: Observation = now(number * BEAT, **(fields | ({} if fields["rebooted"] else {"own": True})))
+        moment: Observation = now(number * INTERVAL, **(fields | ({} if fields["rebooted"] else {"own": True})))
         content = parse(body(*items, *([{"EventId": 5}] if damaged else []), incarnation=number))
         step = diff(tracked, content, moment)
         assert diff(tracked, content, moment) == step  # pure
@@ -835,7 +835,7 @@ def test_gaps_while_another_vms_event_runs_are_not_measured() -> None:
     assert story.tracked.events[ID.casefold()].interruption is None
 
 
-def test_one_event_of_this_vm_among_others_is_enough_to_keep_beats() -> None:
+def test_one_event_of_this_vm_among_others_is_enough_to_measure_delays() -> None:
     story = Story().sees(0, item("a"), item("b", Resources=[PEER]), item("c", **STARTED))
     assert story.tracked.interrupting
 

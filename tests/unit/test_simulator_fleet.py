@@ -5,7 +5,7 @@ from typing import Any
 
 from notbefore.fleet.merge import FINISHED, SCHEDULED, STARTED, Standing, Story
 from notbefore.fleet.reading import Beat, Report, read
-from notbefore.simulator.fleet import beats, maintenance, message, scale_set
+from notbefore.simulator.fleet import heartbeats, maintenance, message, scale_set
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 VMS = scale_set("web", 10)
@@ -36,7 +36,7 @@ def test_the_reports_of_all_vms_make_one_story() -> None:
 
 def test_heartbeats_come_into_the_partition_of_the_scale_set() -> None:
     (event,) = maintenance(VMS, 10, NOW, 600.0)
-    sent = [message(one) for one in beats(VMS, NOW, 4.0)]
+    sent = [message(one) for one in heartbeats(VMS, NOW, 4.0)]
     assert {key for key, _ in sent} == {message(event.seen(VMS[0], "announced", NOW))[0]}
     found = [read(body) for _, body in sent]
     assert [(one.vm, one.interval) for one in found if isinstance(one, Beat)] == [(vm.name, 4.0) for vm in VMS]

@@ -1,8 +1,9 @@
 """``Agent``: the always-on process. It makes its parts, joins them, and supervises them until it is stopped.
 
-Threads: main (signals, beats written down, the courier, the state while it cannot be written), poll, identity (asks
-IMDS who this VM is, once an hour), freeze (only while one may start or is started), stdout (records), otlp and pings
-(only where they are configured), approve and control (only with ``--allow-approval``), and those of the HTTP server.
+Threads: main (signals, the courier, the state while it cannot be written, a note that the agent runs), poll, identity
+(asks IMDS who this VM is, once an hour), freeze (only while one may start or is started), stdout (records), otlp and
+pings (only where they are configured), approve and control (only with ``--allow-approval``), and those of the HTTP
+server.
 None waits for another's network.
 """
 
@@ -180,11 +181,11 @@ class Agent:
         self._couriers.package.keep()
 
     def _supervise(self) -> None:
-        """Until a signal stops the agent: write beats, look after the courier and the state, take signals."""
+        """Until a signal stops the agent: note that it runs, look after the courier and the state, take signals."""
         stop = False
         while not stop and not self._errors.given_up:
             for name, work in (
-                ("beat", self._state.write_beat),
+                ("running", self._state.note_running),
                 ("heartbeats", self._heartbeats.send_due),
                 ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
                 ("store", lambda: self._store_care.tick(trouble=self._couriers.in_trouble)),
@@ -199,10 +200,10 @@ class Agent:
     def _beat_for_systemd(self) -> None:
         if not self._systemd.listens:
             return
-        self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
+        self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
 
     def _patience(self) -> float:
-        # idle, only signals need attention here; where an event may start soon, each beat is written down
+        # idle, only signals need attention here; where an event may start soon, a note is made each second
         tracked = self._state.snapshot.state.tracked
         if self._freeze_meter.running or tracked.interrupting or self._store.degraded:
             idle = 1.0
@@ -221,7 +222,7 @@ class Agent:
     def _reload_configuration(self) -> None:
         """Begin to read the configuration if a SIGHUP asked for it, or take over what was read.
 
-        It is read in a thread of its own: a file system that hangs, or a file that is a pipe, must not stop the beats.
+        It is read in a thread of its own: a file system that hangs, or a file that is a pipe, must not stop this one.
         """
         if self._reading is not None and self._reading.done:
             reading, self._reading = self._reading, None

@@ -113,11 +113,11 @@ class Pings:
         settings = config.sinks[heartbeat.sink].settings if heartbeat.sink is not None else None
         if not status.ok or status.vm is None:
             return
-        beat = Heartbeat.of(status.vm, status.listed, __version__, status.now, every)
+        record = Heartbeat.of(status.vm, status.listed, __version__, status.now, every)
         if isinstance(settings, Webhook):
-            self._post(f"sink {heartbeat.sink}", lambda: to_webhook(settings, heartbeat.sink or "", beat, every))
+            self._post(f"sink {heartbeat.sink}", lambda: to_webhook(settings, heartbeat.sink or "", record, every))
         elif isinstance(settings, OtlpLogs):
-            self._post(f"sink {heartbeat.sink}", lambda: to_otlp(settings, beat))
+            self._post(f"sink {heartbeat.sink}", lambda: to_otlp(settings, record))
 
     def _post(self, whom: str, made: Callable[[], Post]) -> None:
         """Send it, and log once why it does not arrive, and that it does again."""
@@ -176,9 +176,9 @@ def ping(url: str, status: PingStatus) -> Post:
     return Post(urlunsplit(parts), body, {"Content-Type": "text/plain; charset=utf-8"}, PING_TIMEOUT)
 
 
-def to_webhook(settings: Webhook, sink: str, beat: Heartbeat, every: float) -> Post:
+def to_webhook(settings: Webhook, sink: str, record: Heartbeat, every: float) -> Post:
     """The heartbeat, as the sink would send it."""
-    delivery = heartbeat_delivery(sink, beat.vm_name or "", beat.line(), beat.time.timestamp(), every)
+    delivery = heartbeat_delivery(sink, record.vm_name or "", record.line(), record.time.timestamp(), every)
     body, headers = WebhookRequest(settings).of(Message.of(delivery))
     return Post(
         settings.url.reveal(),
@@ -191,21 +191,21 @@ def to_webhook(settings: Webhook, sink: str, beat: Heartbeat, every: float) -> P
     )
 
 
-def to_otlp(settings: OtlpLogs, beat: Heartbeat) -> Post:
+def to_otlp(settings: OtlpLogs, record: Heartbeat) -> Post:
     """The heartbeat as a log record, OTLP over HTTP in JSON: OpenTelemetry's SDK would cost the agent 13 MiB."""
-    flat = beat.flat()
+    flat = record.flat()
     own = {"service.name": "notbefore", "service.version": __version__, **settings.resource}
     resource = own | {name: value for name, value in flat.items() if is_of_resource(name)}
     rest = {name: value for name, value in flat.items() if not is_of_resource(name) and name not in ("time", "body")}
-    record = {
-        "timeUnixNano": str(int(beat.time.timestamp() * 1e9)),
+    log_record = {
+        "timeUnixNano": str(int(record.time.timestamp() * 1e9)),
         "severityNumber": 9,
         "severityText": "INFO",
-        "eventName": beat.event_name,
-        "body": {"stringValue": beat.body},
+        "eventName": record.event_name,
+        "body": {"stringValue": record.body},
         "attributes": [_attribute(name, value) for name, value in rest.items()],
     }
-    scope = {"scope": {"name": "notbefore", "version": __version__}, "logRecords": [record]}
+    scope = {"scope": {"name": "notbefore", "version": __version__}, "logRecords": [log_record]}
     attributes = [_attribute(name, value) for name, value in resource.items()]
     body = json_line({"resourceLogs": [{"resource": {"attributes": attributes}, "scopeLogs": [scope]}]})
     headers = {name: value.reveal() for name, value in settings.headers.items()}

@@ -179,7 +179,7 @@ class AgentState:
         poll = self._snapshot.poll if self._unfinished else self.poll
         self._snapshot = AgentSnapshot(self._newest, poll, self.vm_of(self._newest))
 
-    def write_beat(self) -> None:
+    def note_running(self) -> None:
         """Write down when the last good answer came, and that the machine runs, while an event is listed.
 
         A kill then costs no knowledge; while an event that may affect this VM is started, nor does a loss of power.
@@ -189,14 +189,14 @@ class AgentState:
             # before the first good answer of this boot it is not known whether the events are still there
             if not state.tracked.events or state.boot_id != self.clock.boot_id:
                 return
-            self._newest = state = replace(self._with_times(state), beat=self._now())
-        self._store.beat(state, durable=state.tracked.interrupting)
+            self._newest = state = replace(self._with_times(state), last_running=self._now())
+        self._store.note_running(state, durable=state.tracked.interrupting)
 
     def write_stop(self) -> None:
         """Write down that the agent stopped in order, and when; not if it has seen nothing."""
         if self._snapshot.poll.answered is not None:
             with self._lock:
-                self._newest = replace(self._with_times(self._newest), clean=True, beat=self._now())
+                self._newest = replace(self._with_times(self._newest), clean=True, last_running=self._now())
                 self._store.stage(self._newest)
             self._writer.post(self._store.write).wait(COMMIT_PATIENCE)
         self._writer.end()
@@ -220,7 +220,7 @@ class AgentState:
         seen = self.clock.instant(poll.answered, poll.date)
         # while it is not known which VM this is, that of the events from before the boot stays
         owner = self.vm_of(state) if state.tracked.boot is None else state.seen_by
-        return replace(state, seen=seen, beat=seen, seen_by=owner, clean=False, unanswered=False)
+        return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False, unanswered=False)
 
     def _now(self) -> Instant:
         """This moment; IMDS's clock as it was at the last answer, and has gone on since."""

@@ -95,7 +95,7 @@ class Tracker:
         last = self._state.poll
         if last.failure is not None:
             log.info("IMDS answers again")
-        # since the last good answer: what the freeze meter measured; while it does not run, how late the beat was
+        # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
         result = "changed" if poll.body is not None else "unchanged"
         figures = last.figures.plus(result, poll.lag, poll.duration)
@@ -153,13 +153,13 @@ class Tracker:
         )
 
     def _gap_over_boot(self, state: StoredState, at: Instant) -> Gap | None:
-        """From the last beat before the boot to the start of this process, if beats were written down until then.
+        """From when the machine was last known to run before the boot to the start of this process, if that was noted.
 
         If another process was started in between, and ended before IMDS answered it, the VM ran in between as well.
         """
-        if self._state.was_unanswered or state.beat is None or not (state.clean or state.tracked.interrupting):
+        if self._state.was_unanswered or state.last_running is None or not (state.clean or state.tracked.interrupting):
             return None
-        between = elapsed(state.beat, at)
+        between = elapsed(state.last_running, at)
         since_start = at.uptime - self._started.boot
         return Gap(max(0.0, between - since_start), 0.0) if between is not None else None
 
@@ -232,8 +232,8 @@ def _down(state: StoredState, at: Instant) -> datetime | None:
     if at.date is None:
         return None
     booted = at.date - timedelta(seconds=at.uptime)
-    stopped = state.beat.date if state.beat is not None and (state.clean or state.tracked.interrupting) else None
-    return min(booted, stopped) if stopped is not None else booted
+    noted = state.last_running if state.clean or state.tracked.interrupting else None
+    return min(booted, noted.date) if noted is not None and noted.date is not None else booted
 
 
 def _is_own(state: StoredState, vm: Vm | None) -> bool | None:

@@ -35,7 +35,7 @@ from notbefore.simulator import fleet
 
 SETS: Final = {"web": 40, "data": 40, "batch": 30, "cache": 30, "queue": 30, "front": 30}
 SILENT: Final = ("data_3", "data_17")
-BEAT: Final = 4.0  # seconds between two heartbeats of a VM
+HEARTBEAT_INTERVAL: Final = 4.0  # seconds between two heartbeats of a VM
 NOTICE: Final = 10.0  # seconds; of the last event 20 more
 AT_A_TIME: Final = 8  # VMs that one event of the maintenance affects
 KEY: Final = "ZGVtbw=="  # of the simulated hub, which is gone in a minute
@@ -194,9 +194,9 @@ class Vms:
         self._lock = threading.Lock()
         self._client = stack.enter_context(EventHubProducerClient.from_connection_string(connection))
         self._over = threading.Event()
-        beating = threading.Thread(target=self._beat, daemon=True)
-        beating.start()
-        stack.callback(beating.join, BEAT)
+        sending = threading.Thread(target=self._send_heartbeats, daemon=True)
+        sending.start()
+        stack.callback(sending.join, HEARTBEAT_INTERVAL)
         stack.callback(self._over.set)
 
     def silence(self, names: tuple[str, ...]) -> None:
@@ -210,10 +210,10 @@ class Vms:
         self._send(records)
         self.sent += len(records)
 
-    def _beat(self) -> None:
-        while not self._over.wait(BEAT):
+    def _send_heartbeats(self) -> None:
+        while not self._over.wait(HEARTBEAT_INTERVAL):
             alive = [vm for vm in self.all if vm.name not in self._silent]
-            self._send(fleet.beats(alive, datetime.now(UTC), BEAT))
+            self._send(fleet.heartbeats(alive, datetime.now(UTC), HEARTBEAT_INTERVAL))
 
     def _send(self, records: list[Record] | list[Heartbeat]) -> None:
         from azure.eventhub import EventData  # noqa: PLC0415 - as above

@@ -94,12 +94,12 @@ def main() -> int:
 
     spare = Path(orders.spare_file) if orders.spare_file is not None else None
     with CourierLock(path.parent, spare.parent if spare is not None else None) as lock:
-        beat, trouble = partial(say, ALIVE), partial(say, TROUBLE)
-        lock.acquire(PREDECESSOR_PATIENCE, beat)
+        sign, trouble = partial(say, ALIVE), partial(say, TROUBLE)
+        lock.acquire(PREDECESSOR_PATIENCE, sign)
         with closing(CourierOutbox(path, spare, _agent(orders.channel))) as outbox:
             if orders.in_agent:
                 outbox.use_agent()
-            pipe = AgentPipe(_control(), beat, outbox.use_agent, trouble)
+            pipe = AgentPipe(_control(), sign, outbox.use_agent, trouble)
             courier = Courier(outbox, orders, sink, redact, pipe)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: courier.stop())

@@ -25,13 +25,13 @@ from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.delivery.failure_log import Failure, FailureLog
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import (
-    BEAT,
     DONE,
     HUNG,
     IN_AGENT,
     LEAVE,
     LEAVE_SECONDS,
     LOST_STATE,
+    SIGN_INTERVAL,
     STOP,
     STOP_SECONDS,
     Orders,
@@ -75,7 +75,7 @@ class AgentPipe(Struct, frozen=True):
     """The courier's connection to its agent; by default there is none."""
 
     control: socket.socket | None = None  # STOP, LEAVE and WAKE come from it; it is closed when the agent ends
-    beat: Callable[[], None] = lambda: None  # called each second
+    sign: Callable[[], None] = lambda: None  # of life: called each second
     use_agent: Callable[[], None] = lambda: None  # the outbox is in the agent from now on
     trouble: Callable[[], None] = lambda: None  # the outbox cannot be used: the agent is to look after it
 
@@ -96,7 +96,7 @@ class Courier:
         self._make = make
         self._redact = redact
         self._control = pipe.control
-        self._beat = pipe.beat
+        self._sign = pipe.sign
         self._trouble, self._use_agent = pipe.trouble, pipe.use_agent
         self._attempts: deque[SendAttempt] = deque()  # made by the workers, and not looked at yet
         self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for on every system
@@ -130,7 +130,7 @@ class Courier:
     def run(self) -> int:
         """Work until there has been nothing to do for a while, or until it is asked to stop; returns the exit code."""
         while True:
-            self._beat()
+            self._sign()
             self._abandon_hanging()
             worked = self._turn()
             self._failures.tick()
@@ -138,7 +138,7 @@ class Courier:
             if code is not None:
                 self._failures.count()
                 return code
-            self._wait(BEAT)
+            self._wait(SIGN_INTERVAL)
 
     def close(self) -> None:
         """End the threads that do not hang, and close the sockets."""

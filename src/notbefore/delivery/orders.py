@@ -19,7 +19,7 @@ HUNG: Final = 10  # exit codes of a courier
 LOST_STATE: Final = 11
 OTHER_VERSION: Final = 12  # the orders are of another version of this package
 
-BEAT: Final = 1.0  # seconds between signs of life
+SIGN_INTERVAL: Final = 1.0  # seconds between signs of life
 STOP_SECONDS: Final = 10.0  # to send what is due before it stops
 LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
 # what the agent writes after the orders; LEAVE: a successor waits; IN_AGENT: neither file of the outbox can be written

@@ -109,7 +109,7 @@ class FleetInstance:
         while not stop and self._thread.is_alive():
             self._couriers.tick()
             self._store_care.tick(trouble=self._couriers.in_trouble)
-            self._systemd.beat(self._view.status_line(), alive=self._view.health().ok)
+            self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
             patience = min(self._couriers.patience, self._systemd.patience, 5.0)
             stop = self._main.wait(patience, self._couriers.descriptors)
         return stop

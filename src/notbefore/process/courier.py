@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from notbefore.config.model import Config
 from notbefore.delivery.orders import (
-    BEAT,
     DONE,
     HUNG,
     IN_AGENT,
     LEAVE,
     LOST_STATE,
     OTHER_VERSION,
+    SIGN_INTERVAL,
     STOP,
     STOP_SECONDS,
     WAKE,
@@ -34,7 +34,7 @@ from notbefore.process.courier_process import CourierProcess, start_courier
 from notbefore.process.package import RunningPackage
 from notbefore.store.state import Store
 
-MISSED_BEATS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
+MISSED_SIGNS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
@@ -110,7 +110,7 @@ class CourierManager:
     def patience(self) -> float:
         """Seconds after which ``tick`` is needed at the latest."""
         if self._courier is not None:
-            return BEAT
+            return SIGN_INTERVAL
         if self._next_due is None:
             return LONGEST_PAUSE
         return max(0.0, self._next_due - self._clock.time(), self._not_before - self._clock.monotonic())
@@ -152,12 +152,12 @@ class CourierManager:
         if courier is None:
             return
         courier.send(STOP)
-        deadline = self._clock.monotonic() + STOP_SECONDS + BEAT
+        deadline = self._clock.monotonic() + STOP_SECONDS + SIGN_INTERVAL
         while not courier.has_ended() and self._clock.monotonic() < deadline:
             if interrupted(0.0):
                 break
             self._serve(courier)
-            select.select(courier.descriptors, [], [], BEAT)
+            select.select(courier.descriptors, [], [], SIGN_INTERVAL)
         self._reap(courier)
 
     # ---- one courier
@@ -186,7 +186,7 @@ class CourierManager:
         self._reason = "due"
 
     def _check(self, courier: CourierProcess) -> None:
-        if courier.missed >= MISSED_BEATS:
+        if courier.missed >= MISSED_SIGNS:
             log.error("the courier has shown no sign of life for %d s: it is killed and replaced", courier.missed)
             self._reap(courier)
             self._ended(courier, HUNG)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from notbefore.delivery.orders import BEAT, TROUBLE, Orders, seal
+from notbefore.delivery.orders import SIGN_INTERVAL, TROUBLE, Orders, seal
 from notbefore.process.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.store.agent_outbox import receive, send
 from notbefore.store.lock import is_zombie
@@ -49,7 +49,7 @@ class CourierProcess(ABC):
     """One courier, of which only ``reap`` waits."""
 
     pid: int
-    beats: Any  # what to watch for reading: its signs of life, and its end
+    signs: Any  # what to watch for reading: its signs of life, and its end
     requests: socket.socket | None = None  # what to watch for reading: it asks for the outbox that is in this process
 
     def __init__(self, in_agent: bool) -> None:  # noqa: FBT001 - of two classes in this module
@@ -61,7 +61,7 @@ class CourierProcess(ABC):
     @property
     def descriptors(self) -> list[Any]:
         """What to watch for reading."""
-        return [self.beats] if self.requests is None else [self.beats, self.requests]
+        return [self.signs] if self.requests is None else [self.signs, self.requests]
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer its requests, if there are any; one that is not whole after a second ends that."""
@@ -75,16 +75,16 @@ class CourierProcess(ABC):
     def has_ended(self) -> bool:
         """It has closed its end of the pipe. Takes in its signs of life as well."""
         try:
-            beats = self._read()
+            signs = self._read()
         except BlockingIOError:
             # a freeze of the whole machine is no reason: only seconds in which we ran are counted
-            if time.monotonic() - self._counted >= BEAT:
+            if time.monotonic() - self._counted >= SIGN_INTERVAL:
                 self._counted = time.monotonic()
                 self.missed += 1
             return self.missed > 0 and is_zombie(self.pid)
         self.missed = 0
-        self.in_trouble = TROUBLE in beats
-        return not beats
+        self.in_trouble = TROUBLE in signs
+        return not signs
 
     @abstractmethod
     def send(self, message: bytes) -> None:
@@ -105,11 +105,11 @@ class _Spawned(CourierProcess):
     def __init__(self, variables: dict[str, str], copy: int | None, in_agent: bool) -> None:  # noqa: FBT001 - as above
         super().__init__(in_agent)
         stdin_read, self._stdin = os.pipe()
-        self.beats, stdout_write = os.pipe()
+        self.signs, stdout_write = os.pipe()
         os.set_blocking(self._stdin, False)
-        os.set_blocking(self.beats, False)
+        os.set_blocking(self.signs, False)
         self.requests, channel = socket.socketpair()
-        self.requests.settimeout(BEAT)
+        self.requests.settimeout(SIGN_INTERVAL)
         actions = [
             (os.POSIX_SPAWN_DUP2, stdin_read, 0),
             (os.POSIX_SPAWN_DUP2, stdout_write, 1),
@@ -132,7 +132,7 @@ class _Spawned(CourierProcess):
             os.write(self._stdin, message)
 
     def _read(self) -> bytes:
-        return os.read(self.beats, 4096)
+        return os.read(self.signs, 4096)
 
     def reap(self) -> int:
         self._close()
@@ -149,7 +149,7 @@ class _Spawned(CourierProcess):
     def _close(self) -> None:
         if self.requests is not None:
             self.requests.close()
-        for descriptor in (self._stdin, self.beats):
+        for descriptor in (self._stdin, self.signs):
             with suppress(OSError):
                 os.close(descriptor)
 
@@ -172,33 +172,33 @@ class _Piped(CourierProcess):
         )
         self.pid = self._process.pid
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.beats, self._from_pipe = socket.socketpair()
-        self.beats.settimeout(0)
-        for work, name in ((self._forward_beats, "courier-beats"), (self._write_messages, "courier-orders")):
+        self.signs, self._from_pipe = socket.socketpair()
+        self.signs.settimeout(0)
+        for work, name in ((self._forward_signs, "courier-signs"), (self._write_messages, "courier-orders")):
             threading.Thread(target=work, name=name, daemon=True).start()
 
     def send(self, message: bytes) -> None:
         self._messages.put(message)
 
     def _read(self) -> bytes:
-        beats: bytes = self.beats.recv(4096)
-        return beats
+        signs: bytes = self.signs.recv(4096)
+        return signs
 
     def reap(self) -> int:
         self._messages.put(None)
         with suppress(OSError):
             self._process.kill()
         code = self._process.wait()
-        self.beats.close()
+        self.signs.close()
         return code
 
-    def _forward_beats(self) -> None:
+    def _forward_signs(self) -> None:
         pipe = self._process.stdout
         if pipe is None:
             return
         with closing(pipe), closing(self._from_pipe), suppress(OSError):
-            while beats := os.read(pipe.fileno(), 4096):
-                self._from_pipe.sendall(beats)
+            while signs := os.read(pipe.fileno(), 4096):
+                self._from_pipe.sendall(signs)
 
     def _write_messages(self) -> None:
         pipe = self._process.stdin

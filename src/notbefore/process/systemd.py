@@ -18,7 +18,7 @@ log = logging.getLogger("notbefore.process.systemd")
 
 
 class SystemdNotifier:
-    """``ready`` once, then ``beat`` from the supervising thread; ``patience`` says when the next one is needed."""
+    """``ready`` once, then ``notify`` from the supervising thread; ``patience`` says when the next one is needed."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
@@ -33,7 +33,7 @@ class SystemdNotifier:
 
     @property
     def patience(self) -> float:
-        """Seconds until ``beat`` is to be called at the latest."""
+        """Seconds until ``notify`` is to be called at the latest."""
         return max(0.0, self._pinged + self._every - time.monotonic())
 
     def ready(self) -> None:
@@ -48,7 +48,7 @@ class SystemdNotifier:
         """The agent has been asked to stop, and does."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
-    def beat(self, status: str, *, alive: bool) -> None:
+    def notify(self, status: str, *, alive: bool) -> None:
         """Send the status, if it is another than the last one; ping the watchdog while ``alive``."""
         status = " ".join(status.split())  # a line end would begin another assignment
         if status != self._status:

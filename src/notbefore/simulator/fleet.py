@@ -84,7 +84,7 @@ def maintenance(vms: list[Vm], size: int, announced: datetime, notice: float) ->
     ]
 
 
-def beats(vms: Iterable[Vm], now: datetime, interval: float) -> list[Heartbeat]:
+def heartbeats(vms: Iterable[Vm], now: datetime, interval: float) -> list[Heartbeat]:
     """A heartbeat of each; ``interval``: seconds between two of them."""
     return [Heartbeat.of(vm, (), "simulated", now, interval) for vm in vms]
 

@@ -72,11 +72,11 @@ class CourierLock:
         self._descriptor: int | None = None
         self._others = 0  # locks of that directory that were tried
 
-    def acquire(self, patience: float, beat: Callable[[], None]) -> None:
-        """Take the lock; ``beat`` is called while waiting, ``patience`` is in seconds. Raises ``OSError``."""
+    def acquire(self, patience: float, waiting: Callable[[], None]) -> None:
+        """Take the lock; ``waiting`` is called while waiting, ``patience`` is in seconds. Raises ``OSError``."""
         begun = time.monotonic()
         while not self._is_taken(time.monotonic() - begun - patience):
-            beat()
+            waiting()
             time.sleep(0.05)
         if (descriptor := self._descriptor) is not None:
             with suppress(OSError):  # a disk that is full or hangs: only who has to kill this process misses its id

@@ -108,7 +108,7 @@ class Store:
         self.stage(state, changes)
         return self.write()
 
-    def beat(self, state: StoredState, *, durable: bool = True) -> None:
+    def note_running(self, state: StoredState, *, durable: bool = True) -> None:
         """Stage a state of which only the times are new, and write these: see ``StateFile.write_times``."""
         self.stage(state)
         self._attempt_if_free(lambda file: self._write_times(file, durable=durable))

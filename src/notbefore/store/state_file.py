@@ -41,8 +41,8 @@ class StoredState(Struct, frozen=True):
     vm: Vm | None = None
     seen: Instant | None = None  # the last good answer of IMDS before this was staged
     seen_by: Vm | None = None  # who this VM was then, if known: a disk may move to another one
-    beat: Instant | None = None  # when the machine was last known to be running
-    clean: bool = False  # the agent stopped in order, at ``beat``
+    last_running: Instant | None = None  # when the machine was last known to be running
+    clean: bool = False  # the agent stopped in order, at ``last_running``
     unanswered: bool = False  # an agent was started after ``seen``, and IMDS has not answered it yet
     approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
 
@@ -222,7 +222,7 @@ class StateFile:
         What is not ``durable`` survives the end of the process, but not a loss of power, and costs no write to the disk
         at once.
         """
-        values = {name: getattr(state, name) for name in ("seen", "seen_by", "beat")}
+        values = {name: getattr(state, name) for name in ("seen", "seen_by", "last_running")}
         if not durable:
             self.db.execute("PRAGMA synchronous = NORMAL")
         try:
@@ -253,7 +253,7 @@ class StateFile:
 
 
 _STATE_META: Final = {  # fields of StoredState that are rows of `meta`
-    "totals": Totals, "vm": Vm | None, "seen": Instant | None, "seen_by": Vm | None, "beat": Instant | None,
+    "totals": Totals, "vm": Vm | None, "seen": Instant | None, "seen_by": Vm | None, "last_running": Instant | None,
     "clean": bool, "unanswered": bool,
 }  # fmt: skip
 _META: Final[dict[str, Any]] = {

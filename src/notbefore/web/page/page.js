@@ -2,7 +2,7 @@
 // the same is not touched, so that focus, selection, scrolling and unfolded parts stay as they are.
 "use strict";
 
-const EVERY = 500; // ms: with a beat of one second a change is seen well within two
+const EVERY = 500; // ms: with a poll a second a change is seen well within two
 const TIMEOUT = 5000; // ms for an answer
 
 let ahead = 0; // ms that the agent's clock is ahead of the browser's
