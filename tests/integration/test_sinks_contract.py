@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToJson
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import (
+    KINDS,
     Alertmanager,
     Apprise,
     Command,
@@ -30,7 +31,7 @@ from notbefore.config.sinks import (
 from notbefore.core.duration import Duration
 from notbefore.delivery.message import Sink
 from notbefore.delivery.redact import Redactor
-from notbefore.delivery.sinks import REGISTRY, windows_event_log
+from notbefore.delivery.sinks import windows_event_log
 from notbefore.errors import SendError
 from peers.otlp import decoded
 from support.azure import ID, STARTED
@@ -241,7 +242,7 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack, monkeypatch: pytes
     return others[kind]()
 
 
-@pytest.fixture(params=[kind for kind in REGISTRY if kind != "plugin"])  # its contract: test_python_api.py
+@pytest.fixture(params=[kind for kind in KINDS if kind != "plugin"])  # its contract: test_python_api.py
 def receiver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     with ExitStack() as stack:
         yield receiver_of(request.param, tmp_path, stack, monkeypatch)

@@ -1,33 +1,16 @@
-"""The kinds of sinks: where each is implemented, and what must be installed for it. Imported on first use.
+"""The kinds of sinks, a module each, named as the kind is in the configuration. Imported on first use.
 
-To add one: a module here with a class ``Sink``, a line in ``REGISTRY``, its settings in ``config.sinks``, and a
-test file; the contract tests pick it up.
+To add one: a module here with a class ``Sink``, its settings in ``config.sinks``, and a test file; the contract tests
+pick it up.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from notbefore.config.checks import check_installed
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import SinkConfig
 from notbefore.delivery.message import Sink
 from notbefore.errors import ConfigError
-
-REGISTRY: Final = {
-    kind: f"notbefore.delivery.sinks.{kind}"
-    for kind in (
-        "slack",
-        "email",
-        "pagerduty",
-        "apprise",
-        "webhook",
-        "alertmanager",
-        "command",
-        "event_hub",
-        "windows_event_log",
-        "otlp_logs",
-        "plugin",  # those of other packages
-    )
-}
 
 
 def check_templates(config: SinkConfig) -> None:
@@ -60,6 +43,6 @@ def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
     check_installed(config)
     from importlib import import_module  # noqa: PLC0415 - as above
 
-    module: Any = import_module(REGISTRY[config.kind])
+    module: Any = import_module(f"{__name__}.{config.kind}")
     sink: Sink = module.Sink(name, config.settings, messages)
     return sink
