@@ -131,6 +131,17 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     assert page.evaluate("times => times.map(countdown)", times) == [countdown(time) for time in times]
 
 
+def test_what_passes_its_not_before_while_the_agent_is_silent_has_no_negative_countdown(
+    visit: Open, imds: Simulator
+) -> None:
+    imds.set_document(body(item("late", NotBefore=due(8)), incarnation=6))
+    page = visit()
+    expect(page.locator("#pending .unit")).to_have_text("to NotBefore", timeout=PATIENCE)
+    page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('no answer')) }")
+    expect(page.locator("#pending .unit")).to_have_text("past its NotBefore", timeout=PATIENCE)
+    assert "-" not in page.locator("#pending [role=timer]").inner_text()
+
+
 def test_a_dozen_events_stand_on_three_screens_of_a_phone(visit: Open, imds: Simulator) -> None:
     described = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
     imds.set_document(pending(*(f"event-{number}" for number in range(12)), Description=described))
@@ -161,7 +172,8 @@ HOSTILE = {
 
 
 def test_hostile_descriptions_stay_text(visit: Open, imds: Simulator) -> None:
-    events = [item(name, Description=text, EventSource=text[:60]) for name, text in HOSTILE.items()]
+    long = {"EventType": "X" * 60}
+    events = [item(name, Description=text, EventSource=text[:60], **long) for name, text in HOSTILE.items()]
     events += [item("turned", Description="abc \u202e def", Resources=["\u2067evil"], NotBefore="")]
     imds.set_document(body(*events, incarnation=8))
     page = visit(viewport=PHONE)

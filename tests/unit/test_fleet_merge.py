@@ -15,7 +15,7 @@ from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet import waves
-from notbefore.fleet.coming import shown
+from notbefore.fleet.coming import coming, shown
 from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
@@ -529,6 +529,19 @@ def test_a_wave_is_one_notification_with_digests() -> None:
     assert log.wait(301)[-1] == "finished"
     assert {one.change.event.key for one in log.made} == {log.last.change.event.key}
     assert not log.fold.waves.open
+
+
+def test_what_is_over_is_not_coming_although_its_last_notification_still_waits() -> None:
+    log = Log(WAVES)
+    for number in (0, 1):
+        log.add(A, "announced", f"E{number}", resources=(A.name,))
+        log.add(A, "started", f"E{number}", resources=(A.name,))
+    log.add(A, "finished", "E0", resources=(A.name,))
+    (wave,) = coming(log.fold.waves.open.values(), at(0))
+    assert (wave.status, wave.events, wave.over) == ("started", 2, 1)
+    log.add(A, "finished", "E1", resources=(A.name,))
+    assert log.fold.waves.open
+    assert coming(log.fold.waves.open.values(), at(0)) == ()
 
 
 def test_a_wave_is_shown_with_how_far_it_has_come_and_where_all_of_it_is() -> None:

@@ -152,7 +152,8 @@ class _Show:
         self._kinds.append(record.change)
         labels = f'{{change="{record.change}",event_type="{record.event_type}"}}'
         _say(f"{time.monotonic() - self._begun:5.1f}s  {record.change:<10} {record.body}{_measured(record)}")
-        _say(_indented(_read_metrics(self._url, "azure_scheduled_event_changes_total" + labels)))
+        if figures := _read_metrics(self._url, "azure_scheduled_event_changes_total" + labels):  # none of a neighbour's
+            _say(_indented(figures))
         if (record.change, record.scope, record.event_type) == ("started", "self", "Freeze") and not self._frozen:
             self._freeze()
 

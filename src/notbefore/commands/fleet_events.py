@@ -28,7 +28,7 @@ def _row(wave: dict[str, Any], left: float | None) -> tuple[str, ...]:
     return (
         wave["event_type"],
         wave["status"],
-        wave["not_before"] or "-",
+        f"{wave['not_before'][:19]}Z" if wave["not_before"] else "-",  # to the second
         due(left),
         f"{wave['events']} ({wave['over']} over)" if wave["over"] else str(wave["events"]),
         str(len(wave["vms"])),

@@ -1,5 +1,6 @@
 """What is coming over the fleet, as ``/api/v1/fleet/events`` returns it to the page and the commands. Pure."""
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ class ShownWave(Struct, frozen=True):
     event_id: str  # of the event, or of the wave
     event_type: str
     event_source: str | None
-    status: str  # scheduled, started, canceled, finished, ended
+    status: str  # scheduled, started
     region: str  # this and the next two: where all of its VMs are; empty where they differ
     resource_group: str
     scale_set: str
@@ -37,6 +38,14 @@ class FleetEvents(Struct, frozen=True):
     heard: int  # VMs that have sent a sign of life
     silent: tuple[str, ...]  # those whose signs of life have stopped, without an event that explains it
     missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
+
+
+def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
+    """The waves that are not over, the most urgent first: one that is over waits for its last notification."""
+    found = [one for one in (shown(wave, now) for wave in waves if wave.stories) if one.over < one.events]
+    return tuple(
+        sorted(found, key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
+    )
 
 
 def shown(wave: Wave, now: datetime) -> ShownWave:

@@ -8,7 +8,7 @@ from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
-from notbefore.fleet.coming import FleetEvents, shown
+from notbefore.fleet.coming import FleetEvents, coming
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
 from notbefore.fleet.inventory import Inventory
@@ -89,14 +89,13 @@ class FleetView:
         """What is coming over the fleet, the most urgent first."""
         now = datetime.now(UTC)
         folds = self._consumer.folds
-        waves = [shown(wave, now) for fold in folds for wave in list(fold.waves.open.values()) if wave.stories]
-        waves.sort(key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
+        waves = coming((wave for fold in folds for wave in list(fold.waves.open.values())), now)
         silent = sorted((one.name for fold in folds for one in fold.silence.silent), key=natural)
         missing = sorted((one.name for fold in folds for one in fold.missing.silent), key=natural)
         heard = sum(len(fold.silence.heard) for fold in folds)
         return FleetEvents(
             tuple(sorted((fold.name for fold in folds), key=natural)),
-            tuple(waves),
+            waves,
             heard,
             tuple(silent),
             tuple(missing),
