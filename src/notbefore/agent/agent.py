@@ -189,7 +189,7 @@ class Agent:
                 ("heartbeats", self._heartbeats.send_due),
                 ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
                 ("store", lambda: self._store_care.tick(trouble=self._couriers.in_trouble)),
-                ("systemd", self._beat_for_systemd),
+                ("systemd", self._notify_systemd),
                 ("reload", self._reload_configuration),
             ):
                 with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
@@ -197,7 +197,7 @@ class Agent:
             with self._errors.guarded("main", "wait"):
                 stop = self._main.wait(self._patience(), self._couriers.descriptors)
 
-    def _beat_for_systemd(self) -> None:
+    def _notify_systemd(self) -> None:
         if not self._systemd.listens:
             return
         self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)

@@ -27,7 +27,7 @@ from notbefore.store.state import Store
 from notbefore.web.prometheus import MetricsText
 from notbefore.web.view import AgentStatus, CheckResult
 
-READY_BEATS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
+READY_INTERVALS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
 
 
 class InUse(NamedTuple):
@@ -89,7 +89,7 @@ class AgentView:
             known.poll.figures,
             delay=max(known.poll.figures.delay, polling.overdue),
             last_success=answered.wall.timestamp() if answered is not None else None,
-            answering=self._age(known) <= READY_BEATS * polling.poller.interval,
+            answering=self._age(known) <= READY_INTERVALS * polling.poller.interval,
         )
         figures = replace(
             read_figures(),
@@ -132,7 +132,7 @@ class AgentView:
         if known.poll.answered is None:
             return CheckResult(ok=False, reasons=(f"IMDS has given no valid answer yet{error}", *reasons))
         age = self._age(known)
-        limit = READY_BEATS * polling.poller.interval
+        limit = READY_INTERVALS * polling.poller.interval
         if age > limit:
             late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}"
             return CheckResult(ok=False, reasons=(late, *reasons))

@@ -234,6 +234,11 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return vms_in_words(self.fleet_vms or 0, self.scale_set, self.resource_group, self.location) if several else ""
 
     @property
+    def of_one_vm(self) -> bool:
+        """The event affects a single VM."""
+        return len(self.resources) == 1 and not self.many
+
+    @property
     def progress(self) -> str:
         """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
         return progress(self.fleet_events or 0, self.fleet_under_way or 0, self.fleet_over or 0)

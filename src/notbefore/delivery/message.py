@@ -8,12 +8,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.document import STARTED
 from notbefore.core.record import Heartbeat, Record
 from notbefore.core.routing import Severity
 from notbefore.core.text import escaped
 from notbefore.errors import SendError
 
 MAX_KEY: Final = 255  # characters of an alert's key, which PagerDuty takes; others take as much or more
+AHEAD: Final = ("announced", "updated", "reminder")  # kinds of message about what is to come
 
 
 class Usual(Struct, frozen=True):
@@ -69,6 +71,11 @@ class Message(Struct, frozen=True):
     def shared(self) -> "Message":
         """The message without what differs between the VMs that send it."""
         return replace(self, content=self.record.shared)
+
+    @property
+    def is_ahead(self) -> bool:
+        """It is about what is to come."""
+        return self.kind in AHEAD and self.record.event_status != STARTED
 
     @property
     def over(self) -> bool:

@@ -18,10 +18,10 @@ from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import Record
 from notbefore.core.text import natural, one_line
+from notbefore.delivery.advice import GONE, advice_for
 from notbefore.delivery.message import Message
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
-AHEAD: Final = ("announced", "updated", "reminder")  # kinds of message about what is to come
 
 _EFFECTS: Final = {  # event type -> what is done to the VM, and what follows from it
     "Freeze": ("paused for some seconds", "CPU and network stop for that time. Memory and open files are kept."),
@@ -30,56 +30,6 @@ _EFFECTS: Final = {  # event type -> what is done to the VM, and what follows fr
     "Preempt": ("evicted", "A Spot VM that is evicted is deleted or deallocated."),
     "Terminate": ("deleted", "It does not come back."),
 }
-_ADVICE: Final = {  # where several VMs are affected, "the VM" becomes "each affected VM"
-    "Freeze": (
-        "Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over now."
-    ),
-    "Reboot": "Move or stop applications that must not be killed. The VM comes back by itself.",
-    "Redeploy": (
-        "Move or stop applications that must not be killed. Save what is on the temporary disk. The VM comes back by"
-        " itself."
-    ),
-    "Preempt": (
-        "You may have only 30 seconds: only automation can react in time. Replace the VM if you need it: it does not"
-        " come back by itself."
-    ),
-    "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
-}
-_ADVICE_STARTED: Final = {
-    "Freeze": "Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
-    "Reboot": (
-        "Wait until the VM is back. If that takes more than half an hour, open a support ticket with Azure and give the"
-        " EventId."
-    ),
-    "Preempt": "Do not wait. Replace the VM if you need it: it does not come back by itself.",
-    "Terminate": "Remove the VM from everything that depends on it. It does not come back.",
-}
-_ADVICE_LATE: Final = (
-    "If an affected VM is down, open a support ticket with Azure and give the EventId. Otherwise, expect further"
-    " interruptions until the event is over."
-)
-GONE: Final = ("Preempt", "Terminate")  # the VM does not come back
-_ADVICE_FINISHED: Final = {
-    "Freeze": "Nothing, if the applications on the VM are healthy.",
-    "Reboot": "Check that all applications on the VM run again.",
-    "Redeploy": "Check that all applications on the VM run again. The temporary disk is empty now.",
-    "Preempt": "Replace the VM if you need it.",
-    "Terminate": "Remove the VM from everything that still depends on it.",
-}
-_UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
-_NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve {event}` on {vm}. Otherwise do nothing."
-_ADVICE_OF_KIND: Final = {
-    "canceled": _UNDO,
-    "ended": "Check the VM: it may have been interrupted.",
-    "approved": "Nothing, if the VM is ready: the event may start at any moment.",
-    "approval_failed": _NOT_APPROVED,
-    "approval_skipped": _NOT_APPROVED,
-}
-_ADVICE_MAYBE_GONE: Final = "Check whether the VM still exists."
-_ADVICE_UNKNOWN: Final = (
-    "notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot."
-)
-_CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
 _TITLES: Final = {
     "canceled": "canceled",
     "ended": "may have happened: Azure no longer lists it",
@@ -161,12 +111,12 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
         return Text(title, _refused(message, now), message.delivery_id, _FAILED_ADVICE, links=links)
     if record.event_type == SILENT:
         return _silence(message, links, settings.time_zone)
-    time = record.not_before if _is_ahead(message) else None
+    time = record.not_before if message.is_ahead else None
     return Text(
         title=marked(one_line(_title(message, time, now)), record),
         summary=f"{_EXERCISE} {_summary(message)}".strip() if record.exercise else _summary(message),
         delivery_id=message.delivery_id,
-        advice=_advice(message, settings.advice),
+        advice=advice_for(message, settings.advice),
         facts=_facts(message, now, settings.time_zone),
         links=links,
         time=time,
@@ -177,7 +127,7 @@ def _refused(message: Message, now: datetime) -> str:
     """What the readers of a sink that fails do not know."""
     record = message.record
     refused = replace(message, kind=record.change)
-    title = one_line(_title(refused, record.not_before if _is_ahead(refused) else None, now))
+    title = one_line(_title(refused, record.not_before if refused.is_ahead else None, now))
     return f"The refused message: {marked(title, record)}. Later messages to that receiver may be refused as well."
 
 
@@ -210,10 +160,6 @@ def _silence(message: Message, links: tuple[Fact, ...], time_zone: str | None) -
     )
 
 
-def _is_ahead(message: Message) -> bool:
-    return message.kind in AHEAD and message.record.event_status != STARTED
-
-
 # ---- the title
 
 
@@ -227,11 +173,6 @@ def subject(record: Record) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _is_one(record: Record) -> bool:
-    """Whether the event affects a single VM."""
-    return len(record.resources) == 1 and not record.many
-
-
 def _title(message: Message, time: datetime | None, now: datetime) -> str:
     """``Reboot of web_0 in 14 min``, ``Freeze of web_0 is over: 4.2 s of interruption (5 s expected)``."""
     record = message.record
@@ -239,7 +180,7 @@ def _title(message: Message, time: datetime | None, now: datetime) -> str:
         return f"{record.event_type} no longer affects {record.vm_name or 'this VM'}"
     what = f"{record.event_type} of {subject(record)}"
     mark = {"updated": " (changed)", "reminder": " (reminder)"}.get(message.kind, "")
-    if _is_ahead(message):
+    if message.is_ahead:
         late = "was due " if time is not None and time < now else ""
         return f"{what} {late}{countdown(time, now) if time is not None else 'at an unknown time'}{mark}"
     if record.outcome == "finished":
@@ -258,7 +199,7 @@ def _under_way(message: Message, now: datetime) -> str:
 
 def _measured(record: Record) -> str:
     """The interruption of the one VM that the event affects: of several, this VM measures only its own."""
-    if record.interruption_seconds is None or not _is_one(record) or record.event_type in GONE:
+    if record.interruption_seconds is None or not record.of_one_vm or record.event_type in GONE:
         return ""
     expected = record.expected_duration_seconds
     beside = f" ({words(expected)} expected)" if expected is not None else ""
@@ -279,8 +220,8 @@ def _summary(message: Message) -> str:
         return "It is not known whether the event happened." + (f" The reason: {reason}." if reason else "")
     if message.kind in _SUMMARIES:
         return _SUMMARIES[message.kind].format(vm=one_line(record.vm_name or "A VM"))
-    tense = "will be" if _is_ahead(message) else "is being"
-    return effect(record.event_type, tense, "The VM" if _is_one(record) else "Each affected VM")
+    tense = "will be" if message.is_ahead else "is being"
+    return effect(record.event_type, tense, "The VM" if record.of_one_vm else "Each affected VM")
 
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
@@ -291,48 +232,13 @@ def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
 
 def _how_it_went(record: Record) -> str:
     """In the past tense; of several VMs it is not said in one sentence."""
-    if record.scope != "self" or not _is_one(record) or record.event_type in GONE:
+    if record.scope != "self" or not record.of_one_vm or record.event_type in GONE:
         return "Nothing more will happen."
     name, expected = one_line(record.vm_name or "The VM"), record.expected_duration_seconds
     if record.interruption_seconds is None:
         return f"It is not known how long {name} was interrupted."
     beside = f"Azure expected {words(expected)}." if expected is not None else "Azure gave no expected time."
     return f"{name} was interrupted for {words(record.interruption_seconds)}. {beside}"
-
-
-def _advice(message: Message, own: dict[str, str]) -> str:
-    """What to do: the user's text for the type of event until it is over, or a built-in one."""
-    record = message.record
-    users = {name.casefold(): text for name, text in own.items()}.get(record.event_type.casefold())
-    if users is not None and not message.settled and message.kind not in _ADVICE_OF_KIND:
-        return users
-    text = _built_in_advice(message)
-    if not _is_one(record):
-        text = text.replace("the VM", "each affected VM").replace("The VM", "Each affected VM")
-    return text.format(event=one_line(record.event_id), vm=one_line(record.vm_name or "a VM"))
-
-
-def _built_in_advice(message: Message) -> str:
-    record, event_type = message.record, message.record.event_type
-    if record.no_longer_affected:
-        return _UNDO
-    if record.outcome == "finished":
-        return _ADVICE_FINISHED.get(event_type, _ADVICE_FINISHED["Reboot"])
-    if message.kind == "ended" and event_type in GONE:
-        return _ADVICE_MAYBE_GONE
-    if message.kind in _ADVICE_OF_KIND:
-        return _ADVICE_OF_KIND[message.kind]
-    return _advice_until_the_end(message)
-
-
-def _advice_until_the_end(message: Message) -> str:
-    record, event_type = message.record, message.record.event_type
-    if _is_ahead(message):
-        return _ADVICE.get(event_type, _ADVICE_UNKNOWN)
-    if message.kind == "reminder" and event_type not in GONE:
-        return _ADVICE_LATE
-    crashed = _CRASHED if record.notice_seconds == 0 and event_type in ("Reboot", "Redeploy") else ""
-    return crashed + _ADVICE_STARTED.get(event_type, _ADVICE_STARTED["Reboot"])
 
 
 # ---- the facts
@@ -365,7 +271,7 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> tuple[Fact
 def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]:
     record = message.record
     planned = _clock(record.not_before, time_zone) if record.not_before is not None else "unknown"
-    if _is_ahead(message):
+    if message.is_ahead:
         left = f", {countdown(record.not_before, now)}" if record.not_before is not None else ""
         before = record.previous_not_before
         moved = before is not None and before != record.not_before
@@ -427,7 +333,7 @@ def _spread(record: Record) -> str:
 
 def _place(record: Record) -> list[Fact]:
     """Where the affected VMs are; the zone is known of this VM alone."""
-    own = record.scope == "self" and _is_one(record)
+    own = record.scope == "self" and record.of_one_vm
     place = [
         ("resource group", record.resource_group),
         ("scale set", record.scale_set),
