@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
         print_json([{"ok": ok, "error": None, "warnings": found, "notes": notes, **shown}], sys.stdout)
     elif options.connect:
         _show(answers)
-        sys.stdout.write(f"{_verdict(options, found)}\n")
+        sys.stdout.write(f"{_verdict(options, found)}{' A receiver would refuse a message.' if refused else ''}\n")
     else:
         sys.stdout.write(f"{dump(config)}# {_verdict(options, found)}\n")  # a comment: what is printed stays YAML
     return WRONG if strict else int(refused)

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
                 if options.resolve:
                     exercise.send(end, patience)
                     exercise.close_alerts(end, patience)
-        report = Report.of(exercise, config, end)
+        report = Report.of(exercise, config, end, routed=options.sink is None)
     if options.json:
         print_json([report], sys.stdout)
     else:
@@ -287,8 +287,8 @@ class Report(Struct, frozen=True):
     still_open: list[str]  # they keep an alert, which somebody has to close
 
     @classmethod
-    def of(cls, exercise: Exercise, config: Config, end: Change) -> "Report":
-        """What the exercise showed."""
+    def of(cls, exercise: Exercise, config: Config, end: Change, *, routed: bool) -> "Report":
+        """What the exercise showed; ``routed``: it went by the routes, and not to one sink."""
         rows = _rows(exercise.results, config)
         missed = {row.sink for row in rows if row.result != "delivered"}
         tried = {row.sink for row in rows}
@@ -297,7 +297,7 @@ class Report(Struct, frozen=True):
             results=rows,
             reached=sorted(tried - missed),
             not_reached=sorted(missed),
-            without_route=sorted(config.sinks.keys() - tried),
+            without_route=sorted(config.sinks.keys() - tried) if routed else [],
             closed_by_drill=list(exercise.unclosed),
             still_open=sorted(exercise.open_alerts(end)),
         )
