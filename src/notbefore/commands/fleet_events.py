@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from notbefore.commands.tables import due
 from notbefore.commands.watch import RED, SOON, YELLOW, Board
+from notbefore.core.text import some_of
 
 HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID")
 NOTHING: Final = "Nothing is coming over the fleet."
@@ -13,8 +14,7 @@ MAX_NAMES: Final = 20  # of silent VMs in a line
 def _remarks(answer: dict[str, Any], _now: object) -> list[str]:
     """Who is silent or missing, and that nothing is coming."""
     return ([] if answer["waves"] else [NOTHING]) + [
-        f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {', '.join(names[:MAX_NAMES])}"
-        + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
+        f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {some_of(names, MAX_NAMES)}"
         for what, names in (("silent", answer["silent"]), ("missing", answer["missing"]))
         if names
     ]

@@ -19,13 +19,14 @@ from notbefore.core.change import ENDINGS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
 from notbefore.core.sentence import rfc3339
+from notbefore.core.text import some_of
 from notbefore.errors import ConfigError, StoreError
 from notbefore.store.history import read_history
 from notbefore.store.schema import hint
 from notbefore.store.spare import file_in_use
 from notbefore.store.state_file import FILE_NAME
 
-MAX_NAMES: Final = 3  # in a row
+MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
     "TIME",
     "CHANGE",
@@ -124,13 +125,7 @@ def _row(change: Record) -> tuple[str, ...]:
         change.event_type,
         change.scope,
         *map(span, measured),
-        _some_of(change.resources),
+        some_of(change.resources, MAX_NAMES),
         change.event_id,
         change.approval_result or ENDINGS.get(change.reason, ""),
     )
-
-
-def _some_of(names: Sequence[str]) -> str:
-    """``web_0, web_1, web_2 and 97 more``: `--json` has all of them."""
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from notbefore.commands.client import AgentClient
 from notbefore.commands.tables import columns, print_json, table
-from notbefore.core.text import escaped
+from notbefore.core.text import escaped, shortened
 from notbefore.errors import ConfigError, NotBeforeError
 
 EVERY: Final = 1.0  # seconds
@@ -109,7 +109,7 @@ class Picture:
         room = size.lines - 1
         if len(lines) > room:
             lines[room - 1 :] = [(f"... and {len(lines) - room + 1} more: enlarge the window", DIM)]
-        return [_styled(_cut(text, size.columns), style if colours else "") for text, style in lines]
+        return [_styled(shortened(text, size.columns), style if colours else "") for text, style in lines]
 
 
 def _follow(picture: Picture, out: TextIO) -> int:
@@ -160,10 +160,6 @@ def _left(event: dict[str, Any], passed: float) -> float | None:
     """Seconds to NotBefore, ``passed`` seconds after the agent answered."""
     seconds = event["seconds_to_not_before"]
     return None if seconds is None else seconds - passed
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "\u2026"
 
 
 def _styled(text: str, style: str) -> str:

@@ -32,12 +32,12 @@ LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a ke
 PLACES: Final = ("{vm}", "{event_type}")  # in the links of messages
 
 
-def warnings(config: Config, path: Path | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+def warnings(config: Config, path: Path | None) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
     places = read(path)[1] if path is not None else {}
     found = [
-        *_otlp_variables(config, environment),
-        *_misspelt_variables(environment),
+        *_otlp_variables(config, os.environ),
+        *_misspelt_variables(os.environ),
         *_plain_secrets(config, path, places),
         *_writable_files(config, path),
     ]

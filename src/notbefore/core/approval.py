@@ -190,7 +190,7 @@ def _step(name: str, rule: Rule, tracked: TrackedEvent) -> str:
 
 
 def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None, since: datetime) -> Decision:
-    names = list(dict.fromkeys(resource.casefold() for resource in tracked.event.resources))
+    names = list(dict.fromkeys(tracked.event.vms))
     rank = 0
     if len(names) > 1:
         if rule.for_all_resources is None:

@@ -148,8 +148,7 @@ def _settling(change: Change, terms: Terms) -> float:
     before = change.previous
     if terms.approvals or change.scope != "self" or before is None or change.kind != "updated":
         return 0.0
-    left = {name.casefold() for name in before.resources} - {name.casefold() for name in change.event.resources}
-    return SETTLING if left else 0.0
+    return SETTLING if set(before.vms) - set(change.event.vms) else 0.0
 
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:

@@ -73,6 +73,11 @@ class Event(Struct, frozen=True):
         """The EventId folded to one case: captures are upper case, examples lower."""
         return self.event_id.casefold()
 
+    @property
+    def vms(self) -> tuple[str, ...]:
+        """The names in ``resources``, folded to one case as well."""
+        return tuple(name.casefold() for name in self.resources)
+
     def digest(self) -> str:
         """32 hex digits over everything that Azure can change; equal on every VM that reads the same content.
 
@@ -81,7 +86,7 @@ class Event(Struct, frozen=True):
         content = (
             self.event_type,
             self.event_status,
-            sorted(name.casefold() for name in self.resources),
+            sorted(self.vms),
             self.not_before,
             self.description,
             self.event_source,

@@ -247,7 +247,7 @@ def _ahead(change: Change, announce_by: AnnounceBy, vm: str | None) -> tuple[str
     ``affected``: each VM of Resources for itself, and once more when it is no longer among them. ``leader``: the first
     of Resources; the next ones take over, each after a delay by its rank, where the ones before it are silent.
     """
-    names = [name.casefold() for name in change.event.resources]
+    names = change.event.vms
     if change.approval is not None:  # only the VM that did it knows of it
         return ()
     if announce_by == "all" or vm is None or not names:

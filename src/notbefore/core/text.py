@@ -1,7 +1,7 @@
 """Text from outside, made safe to show; the nearest of some words. Pure."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 # control characters, line and paragraph separators, and format characters, such as the marks that change the direction
@@ -29,6 +29,17 @@ def _code_of(letter: str) -> str:
 def one_line(text: str) -> str:
     """Return the text as one line for people: without line ends, control characters, or marks that change direction."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, ``most`` characters at most, with a mark where it is cut."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first ``most`` of the names: ``web_0, web_1 and 97 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

@@ -151,4 +151,4 @@ def scope_of(event: Event, vm: str | None) -> Scope:
     """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name or resources."""
     if vm is None or not event.resources:
         return "unknown"
-    return "self" if vm.casefold() in (name.casefold() for name in event.resources) else "peer"
+    return "self" if vm.casefold() in event.vms else "peer"

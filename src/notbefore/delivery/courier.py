@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, DeliveryResult
+from notbefore.core.text import shortened
 from notbefore.delivery.failure_log import Failure, FailureLog
 from notbefore.delivery.message import Receipt, Sink
 from notbefore.delivery.orders import (
@@ -351,8 +352,3 @@ def _without_sink(delivery: Delivery) -> SendAttempt:
     if delivery.state == "repeating":
         return SendAttempt(delivery, Receipt())
     return SendAttempt(delivery, None, SendError("no sink of this name is configured", permanent=True))
-
-
-def shortened(text: str, most: int) -> str:
-    """The beginning of a text, with a mark where it is cut."""
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -17,7 +17,7 @@ from notbefore.core.change import ENDINGS, MISSING, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import Record
-from notbefore.core.text import natural, one_line
+from notbefore.core.text import natural, one_line, some_of
 from notbefore.delivery.advice import GONE, advice_for
 from notbefore.delivery.message import Message
 
@@ -349,10 +349,7 @@ def _approval(record: Record) -> str:
 
 
 def _names(names: tuple[str, ...]) -> str:
-    if not names:
-        return "unknown (Azure names none)"
-    more = len(names) - MAX_NAMES
-    return ", ".join(sorted(names, key=natural)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return some_of(sorted(names, key=natural), MAX_NAMES) or "unknown (Azure names none)"
 
 
 def _clock(time: datetime, time_zone: str | None) -> str:

@@ -201,7 +201,7 @@ class Story(Struct):
         self.reported[vm] &= ~_ENDING
         self.undecided += 1
         agree = {one for one in self.in_doubt if abs(report.time - self.back[one]) <= TOGETHER}
-        asked = self.reported.keys() - (_names(self.event) if self.claim >= STARTED else ())
+        asked = self.reported.keys() - (set(self.event.vms) if self.claim >= STARTED else ())
         return 2 * len(agree) > len(asked | agree)
 
     def begin_again(self, former: dict[str, datetime], report: Report) -> None:
@@ -263,7 +263,7 @@ class Story(Struct):
             return False
         self.newest = when
         before, self.event = self.event, event_of(report)
-        if _names(before) != _names(self.event):
+        if set(before.vms) != set(self.event.vms):
             self.by_affected = False  # other VMs are affected now
         # the status is a matter of the standing
         return self.event != before and content(self.event) != content(before) and STRENGTH[kind] not in OVER
@@ -296,11 +296,14 @@ def event_of(report: Report) -> Event:
 
 def content(event: Event) -> tuple[object, ...]:
     """What of an event is worth an update: all but its status, and the order and case of its resources."""
-    return (event.event_type, _names(event), event.not_before, event.description, event.event_source, event.duration)
-
-
-def _names(event: Event) -> frozenset[str]:
-    return frozenset(name.casefold() for name in event.resources)
+    return (
+        event.event_type,
+        frozenset(event.vms),
+        event.not_before,
+        event.description,
+        event.event_source,
+        event.duration,
+    )
 
 
 def from_unix(seconds: float) -> datetime:

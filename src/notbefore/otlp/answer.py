@@ -8,6 +8,7 @@ from msgspec import Struct
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
+from notbefore.core.text import one_line
 from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
@@ -63,7 +64,7 @@ def cause_of(what: str, body: bytes, redact: Redact) -> str:
 
 def _one_line(text: str, redact: Redact) -> str:
     # redacted before it is cut: a part of a secret would not be known
-    return redact(" ".join("".join(sign if sign.isprintable() else " " for sign in text).split()))[:MAX_CAUSE]
+    return redact(one_line(text))[:MAX_CAUSE]
 
 
 def _read_json(text: bytes, answer: Message) -> None:
