@@ -4,6 +4,7 @@ What the rules are given is what the core makes of a fleet's events (``support.f
 renamed breaks a test here.
 """
 
+import functools
 import json
 import re
 import shutil
@@ -909,6 +910,7 @@ CASES += [
 ]
 
 
+@functools.cache
 def groups() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     return found
@@ -918,6 +920,7 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups() for rule in group["rules"]]
 
 
+@functools.cache
 def alerts() -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules() if "alert" in rule}
 

@@ -720,7 +720,7 @@ class Guesser(threading.Thread):
 @pytest.mark.parametrize("shared", [False, True])
 def test_while_six_guess_a_right_password_that_is_new_is_let_in(place: Place, shared: bool) -> None:
     """``shared``: all seven come from one address, as behind a proxy."""
-    users = {f"user-{number}": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode() for number in range(8)}
+    users = {f"user-{number}": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode() for number in range(3)}
     stop = threading.Event()
     with serving(place.write(users=users, tls=None)) as server:
         guessers = [Guesser(server.address, "127.0.0.1" if shared else f"127.0.0.{n + 2}", stop) for n in range(6)]
