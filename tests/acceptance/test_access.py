@@ -13,7 +13,7 @@ import trustme
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port, get, notbefore
+from support.agent import PATIENCE, RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, body, item
 
 PASSWORD = "correct horse"
@@ -134,7 +134,7 @@ def test_prometheus_scrapes_it_over_https_with_certificate_and_password(
         eventually(lambda: value("sum(azure_scheduled_events_pending)") == "1")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 CERTIFICATES = (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key"))

@@ -51,6 +51,16 @@ def waited(imds: Simulator, polls: int = 10) -> None:
     eventually(lambda: imds.requests > now + polls)
 
 
+def until(path: Path) -> list[str]:
+    """A command that runs until this file is there."""
+    return ["/bin/sh", "-c", f"until [ -e {path} ]; do sleep 0.05; done"]
+
+
+def reload(agent: RunningAgent) -> None:
+    agent.process.send_signal(signal.SIGHUP)
+    eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+
+
 def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
     def found() -> list[dict[str, Any]]:
         return [record for record in agent.records if record["azure.scheduled_event.change"] == kind]
@@ -153,9 +163,9 @@ def test_it_waits_for_its_time_and_for_the_command(imds: Simulator, tmp_path: Pa
     with agent_of(imds, tmp_path, rule) as agent:
         agent.ready()
         imds.set_document(listed())
-        agent.reported("announced")
-        assert imds.start_requests == []
         record = last(agent, "approved")
+        announced, approved = (datetime.fromisoformat(one["time"]) for one in (last(agent, "announced"), record))
+        assert approved - announced >= timedelta(seconds=1)
         assert record["detail"] == "exit code 0: drained"
         text = seen.read_text(encoding="utf-8")
         assert json.loads(text.splitlines()[0])["azure.scheduled_event.id"] == ID
@@ -198,8 +208,7 @@ def test_an_event_that_goes_while_the_command_runs_is_not_approved(
     imds: Simulator, tmp_path: Path, then: bytes, words: str
 ) -> None:
     ready = tmp_path / "ready"
-    command = ["/bin/sh", "-c", f"until [ -e {ready} ]; do sleep 0.05; done"]
-    with agent_of(imds, tmp_path, {**USERS, "approve_when": {"command": command}}) as agent:
+    with agent_of(imds, tmp_path, {**USERS, "approve_when": {"command": until(ready)}}) as agent:
         agent.ready()
         imds.set_document(listed())
         eventually(lambda: "running /bin/sh" in agent.log)
@@ -259,7 +268,7 @@ def test_a_request_without_an_answer_ends_at_not_before(imds: Simulator, tmp_pat
     with agent_of(imds, tmp_path, USERS) as agent:
         agent.ready()
         imds.fault("start-freeze", 60, times=10)
-        imds.set_document(listed(NotBefore=format_datetime(datetime.now(UTC) + timedelta(seconds=4), usegmt=True)))
+        imds.set_document(listed(NotBefore=format_datetime(datetime.now(UTC) + timedelta(seconds=8), usegmt=True)))
         record = last(agent, "approval_failed")
         assert record["reason"] == "no_answer"
         assert record["detail"].startswith("NotBefore came first; ")
@@ -332,13 +341,15 @@ def test_stopping_does_not_wait_for_a_command_or_an_answer(imds: Simulator, tmp_
 
 
 def test_rules_that_are_taken_back_hold_at_once(imds: Simulator, tmp_path: Path) -> None:
-    rule = {**USERS, "approve_when": {"command": ["/bin/sleep", "1"]}}
+    ready = tmp_path / "ready"
+    rule = {**USERS, "approve_when": {"command": until(ready)}}
     with agent_of(imds, tmp_path, rule) as agent:
         agent.ready()
         imds.set_document(listed())
-        eventually(lambda: "running /bin/sleep" in agent.log)
+        eventually(lambda: "running /bin/sh" in agent.log)
         configuration(tmp_path, rule, enabled=False)
-        agent.process.send_signal(signal.SIGHUP)
+        reload(agent)
+        ready.touch()
         record = last(agent, "approval_skipped")
         assert (record["reason"], record["detail"]) == ("switched_off", "approval.enabled is not true")
         assert imds.start_requests == []
@@ -347,13 +358,15 @@ def test_rules_that_are_taken_back_hold_at_once(imds: Simulator, tmp_path: Path)
 def test_a_rule_that_is_another_one_now_does_not_approve_what_the_old_one_began(
     imds: Simulator, tmp_path: Path
 ) -> None:
-    rule = {**USERS, "approve_when": {"command": ["/bin/sleep", "1"]}}
+    ready = tmp_path / "ready"
+    rule = {**USERS, "approve_when": {"command": until(ready)}}
     with agent_of(imds, tmp_path, rule) as agent:
         agent.ready()
         imds.set_document(listed())
-        eventually(lambda: "running /bin/sleep" in agent.log)
+        eventually(lambda: "running /bin/sh" in agent.log)
         configuration(tmp_path, {**rule, "approve_after": "1h"})
-        agent.process.send_signal(signal.SIGHUP)
+        reload(agent)
+        ready.touch()
         record = last(agent, "approval_skipped")
         assert record["reason"] == "changed"
         assert imds.start_requests == []
@@ -440,8 +453,7 @@ def test_while_vm_name_contradicts_imds_nothing_is_approved(imds: Simulator, tmp
         assert (by_hand.returncode, "nothing is sent: vm.name is" in by_hand.stdout) == (1, True)
         assert imds.start_requests == []
         config.write_text(json.dumps(values | {"vm": {"name": ME.upper()}}), encoding="utf-8")
-        agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
+        reload(agent)
         imds.set_document(listed(3, Resources=[ME]))
         eventually(lambda: imds.start_requests)
 

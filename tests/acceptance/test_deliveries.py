@@ -134,7 +134,7 @@ def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, ho
         eventually(lambda: count(agent, "delivered") == 1)
         os.kill(agent.courier(), signal.SIGSTOP)
         imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: count(agent, "delivered") == 2, patience=60)
+        eventually(lambda: count(agent, "delivered") == 2)
         assert agent.metric('notbefore_courier_starts_total{reason="hung"}') == 1
         assert agent.kinds == ["announced", "started"]  # the agent went on meanwhile
 
@@ -321,7 +321,7 @@ def test_reminders_come_before_not_before(imds: Simulator, hook: HttpPeer, place
         agent.ready()
         soon = format_datetime(datetime.now(UTC) + timedelta(seconds=15), usegmt=True)
         imds.set_document(body(announced(NotBefore=soon)))
-        eventually(lambda: kinds(hook) == ["announced", "reminder", "reminder"], patience=40)
+        eventually(lambda: kinds(hook) == ["announced", "reminder", "reminder"])
 
 
 def test_what_has_started_is_to_be_said_again_until_it_is_over(imds: Simulator, hook: HttpPeer, place: Place) -> None:
@@ -391,7 +391,7 @@ def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(
             file.write(os.urandom(database.stat().st_size))
         (place.state / "notbefore.db-wal").write_bytes(b"")
         imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: kinds(hook)[-1:] == ["started"], patience=40)
+        eventually(lambda: kinds(hook)[-1:] == ["started"])
 
 
 @pytest.mark.parametrize(
@@ -621,7 +621,7 @@ def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_o
             imds.set_document(body(announced(EventType="Reboot")))
             eventually(lambda: found.effects == ["opened"] and len(chat.requests) == 1)
             hook.default = Say()
-            eventually(lambda: kinds(hook)[-1:] == ["announced"] and rows(agent, "pending") == 0, patience=40)
+            eventually(lambda: kinds(hook)[-1:] == ["announced"] and rows(agent, "pending") == 0)
             imds.set_document(body(incarnation=3))
             eventually(lambda: kinds(hook)[-1] == "canceled")
             eventually(lambda: found.effects == ["opened", "resolved"] and len(chat.requests) == 2)
@@ -651,13 +651,13 @@ def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_l
             gateway.agents[name] = stack.enter_context(agent)
             agent.ready()
         imds.set_document(body(announced("a", Resources=list(names))))
-        eventually(lambda: [count(gateway.agents[name], "yielded") for name in names] == [0, 1, 1], patience=60)
+        eventually(lambda: [count(gateway.agents[name], "yielded") for name in names] == [0, 1, 1])
         assert senders("a") == ["web_0"]
         gateway.agents["web_0"].process.kill()
         events = [announced(key, Resources=list(names)) for key in ("a", "b")]
         imds.set_document(body(*events, incarnation=3))
-        eventually(lambda: count(gateway.agents["web_2"], "yielded") == 2, patience=60)
+        eventually(lambda: count(gateway.agents["web_2"], "yielded") == 2)
         assert senders("b") == ["web_1"]
         gateway.agents["web_1"].process.kill()
         imds.set_document(body(events[1], incarnation=4))  # a is canceled
-        eventually(lambda: senders("a")[1:] == ["web_2"], patience=60)
+        eventually(lambda: senders("a")[1:] == ["web_2"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port
+from support.agent import PATIENCE, RunningAgent, eventually, free_port
 from support.azure import body, item
 from support.elsewhere import TAKE_AWAY, python_elsewhere, without_posix
 from support.peers import HttpPeer, Say
@@ -28,7 +28,7 @@ from notbefore.errors import NotBeforeError
 from notbefore.commands.client import AgentClient
 
 def end():
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             AgentClient("http://" + sys.argv[-1]).ask("/readyz")
@@ -76,7 +76,7 @@ def test_one_courier_at_a_time_where_posix_is_not(tmp_path: Path) -> None:
         for _ in range(3):
             holders.append(stack.enter_context(holding(tmp_path)))
             assert holders[-1].stdout.readline() == b"held\n"
-        assert [holder.wait(20) for holder in holders[:2]] == [-signal.SIGTERM] * 2
+        assert [holder.wait(PATIENCE) for holder in holders[:2]] == [-signal.SIGTERM] * 2
         assert holders[2].poll() is None
         holders[2].terminate()
 
@@ -133,7 +133,7 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
         eventually(lambda: delivered(agent) == 2)  # what is not written down yet would be sent again
         os.kill(agent.courier(), signal.SIGSTOP)
         imds.set_document(body(incarnation=3))
-        eventually(lambda: kinds(hook)[3:] == ["finished"], patience=60)
+        eventually(lambda: kinds(hook)[3:] == ["finished"])
         assert starts(agent, "hung") == 1
         imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
         eventually(lambda: len(agent.records) == 13)

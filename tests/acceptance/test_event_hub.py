@@ -44,7 +44,7 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub
             os.kill(agent.courier(), signal.SIGKILL)
             hub.start()
             imds.set_document(body(incarnation=4))
-            eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4, patience=60)
+            eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
     found = [kind for kind in types(hub) if kind != "heartbeat"]
     assert list(dict.fromkeys(found)) == [f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")]
     keys = {one.key for one in hub.stored}  # all that the group of this VM reports, signs of life included
@@ -79,7 +79,7 @@ def test_tags_go_from_imds_into_the_records_that_a_fleet_s_routes_match(hub: Hub
             instance.ready()
             eventually(lambda: types(hub) == ["heartbeat"])
             imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
-            eventually(lambda: ours.requests, patience=60)
+            eventually(lambda: ours.requests)
             assert agent.reported("announced")[0]["azure.tag.role"] == "simulated"
     assert [one.envelope["data"].get("azure.tag.role") for one in hub.stored] == ["simulated"] * 2
     assert "absent" not in str(hub.stored)

@@ -84,13 +84,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         for instance in (one, two):
             instance.ready()
         partitions = "notbefore_fleet_partitions"
-        eventually(lambda: (one.metric(partitions), two.metric(partitions)) == (2, 2), patience=90)
+        eventually(lambda: (one.metric(partitions), two.metric(partitions)) == (2, 2))
         tell(hub)
         blobs.stop()
         errors = 'notbefore_fleet_errors_total{part="store"}'
-        eventually(lambda: prometheus.value(errors), patience=60)
+        eventually(lambda: prometheus.value(errors))
         blobs.start()
-        eventually(lambda: numbers(prometheus) == NUMBERS, patience=90)
+        eventually(lambda: numbers(prometheus) == NUMBERS)
         yield Watched(prometheus, (one, two))
 
 
@@ -115,7 +115,7 @@ def test_each_query_finds_what_is_in_the_hub_whichever_instance_reads_it(watched
     assert {title: shown(prometheus, title, WEB) for title in NUMBERS} == of_web
 
     one.stop(signal.SIGKILL)
-    eventually(lambda: two.metric("notbefore_fleet_partitions") == 4, patience=90)
+    eventually(lambda: two.metric("notbefore_fleet_partitions") == 4)
     # which VMs were heard from is written down each two minutes: what is younger, the next heartbeats say
     kept = ("Events", "VMs affected", "Started")
-    eventually(lambda: all(shown(prometheus, title) == NUMBERS[title] for title in kept), patience=60)
+    eventually(lambda: all(shown(prometheus, title) == NUMBERS[title] for title in kept))

@@ -36,7 +36,7 @@ def test_an_event_is_written_once_through_a_kill_and_a_replay_and_the_report_sho
     with RunningFleet(config, state) as fleet:
         fleet.ready()
         happen(hub, "E-1", *STEPS)
-        eventually(lambda: len(lines(state)) == 1, patience=60)
+        eventually(lambda: len(lines(state)) == 1)
         fleet.stop(signal.SIGKILL)
     shutil.rmtree(state / "partitions", ignore_errors=True)  # nothing is remembered: all is read again
     (history,) = (state / "history").glob("*.jsonl")
@@ -45,7 +45,7 @@ def test_an_event_is_written_once_through_a_kill_and_a_replay_and_the_report_sho
     with RunningFleet(config, state) as fleet:
         fleet.ready()
         happen(hub, "E-2", "announced", "canceled")
-        eventually(lambda: len(lines(state)) == 2, patience=60)
+        eventually(lambda: len(lines(state)) == 2)
         assert fleet.stop() == 0
     first, second = lines(state)
     assert (first["event_id"], first["outcome"], first["reported_by"]) == ("E-1", "finished", 2)
@@ -72,10 +72,10 @@ def test_while_the_history_cannot_be_written_people_are_notified_and_it_is_writt
     with RunningFleet(config, tmp_path / "state") as fleet:
         fleet.ready()
         happen(hub, "E-1", *STEPS)
-        eventually(lambda: b'"finished"' in b"".join(one.body for one in hook.requests), patience=60)
-        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'), patience=60)
+        eventually(lambda: b'"finished"' in b"".join(one.body for one in hook.requests))
+        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
         place.unlink()
-        eventually(lambda: [one["event_id"] for one in lines(tmp_path)] == ["E-1"], patience=60)
+        eventually(lambda: [one["event_id"] for one in lines(tmp_path)] == ["E-1"])
         assert fleet.stop() == 0
 
 

@@ -43,7 +43,7 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
     send(hub, [beat(A), beat(B), report(A, "announced", "E-1")])
     with RunningFleet(config, tmp_path / "state") as fleet:
         fleet.ready()
-        eventually(lambda: notified(hook)[-1:] == [("started", ["web_9"])], patience=100)
+        eventually(lambda: notified(hook)[-1:] == [("started", ["web_9"])])
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
         assert fleet.metric('notbefore_fleet_vms_missing{region="",scale_set=""}') == 1
         shown = events(fleet)
@@ -54,12 +54,12 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         assert (wave["event_id"], wave["vms"], wave["reported_by"]) == ("E-1", ["web_0"], 1)
 
         inventory.write_text('{"data": [')  # as a program writes it that is not done
-        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="inventory"}'), patience=100)
+        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="inventory"}'))
         assert "the 3 VMs that it named before stay" in fleet.log
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
 
         inventory.write_text(json.dumps({"data": [{"name": "web_0"}, {"name": "DATA_0"}]}))
-        eventually(lambda: fleet.json("/api/v1/fleet/events")["missing"] == [], patience=100)
+        eventually(lambda: fleet.json("/api/v1/fleet/events")["missing"] == [])
         assert fleet.stop() == 0
 
 

@@ -54,8 +54,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         config = configured(directory, hub, hook.url, **settings)
         with RunningFleet(config, directory / "state") as running:
             running.ready()
-            eventually(lambda: running.json("/api/v1/fleet/events")["waves"], patience=60)
-            eventually(lambda: running.json("/api/v1/fleet/events")["missing"] == ["web_99"], patience=100)
+            eventually(lambda: running.json("/api/v1/fleet/events")["waves"])
+            eventually(lambda: running.json("/api/v1/fleet/events")["missing"] == ["web_99"])
             yield running
 
 

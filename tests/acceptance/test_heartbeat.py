@@ -26,12 +26,12 @@ def test_who_waits_for_pings_hears_when_imds_is_silent_and_when_the_agent_is(
         monkeypatch.setenv("PING_URL", f"{switch.url}/uuid")
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
             agent.ready()
-            eventually(lambda: [request.path for request in switch.requests] == ["/uuid"], patience=20)
+            eventually(lambda: [request.path for request in switch.requests] == ["/uuid"])
             eventually(lambda: [request.path for request in hook.requests] == ["/beat"])
             assert agent.metric("notbefore_courier_running") == 0  # no process was started for it
             assert not agent.metric('notbefore_deliveries_total{result="accepted",sink="hook"}')
             simulator.fault("error", times=1000)
-            eventually(lambda: switch.requests[-1].path == "/uuid/fail", patience=30)
+            eventually(lambda: switch.requests[-1].path == "/uuid/fail")
             assert b"the last good answer of IMDS is" in switch.requests[-1].body
             assert len(hook.requests) < len(switch.requests)  # it hears of an agent that polls well, and else nothing
             agent.stop()

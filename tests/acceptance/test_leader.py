@@ -12,12 +12,11 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port
+from support.agent import PATIENCE, RunningAgent, eventually, free_port
 from support.azure import body, item
 from support.peers import HttpPeer
 
 GROUP = [f"127.0.0.{number}" for number in range(11, 16)]  # VMs, named as they are reached
-RANKS = 40.0  # seconds: longer than the third one waits for the two before it
 
 
 class AgentOfGroup(RunningAgent):
@@ -26,7 +25,7 @@ class AgentOfGroup(RunningAgent):
     host = ""
 
     def answers(self, path: str) -> bool:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         with closing(connection), suppress(OSError, http.client.HTTPException):
             connection.request("GET", path)
             return connection.getresponse().status == 200
@@ -34,7 +33,7 @@ class AgentOfGroup(RunningAgent):
 
     def deliveries(self, result: str) -> float:
         """How many deliveries had this result."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         with closing(connection):
             connection.request("GET", "/metrics")
             lines = connection.getresponse().read().decode().splitlines()
@@ -96,16 +95,16 @@ def test_one_vm_notifies_and_the_next_one_while_its_agent_is_gone(
         leader, *others = [stack.enter_context(group.start(name, monkeypatch)) for name in GROUP]
         imds.set_document(listed("Scheduled"))
         eventually(lambda: messages(hook) == {"announced": 1})
-        eventually(lambda: asked(others) >= 2, RANKS)
+        eventually(lambda: asked(others) >= 2)
         leader.stop(signal.SIGKILL)
         imds.set_document(listed("Started"))
         eventually(lambda: messages(hook) == {"announced": 1, "started": 1})
-        eventually(lambda: asked(others[1:]) >= 2, RANKS)  # the third one finds that the second one is alive
+        eventually(lambda: asked(others[1:]) >= 2)  # the third one finds that the second one is alive
         stack.enter_context(group.start(GROUP[0], monkeypatch))  # it finds that the event has been started
         eventually(lambda: messages(hook) == {"announced": 1, "started": 2})
         imds.set_document(listed(None))
         eventually(lambda: messages(hook) == {"announced": 1, "started": 2, "finished": 1})
-        eventually(lambda: asked(others[:1]) == 2, RANKS)
+        eventually(lambda: asked(others[:1]) == 2)
     assert messages(hook) == {"announced": 1, "started": 2, "finished": 1}
 
 
@@ -117,14 +116,14 @@ def test_the_next_one_takes_over_an_update_and_a_cancellation_as_well(
     with ExitStack() as stack:  # the leader is gone from the beginning
         second, third = [stack.enter_context(group.start(name, monkeypatch)) for name in GROUP[1:3]]
         imds.set_document(listed("Scheduled"))
-        eventually(lambda: messages(hook) == {"announced": 1}, RANKS)
+        eventually(lambda: messages(hook) == {"announced": 1})
         later = item("a", Resources=GROUP, NotBefore="Sun, 01 Mar 2026 13:15:00 GMT")
         imds.set_document(body(later, incarnation=3))
-        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1}, RANKS)
+        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1})
         imds.set_document(listed(None))
-        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}, RANKS)
+        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1, "canceled": 1})
         # the third one left them to the second one, or withdrew what the end had overtaken
-        eventually(lambda: third.deliveries("yielded") + third.deliveries("expired") == 3, RANKS)
+        eventually(lambda: third.deliveries("yielded") + third.deliveries("expired") == 3)
         assert third.deliveries("delivered") == 0
         assert second.deliveries("delivered") == 3
     assert messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}

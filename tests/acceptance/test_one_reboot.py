@@ -119,14 +119,14 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
             [([item(**reboot, **later)], "announced"), ([item(**reboot, **STARTED)], "started"), ([], "over")], start=1
         ):
             simulator.set_document(body(*listed, incarnation=step + 1))
-            eventually(lambda: len(on_call.chat(on_call.each)) == 5 * step, patience=60)  # noqa: B023 - it is called here
-            eventually(lambda: len(on_call.direct.effects) == 5 * step, patience=60)  # noqa: B023 - as above
-            eventually(lambda: len(on_call.chat(on_call.leader)) == step, patience=60)  # noqa: B023 - as above
-            eventually(lambda: on_call.alertmanager[-1:] == [("firing", "firing", "resolved")[step - 1]], patience=60)  # noqa: B023 - as above
-            eventually(lambda: bool(on_call.routed.open) is (step < 3), patience=60)  # noqa: B023 - as above
+            eventually(lambda: len(on_call.chat(on_call.each)) == 5 * step)  # noqa: B023 - it is called here
+            eventually(lambda: len(on_call.direct.effects) == 5 * step)  # noqa: B023 - as above
+            eventually(lambda: len(on_call.chat(on_call.leader)) == step)  # noqa: B023 - as above
+            eventually(lambda: on_call.alertmanager[-1:] == [("firing", "firing", "resolved")[step - 1]])  # noqa: B023 - as above
+            eventually(lambda: bool(on_call.routed.open) is (step < 3))  # noqa: B023 - as above
             on_call.say(f"the Reboot is {so_far}")
         # whoever waits for its turn has given up: nobody says anything more
-        eventually(lambda: not any(pending(agent) for agent in gateway.agents.values()), patience=90)
+        eventually(lambda: not any(pending(agent) for agent in gateway.agents.values()))
         on_call.say("nothing is left to be sent")
     assert len(on_call.chat(on_call.each)) == 15
     assert len(on_call.chat(on_call.leader)) == 3

@@ -26,7 +26,6 @@ from support.browser import Heard, chromium
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
-PATIENCE = 20_000  # ms
 Open = Callable[..., Page]
 
 
@@ -69,7 +68,6 @@ def visit(browser: Browser, agent: RunningAgent, imds: Simulator) -> Iterator[Op
 
     def open_page(**settings: object) -> Page:
         page = browser.new_context(**{"viewport": DESK, **settings}).new_page()  # type: ignore[arg-type]  # any setting
-        page.set_default_timeout(PATIENCE)
         heard.append(Heard(page))
         page.goto(f"http://127.0.0.1:{agent.port}/")
         return page
@@ -104,7 +102,7 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     expect(page.locator("#pending")).to_contain_text("No event is listed.")
     begun = time.monotonic()
     imds.set_document(pending("appears"))
-    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(1)
     record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.5 s)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
     expect(page.locator("#pending td").last).to_contain_text("approve")
@@ -115,16 +113,16 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     page.wait_for_function("first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first)
     eventually(lambda: seconds(page) <= first - 2)
     imds.set_document(body(incarnation=7))
-    expect(page.locator("#timeline tbody tr").first).to_contain_text("canceled", timeout=PATIENCE)
+    expect(page.locator("#timeline tbody tr").first).to_contain_text("canceled")
 
 
 def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, imds: Simulator) -> None:
     imds.set_document(pending("silent"))
     page = visit()
-    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(1)
     # not by a cut connection: of that the browser itself would complain on the console
     page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('no answer')) }")
-    expect(page.get_by_role("alert")).to_contain_text("The agent does not answer", timeout=PATIENCE)
+    expect(page.get_by_role("alert")).to_contain_text("The agent does not answer")
     first = seconds(page)
     eventually(lambda: seconds(page) <= first - 2)
     times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
@@ -146,7 +144,7 @@ def test_a_dozen_events_stand_on_three_screens_of_a_phone(visit: Open, imds: Sim
     described = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
     imds.set_document(pending(*(f"event-{number}" for number in range(12)), Description=described))
     page = visit(viewport=PHONE)
-    expect(page.locator("#pending tbody tr")).to_have_count(12, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(12)
     bottom = page.evaluate("document.querySelector('#pending').getBoundingClientRect().bottom + scrollY")
     assert bottom <= 3 * PHONE["height"]
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
@@ -177,7 +175,7 @@ def test_hostile_descriptions_stay_text(visit: Open, imds: Simulator) -> None:
     events += [item("turned", Description="abc \u202e def", Resources=["\u2067evil"], NotBefore="")]
     imds.set_document(body(*events, incarnation=8))
     page = visit(viewport=PHONE)
-    expect(page.locator("#pending tbody tr")).to_have_count(5, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(5)
     shown = page.locator("#pending .about").all_inner_texts()
     for text in HOSTILE.values():
         assert any(text in one for one in shown)
@@ -190,14 +188,14 @@ def test_hostile_descriptions_stay_text(visit: Open, imds: Simulator) -> None:
 def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -> None:
     imds.set_document(pending("first", Description="to be selected"))
     page = visit(viewport=PHONE)
-    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(1)
     page.locator("#timeline summary").click()
     page.get_by_text("to be selected").dblclick()
     chosen = page.evaluate("getSelection().toString()")
     page.locator("nav a").first.focus()
     scrolled = page.evaluate("scrollTo(0, 300), scrollY")
     imds.set_document(pending("first", "second", Description="to be selected"))
-    expect(page.locator("#pending tbody tr")).to_have_count(2, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(2)
     assert chosen.strip() in ("to", "be", "selected")
     assert page.evaluate("getSelection().toString()") == chosen
     assert page.evaluate("document.activeElement.textContent") == "/metrics"
@@ -253,10 +251,10 @@ def test_it_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> Non
     expect(page.get_by_role("button", name=re.compile("Paused at .*: resume"))).to_be_focused()
     imds.set_document(pending("unseen"))
     other = visit()
-    expect(other.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    expect(other.locator("#pending tbody tr")).to_have_count(1)
     expect(page.locator("#pending tbody tr")).to_have_count(0)
     page.keyboard.press("Enter")
-    expect(page.locator("#pending tbody tr")).to_have_count(1, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(1)
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESK])
@@ -264,7 +262,7 @@ def test_it_can_be_read_by_everyone(visit: Open, imds: Simulator, viewport: View
     started = item("now", EventStatus="Started", EventType="Reboot", NotBefore="", Resources=[PEER])
     imds.set_document(body(item("soon", NotBefore=due(900)), started, incarnation=9))
     page = visit(viewport=viewport, color_scheme="light")
-    expect(page.locator("#pending tbody tr")).to_have_count(2, timeout=PATIENCE)
+    expect(page.locator("#pending tbody tr")).to_have_count(2)
     page.locator("#timeline summary").click()
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()

@@ -9,12 +9,14 @@ import pytest
 
 from notbefore.store.connection import open_database
 from notbefore.store.disk import DiskHangsError, DiskThread
-from support.agent import eventually
+from support.agent import PATIENCE, eventually
+
+SOON = 0.2  # seconds after which what hangs is given up
 
 
 @pytest.fixture
 def disk() -> Iterator[DiskThread]:
-    made = DiskThread(patience=0.2)
+    made = DiskThread(patience=PATIENCE)
     yield made
     made.end()
 
@@ -26,8 +28,8 @@ def test_it_gives_what_was_returned_and_raises_what_was_raised(disk: DiskThread)
     assert disk.do(threading.current_thread) is not threading.current_thread()
 
 
-def test_what_hangs_is_given_up_and_nothing_is_begun_until_it_has_ended(disk: DiskThread) -> None:
-    answers, begun = threading.Event(), []
+def test_what_hangs_is_given_up_and_nothing_is_begun_until_it_has_ended() -> None:
+    disk, answers, begun = DiskThread(SOON), threading.Event(), []
     with pytest.raises(DiskHangsError, match="has not answered"):
         disk.do(answers.wait)
     eventually(lambda: disk.hangs)
@@ -35,8 +37,9 @@ def test_what_hangs_is_given_up_and_nothing_is_begun_until_it_has_ended(disk: Di
         disk.do(lambda: begun.append("while it hangs"))
     answers.set()
     eventually(lambda: not disk.hangs)
-    disk.do(lambda: begun.append("afterwards"), patience=20)
+    disk.do(lambda: begun.append("afterwards"), PATIENCE)
     assert begun == ["afterwards"]
+    disk.end()
 
 
 def test_nobody_waits_for_what_is_needless_by_now(disk: DiskThread) -> None:
@@ -51,10 +54,10 @@ def test_what_was_given_up_before_it_began_is_never_done(disk: DiskThread) -> No
     answers, begun = threading.Event(), []
     first = disk.post(answers.wait)
     with pytest.raises(DiskHangsError):
-        disk.do(lambda: begun.append("too late"), patience=0.05)
+        disk.do(lambda: begun.append("too late"), patience=SOON)
     answers.set()
-    assert first.wait(20)
-    assert disk.do(lambda: list(begun), patience=20) == []
+    assert first.wait(PATIENCE)
+    assert disk.do(lambda: list(begun)) == []
 
 
 def test_what_fails_after_it_was_given_up_is_logged(disk: DiskThread, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +68,7 @@ def test_what_fails_after_it_was_given_up_is_logged(disk: DiskThread, caplog: py
         raise OSError("Input/output error")
 
     with pytest.raises(DiskHangsError):
-        disk.do(fail)
+        disk.do(fail, SOON)
     answers.set()
     eventually(lambda: "nobody waited for any more has failed: Input/output error" in caplog.text)
 

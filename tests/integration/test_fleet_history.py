@@ -106,7 +106,7 @@ def test_a_full_disk_keeps_the_lines_in_memory_and_they_are_written_once_there_i
         assert not history.flush(60)  # at once: it does not wait for a disk that could not be written
         assert history.waiting == 1
         full["now"] = False
-        eventually(lambda: not history.waiting, patience=20)
+        eventually(lambda: not history.waiting)
     assert [one.event_id for one in read(tmp_path)] == ["A", "B"]
 
 
@@ -127,7 +127,7 @@ def test_what_a_full_disk_has_torn_is_cut_off_before_the_next_line(
         history.add([past("A")])
         eventually(lambda: history.failures > 0)
         broken["now"] = False
-        eventually(lambda: not history.waiting, patience=20)
+        eventually(lambda: not history.waiting)
     assert [one.event_id for one in read(tmp_path)] == ["A"]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from notbefore.simulator.server import Simulator
+from support.agent import PATIENCE, eventually
 
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
-PATIENCE = 10.0  # seconds; every wait ends by then
 Answer = tuple[http.client.HTTPResponse, bytes]
 
 
@@ -151,10 +151,7 @@ def test_a_held_client_does_not_keep_the_simulator_from_ending(kind: str) -> Non
         host, port = simulator.endpoint.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
         connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
-        deadline = time.monotonic() + PATIENCE
-        while not simulator.requests:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: simulator.requests)
     with connection:
         while connection.recv(65536):  # ends with the connection, or the test with a time-out
             pass

@@ -4,7 +4,7 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self
 
 import msgspec
@@ -12,12 +12,12 @@ import pytest
 
 from notbefore.simulator.handler import EVENT_VERSIONS, MAX_BODY
 from notbefore.simulator.server import Simulator
+from support.agent import PATIENCE, eventually
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 INSTANCE = "/metadata/instance?api-version=2021-02-01"
 TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://eventhubs.azure.net"
 METADATA = {"Metadata": "true"}
-PATIENCE = 10.0  # seconds; every wait ends by then
 
 
 class Client:
@@ -56,13 +56,6 @@ def simulator() -> Iterator[Simulator]:
 def client(simulator: Simulator) -> Iterator[Client]:
     with Client(simulator) as opened:
         yield opened
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def raw(simulator: Simulator, request: bytes) -> bytes:
@@ -205,7 +198,7 @@ def test_an_approved_event_starts_long_before_not_before(simulator: Simulator, c
     event_id = simulator.start("user-reboot", speed=20)
     body = msgspec.json.encode({"StartRequests": [{"EventId": event_id}]})
     assert client.status("POST", EVENTS, body) == 200
-    wait_for(lambda: bool(client.get()["Events"][0]["EventStatus"] == "Started"))
+    eventually(lambda: bool(client.get()["Events"][0]["EventStatus"] == "Started"))
     assert simulator.start_requests == [event_id]
 
 
@@ -337,7 +330,7 @@ def test_it_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     with Simulator() as simulator, Client(simulator) as client:
         client.get()
-    wait_for(lambda: set(threading.enumerate()) <= before)
+    eventually(lambda: set(threading.enumerate()) <= before)
 
 
 def test_one_that_never_served_can_be_closed() -> None:

@@ -25,7 +25,7 @@ from notbefore.delivery.message import Message
 from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import eventually, free_port
+from support.agent import PATIENCE, eventually, free_port
 from support.azure import ID, ME, PEER, STARTED
 from support.messages import VM, message, sent, sink_of
 from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
@@ -446,13 +446,9 @@ def test_a_command_s_last_words_are_the_cause() -> None:
 
 def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
     out = tmp_path / "pid"
-    script = (
-        "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        f"open({str(out)!r}, 'w').write(str(child.pid)); time.sleep(60)"
-    )
+    command = ("/bin/sh", "-c", f"sleep 60 & echo $! > {out}; wait")  # a shell starts in less than its time
     with pytest.raises(SendError, match="not done after 2 s") as raised:
-        sent(python(script, timeout=Duration("2s")))
+        sent(SinkConfig(command=Command(command=command, timeout=Duration("2s"))))
     assert not raised.value.permanent
     pid = int(out.read_text(encoding="utf-8"))
     eventually(lambda: _ended(pid))
@@ -554,9 +550,9 @@ def test_an_answer_through_a_proxy_ends_as_well(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_receiver_that_hangs_is_not_said_to_have_hung_up() -> None:
     with HttpPeer() as peer:
-        http = Http(0.1)
-        for how, said in [("hang", "TimeoutError")] * 10 + [("cut", "RemoteDisconnected")]:
+        for how, said, timeout in [("hang", "TimeoutError", 0.1)] * 10 + [("cut", "RemoteDisconnected", PATIENCE)]:
+            http = Http(timeout)
             peer.default = Say(how=how)
             with pytest.raises(SendError, match=said):
                 http.post(peer.url, b"{}", {})
-        http.close()
+            http.close()

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 Found = TypeVar("Found")
 
 NOWHERE = "http://127.0.0.1:9"
-PATIENCE = 60.0  # seconds: far beyond what anything here takes, on a noisy machine as well
+PATIENCE = 120.0  # seconds: far beyond what anything here takes, on a noisy machine as well
 
 
 def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from support.agent import eventually, free_port, get
+from support.agent import PATIENCE, eventually, free_port, get
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
                 "--cluster.peer-timeout=2s",
             ]
             process = subprocess.Popen(words, stdout=log, stderr=log)
-            stack.callback(process.wait, 20)
+            stack.callback(process.wait, PATIENCE)
             stack.callback(process.terminate)
         for port in ports:
             eventually(lambda: _state(port) == ("ready", 2))  # noqa: B023 - it is called here

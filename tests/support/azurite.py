@@ -46,7 +46,7 @@ class Azurite:
             except OSError:
                 return False
 
-        eventually(answers, patience=60)
+        eventually(answers)
         return self
 
     def stop(self) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from support.agent import PATIENCE
 
 CHROMIUM = shutil.which("chromium")
+expect.set_options(timeout=PATIENCE * 1000)
 QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update", "--disable-sync")
 
 
@@ -19,7 +22,7 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("no chromium: install Debian's package `chromium`")
     words = [*QUIET, "--disable-background-networking", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words, timeout=PATIENCE * 1000)
         yield browser
         browser.close()
 
@@ -30,6 +33,7 @@ class Heard:
     def __init__(self, page: Page) -> None:
         self.complaints: list[str] = []
         self.requests: list[str] = []
+        page.set_default_timeout(PATIENCE * 1000)
         page.on("console", lambda message: self.complaints.append(message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: self.complaints.append(dialog.message))

@@ -90,7 +90,7 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         ]
         scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets, *refused]
         prometheus = stack.enter_context(Prometheus(directory, scraped, history, EXPORTERS))
-        eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets), patience=60)
+        eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets))
         eventually(
             lambda: prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1, patience=60
         )
@@ -103,7 +103,7 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
     stopped.stop()
     soon = http_date(time.time() + 900)
     simulator.set_document(body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon")))
-    eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"), patience=60)
+    eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
     simulator.fault("garbage", times=2)
     # step by step, and not in fast motion: however slow the machine is, no step is missed
     simulator.set_document(body(item(NotBefore=soon)))
@@ -127,7 +127,7 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
         'count(up{instance=~"127.+"} == 0)': 1.0,
         'count(up{job="node"})': float(len(EXPORTERS)),
     }.items():
-        eventually(lambda: (prometheus.value(expr) or 0.0) >= least, patience=60)  # noqa: B023 - it is called here
+        eventually(lambda: (prometheus.value(expr) or 0.0) >= least)  # noqa: B023 - it is called here
 
 
 def _told(agents: list[RunningAgent], kind: str) -> None:
@@ -140,4 +140,4 @@ def _told(agents: list[RunningAgent], kind: str) -> None:
         ]
         return changes.count(kind) == len(agents)
 
-    eventually(told, patience=60)
+    eventually(told)

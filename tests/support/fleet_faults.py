@@ -245,7 +245,7 @@ class Instance:
         assert self._process
         self._process.wait(60)
         if disk:
-            eventually(lambda: _removed(self.state), patience=30)  # its courier may write for a moment yet
+            eventually(lambda: _removed(self.state))  # its courier may write for a moment yet
 
     def stop(self) -> None:
         self.signal(signal.SIGTERM)
@@ -442,7 +442,7 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
         victim.kill()
         victim.start()
         at.progress(12)
-        eventually(lambda: at.metric("notbefore_fleet_partitions") == 8, patience=120)
+        eventually(lambda: at.metric("notbefore_fleet_partitions") == 8)
         at.progress(12)
         return at.settle(), "deleted, and an instance killed after it"
 
@@ -457,11 +457,11 @@ def disk_full(directory: Path, seconds: float) -> tuple[Account, str]:
             while True:
                 file.write(b"x" * 65536)
                 file.flush()
-        at.progress(40, patience=90)  # six steps come each second: nothing waits for the disk
+        at.progress(40)  # six steps come each second: nothing waits for the disk
         time.sleep(seconds)
         said = f"full for {seconds:.0f} s and more, in which {at.notified() - began} were notified"
         fill.unlink()
-        eventually(lambda: one.metric("notbefore_store_degraded") == 0, patience=60)
+        eventually(lambda: one.metric("notbefore_store_degraded") == 0)
         at.progress(6)
         return at.settle(), said
 
@@ -538,10 +538,10 @@ def poison(directory: Path, each: int = 20) -> tuple[Account, str]:
             at.writer.extra += bad[:4]
         for _ in range(3):  # a batch holds one of them
             at.writer.extra.append(bad[4])
-            eventually(lambda: not at.writer.extra, patience=60)
+            eventually(lambda: not at.writer.extra)
         account = at.settle()
         wanted = each * 4 + 3
-        eventually(lambda: one.metric("notbefore_fleet_poison_records_total") >= wanted, patience=60)
+        eventually(lambda: one.metric("notbefore_fleet_poison_records_total") >= wanted)
         counted = one.metric("notbefore_fleet_poison_records_total")
         rows = [json.loads(line) for line in (one.state / "poison.jsonl").read_text(encoding="utf-8").splitlines()]
         places = {(row["partition"], row["offset"]) for row in rows}
@@ -579,6 +579,6 @@ def resized(
             at.progress(12)
         account = at.settle()._replace(takeovers=at.takeovers())
         # nothing is left where it came from, to be notified as over an hour later
-        eventually(lambda: at.metric("notbefore_fleet_events_pending") == 0, patience=60)
+        eventually(lambda: at.metric("notbefore_fleet_events_pending") == 0)
         silent = at.metric("notbefore_fleet_vms_fell_silent_total")
         return account, f"from 4 partitions to {sizes}, of which the instances read {shares}; {silent:.0f} seem silent"

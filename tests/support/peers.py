@@ -13,6 +13,8 @@ import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
+from support.agent import PATIENCE, free_port
+
 
 class Request(NamedTuple):
     path: str
@@ -188,7 +190,7 @@ class MailPeer:
             if tls == "smtps":
                 options["auth_exclude_mechanism"] = []
         self._directory = directory
-        self._controller = Controller(self, hostname="127.0.0.1", port=_free_port(), **options)
+        self._controller = Controller(self, hostname="127.0.0.1", port=free_port(), ready_timeout=PATIENCE, **options)
         self._controller.start()
         self.port: int = self._controller.port
 
@@ -217,13 +219,6 @@ class MailPeer:
 
     def __exit__(self, *_: object) -> None:
         self._controller.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class BlackHoles:

@@ -64,7 +64,7 @@ class Prometheus:
         )
 
     def __enter__(self) -> Self:
-        eventually(self._answers, patience=60)
+        eventually(self._answers)
         return self
 
     def __exit__(self, *_: object) -> None:
