@@ -5,6 +5,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.eventhub.aio import EventHubProducerClient
@@ -45,9 +46,9 @@ class Failing(FleetOutbox):
 
 
 @contextmanager
-def consuming(directory: Path, hub: Hub, *, fails_at: int = 0) -> Iterator[tuple[Consumer, list[bytes]]]:
+def consuming(directory: Path, hub: Hub, *, fails_at: int = 0, **fleet: Any) -> Iterator[tuple[Consumer, list[bytes]]]:
     """A consumer in a thread, and the records that it has notified of."""
-    config = load(configured(directory, hub, "http://127.0.0.1:9/"), {}, {})
+    config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
     assert config.fleet
     store, written = Store(directory / "state"), list[bytes]()
     outbox = Failing(store, config.routing, written.append, lambda: None)
@@ -92,3 +93,17 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: "the hub has no consumer group $Default" in consumer.trouble, patience=60)
+
+
+def test_who_goes_on_where_another_configuration_was_says_so_once(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    configurations: list[dict[str, Any]] = [{}, {}, {"group_by": ["event_id", "scale_set"]}]
+    for number, fleet in enumerate(configurations):
+        with consuming(tmp_path, hub, **fleet) as (_, written):
+            for who in (A, vm("data_0", scale_set="data"), vm("batch_0", scale_set="batch")):  # in both partitions
+                send(hub, [report(who, "announced", f"E{number}-{who.name}")])
+            wanted = 3
+            eventually(lambda: len(written) >= wanted, patience=60)  # noqa: B023 - now
+        said = [one for one in caplog.messages if "another configuration" in one]
+        assert len(said) == (number == 2)

@@ -22,6 +22,7 @@ from msgspec import MsgspecError
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.delivery import Delivery, SinkThread
+from notbefore.core.digest import sha256
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
@@ -82,6 +83,11 @@ class Outbox(Protocol):
         """Keep a record that cannot be read, with its place."""
         ...
 
+    @property
+    def routes(self) -> str:
+        """The routes and sinks as a text, which is another one where they are others."""
+        ...
+
 
 class Held:
     """One partition of this instance. Marks are held in the order in which they came."""
@@ -126,6 +132,8 @@ class Keeper:
         self._failed = failed
         self.partitions: dict[str, Held] = {}
         self.clock = HubClock()
+        self._configured = _digest(config, outbox.routes)
+        self._warned: set[str] = set()  # digests of others, of which the log says something already
         self._of_hub = 0  # how many partitions the hub has
         self._lost: dict[str, float] = {}  # since when, in monotonic seconds
         self._trouble = False  # the store failed at the last attempt
@@ -216,6 +224,7 @@ class Keeper:
                 log.error("partition %s: its snapshot cannot be read, events that are open are new: %s", name, error)  # noqa: TRY400 - its text says all
             else:
                 fold.restore(found, await self._heard(name))
+                self._compare(found.configured)
                 threads = found.threads
                 waiting = [one for one in found.unsettled if mark_of(one.delivery_id) not in accepted]
         held = Held(fold)
@@ -226,6 +235,16 @@ class Keeper:
         self._outbox.put_threads(threads)
         self._outbox.put(waiting)
         return held
+
+    def _compare(self, configured: str) -> None:
+        """Say that another instance, or an earlier life, groups or routes in another way; once."""
+        if configured not in ("", self._configured, *self._warned):
+            self._warned.add(configured)
+            log.warning(
+                "partitions were written down by an instance with another configuration (group_by, group_wait,"
+                " group_interval, over_after, routes or the names of sinks): where it still runs, waves are split and"
+                " notifications go to other sinks, depending on who reads a partition. Give all instances the same one"
+            )
 
     async def _heard(self, name: str) -> list[Heard]:
         """The VMs that were heard from; none where that cannot be read: they are, as they send their next heartbeat."""
@@ -239,7 +258,7 @@ class Keeper:
     def new_fold(self, name: str) -> Partition:
         """The fold of a partition of which nothing is known."""
         config = self._config
-        grouping = Grouping(config.group_by, config.group_wait.seconds, config.group_interval.seconds)
+        grouping = Grouping(config.group_by, config.group_wait.seconds, config.group_interval.seconds, self._configured)
         return Partition(name, grouping, config.over_after.seconds, self._outbox.set_aside, self._of_hub)
 
     # ---- what moves from one partition to another: see ``fleet.moves``
@@ -372,3 +391,9 @@ class Keeper:
             if time.monotonic() - held.vms_written_at > VMS_EVERY:
                 held.vms_written_at = time.monotonic()
                 await self._snapshots.write_vms(fold.name, fold.vms())
+
+
+def _digest(config: FleetConfig, routes: str) -> str:
+    """What two instances have to have in common, as 16 hex digits."""
+    times = (config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds)
+    return sha256(repr((config.group_by, times, routes)).encode())[:16]

@@ -47,6 +47,11 @@ class FleetOutbox:
         """What was notified, since this state directory was new."""
         return self._state.totals
 
+    @property
+    def routes(self) -> str:
+        """The routes and sinks as a text, which is another one where they are others."""
+        return repr(self._routing)
+
     def commit(self, made: Sequence[Notification], accepted: Collection[str] = ()) -> list[Delivery]:
         """Write notifications with their deliveries in one transaction; returns the deliveries.
 

@@ -68,6 +68,7 @@ class Snapshot(Struct):
     threads: list[SinkThread] = []
     partitions: int = 0  # of the hub, as long as all that is open here had its records come here
     vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
+    configured: str = ""  # see ``Grouping``
 
 
 class PartitionFigures(Struct):
@@ -96,6 +97,7 @@ class Partition:
     ) -> None:
         self.name = name
         self.partitions = partitions  # see ``Snapshot``
+        self._configured = grouping.configured
         self.figures = PartitionFigures()
         self.sequence = -1  # of the last record
         self.offset = ""
@@ -133,6 +135,7 @@ class Partition:
                 threads,
                 self.partitions,
                 self._vanished,
+                self._configured,
             )
         )
 

@@ -70,6 +70,7 @@ class Grouping(Struct, frozen=True):
     group_by: tuple[str, ...] = EACH_EVENT  # of `LABELS`, or `tags.NAME`
     group_wait: float = 10.0
     group_interval: float = 300.0
+    configured: str = ""  # a digest of all that instances have to have in common
 
     @property
     def each_event(self) -> bool:
