@@ -327,6 +327,7 @@ def faults(options: argparse.Namespace) -> None:
         "container": fleet_faults.container_deleted,
         "hub": lambda path: fleet_faults.hub_away(path, options.seconds),
         "tail": fleet_faults.tail_lost,
+        "anew": fleet_faults.made_anew,
         "poison": fleet_faults.poison,
         "clocks": fleet_faults.clocks,
         "resized": lambda path: fleet_faults.resized(path, 3, (6, 9, 16), quiet=120.0),

@@ -47,6 +47,11 @@ def test_what_the_hub_has_deleted_is_counted_and_the_rest_is_notified_also_by_a_
     nothing_lost(account)
 
 
+def test_a_hub_that_is_deleted_and_made_again_is_read_from_its_beginning(tmp_path: Path) -> None:
+    account, _ = fleet_faults.made_anew(tmp_path)
+    nothing_lost(account)
+
+
 def test_what_cannot_be_read_is_set_aside_with_its_place_and_stops_nothing(tmp_path: Path) -> None:
     account, _ = fleet_faults.poison(tmp_path, 3)
     nothing_lost(account)

@@ -24,7 +24,7 @@ from notbefore.fleet.checkpoints import (
 from support.azurite import ACCOUNT, CONTAINER, KEY, Azurite
 
 WHOSE = ("fleet.example", "changes", "$default")
-AT = Position("40", 7, 4)
+AT = Position("40", 7, 4, 1_700_000_000.5)
 
 
 @pytest.fixture
@@ -97,6 +97,7 @@ def test_a_container_that_was_deleted_is_made_again_and_all_is_written_anew(
         assert await snapshots.list_ownership(*WHOSE) == []
         (glance,) = (await snapshots.glance()).values()
         assert (glance.sequence, glance.partitions, glance.accepted) == (7, 4, ("c",))
+        assert await snapshots.enqueued() == {"0": AT.enqueued}
         assert await snapshots.read("0") == b"two"
 
     with_snapshots(blobs.connection_string, use)

@@ -522,6 +522,23 @@ def tail_lost(directory: Path) -> tuple[Account, str]:
         return account, f"{missing:.0f} records counted as missing; then a hub that was made anew"
 
 
+def made_anew(directory: Path) -> tuple[Account, str]:
+    """Somebody deletes the hub under two instances, and makes another one of this name."""
+    with scene(directory) as at:
+        at.add(), at.add()
+        at.progress(12)
+        time.sleep(6)  # snapshots are written
+        anew = len(at.writer.begun)
+        at.hub.order("anew")
+        at.progress(40)
+
+        def touched(event: str, _step: str) -> bool:
+            """Some of what belongs to it may have been in what the hub has lost."""
+            return anew - 3 * LIFE <= int(event[1:]) <= anew + 1
+
+        return at.settle(touched), "made anew"
+
+
 def poison(directory: Path, each: int = 20) -> tuple[Account, str]:
     """Records of another schema, of a newer version, of another product, and huge ones."""
     bad = [

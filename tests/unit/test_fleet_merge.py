@@ -637,6 +637,16 @@ def test_records_that_the_hub_deleted_before_they_were_read_are_counted() -> Non
     assert log.fold.figures.missing == 10
 
 
+def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_passed_over() -> None:
+    log = Log()
+    for event in ("E0", "E1", "E2"):
+        log.add(A, "announced", event)
+    log.sequence = 0
+    log.add(A, "started", "E0")
+    assert log.add(A, "announced", "E3") == ["announced"] * 3 + ["started", "announced"]
+    assert log.fold.sequence == 1
+
+
 # ---- the hub was given more partitions: what is open goes on in another one
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import uuid4
 
+import msgspec
 from azure.core.exceptions import (
     AzureError,
     HttpResponseError,
@@ -25,6 +26,7 @@ from azure.core.exceptions import (
     ResourceNotFoundError,
 )
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from msgspec import Struct
 
 from notbefore.config.fleet import Checkpoints
 
@@ -45,11 +47,12 @@ class SnapshotGoneError(Exception):
 
 
 class Position(NamedTuple):
-    """Up to where the log was read: offset and sequence number of the last record. ``partitions``: see ``Snapshot``."""
+    """Up to where the log was read: the last record. ``partitions``: see ``Snapshot``."""
 
     offset: str
     sequence: int
     partitions: int = 0
+    enqueued: float = 0.0  # Unix seconds of the hub's clock
 
 
 class Written(NamedTuple):
@@ -59,6 +62,12 @@ class Written(NamedTuple):
     accepted: tuple[str, ...] = ()
 
 
+class _Read(Struct):
+    """What is asked of a snapshot that is in a file."""
+
+    enqueued: float = 0.0
+
+
 class Glance(NamedTuple):
     """What is known of a snapshot without reading it: its version, position and marks; see ``partition.Snapshot``."""
 
@@ -66,6 +75,7 @@ class Glance(NamedTuple):
     sequence: int
     partitions: int
     accepted: tuple[str, ...]
+    enqueued: float  # see ``Position``
 
 
 class Snapshots(Protocol):
@@ -89,6 +99,10 @@ class Snapshots(Protocol):
 
     async def glance(self) -> dict[str, Glance]:
         """What there is, by partition, of other instances as well."""
+        ...
+
+    async def enqueued(self) -> dict[str, float]:
+        """When the hub took in the last record that was read, by partition: Unix seconds of its clock."""
         ...
 
     async def read(self, partition: str) -> bytes:
@@ -146,6 +160,10 @@ class FileSnapshots:
         """Nothing: the only instance knows what it has."""
         return {}
 
+    async def enqueued(self) -> dict[str, float]:
+        """See ``Snapshots``; raises ``OSError``, and ``msgspec.MsgspecError`` for what is no snapshot."""
+        return {name: msgspec.json.decode(await self.read(name), type=_Read).enqueued for name in self._names()}
+
     async def read(self, partition: str) -> bytes:
         """See ``Snapshots``; raises ``OSError``."""
         return self._read(partition).partition(b"\n")[2]
@@ -174,9 +192,12 @@ class FileSnapshots:
 
     async def positions(self) -> Mapping[str, str] | None:
         """See ``Snapshots``."""
-        found = self._directory.glob("*") if self._directory.is_dir() else ()
-        names = [path.name for path in found if path.name.isdigit() and path.name not in self._anew]
+        names = [name for name in self._names() if name not in self._anew]
         return {name: self._read(name).partition(b"\n")[0].decode() for name in names}
+
+    def _names(self) -> list[str]:
+        found = self._directory.glob("*") if self._directory.is_dir() else ()
+        return [path.name for path in found if path.name.isdigit()]
 
     def begin_anew(self, partition: str) -> None:
         """See ``Snapshots``."""
@@ -243,7 +264,8 @@ class BlobSnapshots(BlobCheckpointStore):
     async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
         """See ``Snapshots``; raises ``AzureError``."""
         metadata = {"offset": position.offset, "sequencenumber": str(position.sequence)}
-        metadata |= {"partitions": str(position.partitions)} | self._marks(accepted)
+        metadata |= {"partitions": str(position.partitions), "enqueued": repr(position.enqueued)}
+        metadata |= self._marks(accepted)
         client = self._get_blob_client(self._prefix + partition)
 
         async def upload(unchanged: dict[str, Any]) -> Mapping[str, Any]:
@@ -356,11 +378,19 @@ class BlobSnapshots(BlobCheckpointStore):
                 async for blob in self._container_client.list_blobs(self._prefix, ["metadata"]):
                     said = blob.metadata
                     found[blob.name.removeprefix(self._prefix)] = Glance(
-                        blob.etag, int(said["sequencenumber"]), int(said.get("partitions", 0)), tuple(_marks_in(said))
+                        blob.etag,
+                        int(said["sequencenumber"]),
+                        int(said.get("partitions", 0)),
+                        tuple(_marks_in(said)),
+                        float(said.get("enqueued", 0.0)),
                     )
         except ResourceNotFoundError as error:
             await self._make_container_if_gone(error)
         return found
+
+    async def enqueued(self) -> dict[str, float]:
+        """See ``Snapshots``; raises ``AzureError``."""
+        return {name: glance.enqueued for name, glance in (await self.glance()).items()}
 
     async def read(self, partition: str) -> bytes:
         """See ``Snapshots``; raises ``AzureError``."""

@@ -164,8 +164,7 @@ class Consumer:
             if isinstance(snapshots, BlobSnapshots):
                 address, takeover = client._address.hostname, self._config.takeover.seconds  # noqa: SLF001 - as the SDK's own processor does
                 snapshots.of_hub(address, client.eventhub_name, self._config.consumer_group, takeover)
-            names = await self._partitions(client)
-            keeper.hub_has(len(names))
+            names = await self._look_at_hub(client, keeper)
             moves = self._moves = Moves(self._config, client, keeper, snapshots, names)
             await moves.begin()
             receiving = asyncio.create_task(self._receive(client, await self._positions(client, names, snapshots)))
@@ -216,10 +215,13 @@ class Consumer:
         }
         return begin | {name: offset for name, offset in (await snapshots.positions() or {}).items() if offset}
 
-    async def _partitions(self, client: Any) -> list[str]:
+    async def _look_at_hub(self, client: Any, keeper: Keeper) -> list[str]:
+        """The names of its partitions."""
         async with asyncio.timeout(self._config.hub.timeout.seconds):
-            found: list[str] = await client.get_partition_ids()
-            return found
+            found = await client.get_eventhub_properties()
+        names: list[str] = found["partition_ids"]
+        await keeper.hub_is(len(names), found["created_at"].timestamp())
+        return names
 
     async def _receive(self, client: Any, positions: Any) -> None:
         await client.receive_batch(

@@ -39,6 +39,7 @@ SNAPSHOT_SHARE: Final = 20  # a snapshot that takes long to write is written les
 HISTORY_SECONDS: Final = 2.0  # for the history to be written; a disk that cannot be written is not waited for
 VMS_EVERY: Final = 120.0  # seconds between two writings of the VMs that were heard from
 MAX_MARKS: Final = 200  # of each kind: metadata of a blob is 8 KB at most
+READ_ANEW: Final = "the hub %s: reading what it has of the last %s"
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -135,6 +136,7 @@ class Keeper:
         self._configured = _digest(config, outbox.routes)
         self._warned: set[str] = set()  # digests of others, of which the log says something already
         self._of_hub = 0  # how many partitions the hub has
+        self._created = 0.0  # Unix seconds: since when there is the hub
         self._lost: dict[str, float] = {}  # since when, in monotonic seconds
         self._trouble = False  # the store failed at the last attempt
         self._try_at = 0.0  # monotonic seconds: when it is tried again then
@@ -145,9 +147,26 @@ class Keeper:
 
     # ---- taking over and letting go
 
-    def hub_has(self, partitions: int) -> None:
-        """Note how many partitions the hub has, before any of them is taken."""
-        self._of_hub = partitions
+    async def hub_is(self, partitions: int, created: float) -> None:
+        """Note how many partitions the hub has, and since when there is it, before any of them is taken.
+
+        What was read before that was of another hub of this name: the log begins anew. While the store is away, that
+        is found out later, by the offset or by the first record. ``created``: Unix seconds of the hub's clock.
+        """
+        self._of_hub, self._created = partitions, created
+        folds = {name: held.fold for name, held in self.partitions.items()}
+        known = {name: fold.enqueued if fold.sequence >= 0 else 0.0 for name, fold in folds.items()}
+        with suppress(*STORE_ERRORS, MsgspecError):
+            known = await self._snapshots.enqueued() | known
+        for name, enqueued in known.items():
+            if self._is_of_another_hub(enqueued):
+                self._snapshots.begin_anew(name)
+                if name in folds:
+                    folds[name].begin_anew()
+                log.error("partition %s: %s", name, READ_ANEW % ("was made anew", self._config.window))
+
+    def _is_of_another_hub(self, enqueued: float) -> bool:
+        return 0.0 < enqueued < self._created
 
     async def take(self, name: str) -> Held:
         """Go on with a partition: from memory where nobody else has had it since, else from the snapshot."""
@@ -194,11 +213,7 @@ class Keeper:
         held = self.partitions.get(name) or await self.take(name)
         self._snapshots.begin_anew(name)
         held.fold.begin_anew()
-        log.error(
-            "partition %s: the hub does not know the offset: reading what it has of the last %s",
-            name,
-            self._config.window,
-        )
+        log.error("partition %s: %s", name, READ_ANEW % ("does not know the offset", self._config.window))
 
     async def write_all(self) -> None:
         """Write a snapshot of all, as far as that is possible."""
@@ -225,6 +240,8 @@ class Keeper:
             else:
                 fold.restore(found, await self._heard(name))
                 self._compare(found.configured)
+                if self._is_of_another_hub(found.enqueued):
+                    fold.begin_anew()
                 threads = found.threads
                 waiting = [one for one in found.unsettled if mark_of(one.delivery_id) not in accepted]
         held = Held(fold)
@@ -374,7 +391,7 @@ class Keeper:
             threads = self._outbox.threads(fold.event_keys())
             held.threads = held.threads if threads is None else threads
             body = fold.snapshot(list(held.unsettled.values()), held.threads)
-            position = Position(fold.offset, fold.sequence, fold.partitions)
+            position = Position(fold.offset, fold.sequence, fold.partitions, fold.enqueued)
             held.changed = False  # what comes while this is written is for the next one
             try:
                 if self._history.waiting:  # events that the snapshot no longer has

@@ -208,8 +208,10 @@ class Partition:
 
     def add(self, item: Item) -> Iterator[Notification]:
         """Take in one record; yields the notifications that were due before it."""
-        if item.sequence <= self.sequence:  # a snapshot may be newer than the checkpoint
-            return
+        if item.sequence <= self.sequence:
+            if item.enqueued <= self.enqueued:  # a snapshot may be newer than the checkpoint
+                return
+            self.begin_anew()  # newer than all that was read: the hub was made anew, and counts from 0 again
         if 0 <= self.sequence < item.sequence - 1:
             self.figures.missing += item.sequence - 1 - self.sequence
         next_due = min(

@@ -36,6 +36,7 @@ class Hub:
             for line in whole[0].splitlines():
                 row = json.loads(line)
                 self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
+        self.created = min([self.created, *(log[0].enqueued for log in self.logs if log)])
         self._file = store.open("ab") if store is not None else None
 
     def change(self, how: str, number: int) -> None:
@@ -46,6 +47,7 @@ class Hub:
             self.begins = [max(0, len(log) - number) for log in self.logs]
         else:
             self.logs, self.begins = [[] for _ in self.logs], [0] * len(self.logs)
+            self.created = int(time.time() * 1000)
             if self._file is not None:
                 self._file.truncate(0)
 
