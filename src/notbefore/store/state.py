@@ -24,12 +24,13 @@ from notbefore.store.agent_outbox import OutboxInMemory, answer
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.connection import open_database
 from notbefore.store.copying import copy_readable
+from notbefore.store.damage import is_damage, is_passing, kept_aside
 from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
 from notbefore.store.history import ANSWER_BYTES, History, history_in, newest, read_history
 from notbefore.store.lock import DirectoryLock
 from notbefore.store.outbox_reader import OutboxRead, OutboxReader, read_outbox
 from notbefore.store.private import check_directory
-from notbefore.store.schema import DAMAGED, transaction
+from notbefore.store.schema import transaction
 from notbefore.store.state_file import FILE_NAME, MEMORY, Loaded, Moment, StateFile, StoredChange, StoredState
 
 log = logging.getLogger("notbefore.store")
@@ -252,7 +253,7 @@ class Store:
         try:
             self._main.open()
         except _TROUBLE as error:
-            if not (_is_damage(error) and self._set_aside(error)):
+            if not self._set_aside(error):
                 raise
 
     def _load_main(self) -> Loaded:
@@ -264,7 +265,7 @@ class Store:
         try:
             return self._main.load()
         except sqlite3.Error as error:
-            if not (_is_damage(error) and self._set_aside(error)):
+            if not self._set_aside(error):
                 raise
             return self._main.load()
 
@@ -327,7 +328,7 @@ class Store:
                 self._follow()
             action(self._main)
         except _TROUBLE as error:
-            if not (_is_damage(error) and self._set_aside(error)):
+            if not self._set_aside(error):
                 raise
             self._write_staged(self._main)
             action(self._main)
@@ -434,7 +435,7 @@ class Store:
                 self._doubtful = True
                 raise
         except (*_TROUBLE, StoreError) as error:
-            if isinstance(error, sqlite3.Error) and not _is_passing(error):
+            if isinstance(error, sqlite3.Error) and not is_passing(error):
                 self._doubtful = True
             self._say_degraded(error)
             return
@@ -504,7 +505,7 @@ class Store:
             try:
                 found.open()
             except sqlite3.Error as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 self._rename_damaged(error)
             else:
@@ -515,18 +516,15 @@ class Store:
         return made
 
     def _rename_damaged(self, error: Exception) -> Path:
-        name = f"{FILE_NAME}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-        aside = self.path.with_name(name)
-        for suffix in ("", "-wal", "-shm"):
-            part = self.path.with_name(FILE_NAME + suffix)
-            if part.exists():
-                part.replace(self.path.with_name(name + suffix))
+        aside = kept_aside(self.path)
         self.damaged_files += 1
         log.error("the state file was damaged (%s): it is kept as %s, and a new one is used", error, aside)
         return aside
 
     def _set_aside(self, error: Exception) -> bool:
-        """Rename a damaged file and open a new one with what can be read of it; returns whether that was possible."""
+        """Rename a file that is damaged, and open a new one with what can be read; returns whether that was done."""
+        if not is_damage(error):
+            return False
         self._main.close()
         try:
             aside = self._rename_damaged(error)
@@ -543,17 +541,3 @@ class Store:
 def _give_space_back(file: StateFile) -> None:
     with suppress(sqlite3.Error):  # if it is more than another's transaction, the next write fails too
         file.give_space_back()
-
-
-def _is_damage(error: Exception) -> bool:
-    return _primary_code(error) in DAMAGED
-
-
-def _is_passing(error: Exception) -> bool:
-    """The connection can be used again: somebody else writes, or there is no room."""
-    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
-
-
-def _primary_code(error: Exception) -> int:
-    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself carry none
-    return code & 0xFF

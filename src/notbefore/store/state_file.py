@@ -94,7 +94,7 @@ class StateFile:
         """Open the file, and make it where there is none.
 
         Raises ``StoreError`` where a newer version of notbefore wrote it, ``sqlite3.DatabaseError`` with a code of
-        ``schema.DAMAGED`` where it is damaged.
+        ``damage.DAMAGED`` where it is damaged.
         """
         self.close()
         if self.path != MEMORY:
