@@ -26,7 +26,7 @@ from support.azure import ID, ME, T0
 from support.messages import VM
 from support.peers import ConnectProxy, HttpPeer, Say
 
-WELL = PingStatus(ok=True, line="1 events listed", vm=VM, listed=(ID,), now=T0)
+WELL = PingStatus(ok=True, line="1 event listed", vm=VM, listed=(ID,), now=T0)
 ILL = msgspec.structs.replace(WELL, ok=False, line="the last good answer of IMDS is 99.0 s old")
 
 
@@ -59,7 +59,7 @@ def test_a_ping_says_that_the_agent_is_well_and_fail_that_it_is_not(peer: HttpPe
     pinged(config, None)
     well, ill = peer.requests
     assert (well.path, ill.path) == ("/uuid?rid=1", "/uuid/fail?rid=1")
-    assert well.body.decode().endswith(f" on {ME}: 1 events listed\n")
+    assert well.body.decode().endswith(f" on {ME}: 1 event listed\n")
     assert b"99.0 s old" in ill.body
 
 

@@ -106,6 +106,13 @@ def test_one_vm_s_interruption_is_not_said_of_several() -> None:
     assert "Measured interruption of WestNO_0: 4.2 s" in text_of(over).plain
 
 
+def test_an_approval_by_hand_says_who_and_why() -> None:
+    one = message(kind="approved")
+    given = {"approval_rule": "operator", "approval_by": "root", "approval_reason": "CHG-1: drained\n"}
+    text = text_of(recording(one, reason="accepted", **given))
+    assert "Approval: Azure accepted it (by hand, root): CHG-1: drained\n" in text.plain
+
+
 def test_an_exercise_says_so_first() -> None:
     text = text_of(message(exercise=True))
     assert text.title.startswith("[EXERCISE] Freeze")

@@ -216,3 +216,4 @@ def test_whoever_approves_is_shown_whose_event_it_is(resources: list[str], scope
     event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
     listed = PendingEvent.of(TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment, None)
     assert describe(listed).splitlines()[-1].endswith(said)
+    assert ("The VM is" in describe(listed)) == (len(resources) == 1), "several VMs are not one"

@@ -146,7 +146,7 @@ class AgentView:
     def status_line(self) -> str:
         """How the agent is, in one line for ``systemctl status``."""
         count = len(self._state.snapshot.state.tracked.events)
-        return "; ".join((f"{count} events listed", *self.ready().reasons))
+        return "; ".join((f"{count} event{'' if count == 1 else 's'} listed", *self.ready().reasons))
 
     def pending(self) -> PendingView:
         """What is listed now, as ``/api/v1/events`` answers it."""

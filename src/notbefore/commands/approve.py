@@ -63,7 +63,7 @@ def describe(event: PendingEvent) -> str:
     lines = [
         f"{one_line(event.event_type)} {one_line(event.event_id)}, {one_line(event.event_status)}{when}",
         one_line(event.description or ""),
-        effect(event.event_type),
+        effect(event.event_type, who="The VM" if len(names) == 1 else "Each affected VM"),
         f"Expected interruption: {span(event.expected_duration_seconds)}",
         f"Approving lets Azure start it at once, for {_all_of(names, event.scope)}.",
     ]

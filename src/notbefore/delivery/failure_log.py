@@ -61,5 +61,6 @@ class FailureLog:
         self._counted = self._clock()
         for (sink, level, kind), (number, cause) in self._more.items():
             if number:
-                log.log(level, "sink %s: %d more deliveries failed like the one before (%s)", sink, number, cause)
+                more = "1 more delivery" if number == 1 else f"{number} more deliveries"
+                log.log(level, "sink %s: %s failed like the one before (%s)", sink, more, cause)
                 self._more[sink, level, kind] = (0, cause)

@@ -345,7 +345,7 @@ def _place(record: Record) -> list[Fact]:
 
 
 def _approval(record: Record) -> str:
-    return ": ".join(filter(None, (record.approval_result, record.approval_detail)))
+    return ": ".join(filter(None, (record.approval_result, record.approval_detail, record.approval_reason)))
 
 
 def _names(names: tuple[str, ...]) -> str:
