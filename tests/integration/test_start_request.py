@@ -16,6 +16,7 @@ from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import SHORT_WAIT, Approver
 from notbefore.agent.start_request import CHECK_INTERVAL, ApprovalSettings, StartRequest
 from notbefore.agent.state import AgentState
+from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.core.approval import (
     ApprovalAttempt,
     CommandRun,
@@ -58,6 +59,7 @@ class World:
         self.approvals = WatchedLog(self.agent.state)
         self.policy, self.allowed, self.api_version, self.conflict = ON, True, "2020-07-01", ""
         self.stop = threading.Event()
+        self.errors = UnforeseenErrors()
         self.sees(listed())
 
     def sees(self, document: bytes) -> None:
@@ -88,7 +90,7 @@ class World:
         return str(self.ends[-1]["azure.scheduled_event.reason"]) if self.ends else ""
 
     def approver(self) -> Approver:
-        return Approver(self.approvals, self.settings)
+        return Approver(self.approvals, self.settings, self.errors)
 
 
 class ShiftedClock(Clock):
@@ -726,3 +728,19 @@ def test_by_hand_nothing_is_approved_that_is_flawed_or_has_no_not_before(world: 
     request.send()
     assert request.attempt.state == "done"
     assert world.imds.start_requests == []
+
+
+def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
+    def settings() -> ApprovalSettings:
+        if threading.current_thread().name == "approve" and not world.errors.counts["other"]:
+            raise RuntimeError("a bug")
+        return world.settings()
+
+    approver = Approver(world.approvals, settings, world.errors)
+    approver.start()
+    try:
+        eventually(lambda: world.errors.counts["other"] == 1)
+        approver.wake()
+        eventually(lambda: world.reason == "accepted")
+    finally:
+        approver.stop()

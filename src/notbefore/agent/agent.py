@@ -88,7 +88,7 @@ class Agent:
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._state, errors=self._errors)
-        self._approver = Approver(ApprovalLog(self._state), self._approval_settings)
+        self._approver = Approver(ApprovalLog(self._state), self._approval_settings, self._errors)
         self._control = ControlSocket(self._store.path.parent, self._approver.answer) if allow_approval else None
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
         self._view = AgentView(self._state, self._store, self._outbox, self._approver.preview, self._in_use)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.start_request import ApprovalSettings, StartRequest
+from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.core.approval import ApprovalAttempt, CommandRun, ReadinessCheck, content_of, judge
 from notbefore.core.change import BY_RULE, OPERATOR, Reason
 from notbefore.core.document import SCHEDULED
@@ -33,9 +34,12 @@ log = logging.getLogger("notbefore.approval")
 class Approver:
     """Decides and has requests sent. ``settings`` gives those in use: what is under way is judged by them as well."""
 
-    def __init__(self, approvals: ApprovalLog, settings: Callable[[], ApprovalSettings]) -> None:
+    def __init__(
+        self, approvals: ApprovalLog, settings: Callable[[], ApprovalSettings], errors: UnforeseenErrors
+    ) -> None:
         self._approvals = approvals
         self._settings = settings
+        self._errors = errors
         self._requests: dict[str, StartRequest] = {}  # under way, by the event's key
         self._threads: dict[str, threading.Thread] = {}  # of these
         self._contents: dict[str, tuple[str, datetime]] = {}  # of each listed event, and since when it has it
@@ -81,10 +85,8 @@ class Approver:
         while not self._stop.is_set():
             self._woken.clear()
             wait = LONG_WAIT
-            try:
+            with self._errors.guarded("approve", vital=False):
                 wait = self.decide()
-            except Exception:
-                log.exception("approval: deciding failed; trying again")
             self._woken.wait(wait)
 
     def decide(self) -> float:
@@ -211,16 +213,13 @@ class Approver:
         return request
 
     def _work(self, request: StartRequest, check: ReadinessCheck | None) -> None:
-        try:
+        with self._errors.guarded("approve", "a request", vital=False):  # the state says how far it came
             if check is None or request.check_ready(check):
                 request.send(check)
-        except Exception:
-            log.exception("approval of %s failed; the state says how far it came", request.event_id)
-        finally:
-            self._release(request)
-            request.done.set()
-            if request.attempt.state == "done":  # otherwise it waits, for the disk for example
-                self._woken.set()
+        self._release(request)
+        request.done.set()
+        if request.attempt.state == "done":  # otherwise it waits, for the disk for example
+            self._woken.set()
 
     # ---- what people ask
 
