@@ -217,6 +217,25 @@ def test_the_disk_of_another_vm_is_no_memory_of_this_one(agents: Agents, caplog:
     assert "this disk was another VM's: 2 events of that VM are forgotten" in caplog.text
 
 
+def test_a_machine_that_goes_on_as_another_vm_reports_what_is_listed_as_that_one(agents: Agents) -> None:
+    agents.identify(Vm(name=ME, vm_id="0-1"))
+    agents.sees()
+    agents.sees(MINE, OTHERS)
+    reported = len(agents.said)
+    agents.identify(Vm(name=PEER, vm_id="0-2"))
+    assert {
+        (one["azure.scheduled_event.change"], one["azure.scheduled_event.scope"]) for one in agents.said[reported:]
+    } == {
+        ("announced", "peer"),
+        ("announced", "self"),
+    }
+    assert (
+        len({one["azure.scheduled_event.change_id"] for one in agents.said}) == reported + 2
+    )  # nothing is taken for a repetition
+    agents.sees()
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported + 2 :]] == ["canceled", "canceled"]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "own"),
     [

@@ -196,14 +196,20 @@ class Tracker:
             if self._state.poll.answered is None:  # what is stored may be another VM's: see ``diff``
                 return (identified, ()) if identified != state else None
             before = with_scopes(state.tracked, name)
-            result = self._attributed(replace(identified, tracked=before))
             others.extend(
                 key for key, one in before.events.items() if one.scope == "peer" != state.tracked.events[key].scope
             )
+            seen = Observation(self._clock.instant(self._clock.read()), name, silence=None, gap=None)
+            if vm is not None and _is_other(state.vm, vm) and self._document is not None:
+                result = diff(
+                    before, self._document, replace(seen, own=False)
+                )  # it goes on as another VM, without a boot
+                _log_foreign(result)
+                return replace(identified, tracked=result.tracked), result.changes
+            result = self._attributed(replace(identified, tracked=before))
             changes = result.changes
             if result.tracked.boot != before.boot and self._document is not None:
                 # what was another VM's is new to this one; what was this VM's may have changed over the boot
-                seen = Observation(self._clock.instant(self._clock.read()), name, silence=None, gap=None)
                 result = diff(result.tracked, self._document, seen)
                 changes = (*changes, *result.changes)
             made = self._next(identified, result.tracked, changes)
@@ -255,6 +261,11 @@ def _is_same(one: Vm | None, other: Vm | None) -> bool | None:
     if one.vm_id and other.vm_id:
         return one.vm_id.casefold() == other.vm_id.casefold()
     return one.name.casefold() == other.name.casefold()
+
+
+def _is_other(known: Vm | None, vm: Vm) -> bool:
+    """IMDS has named another VM before."""
+    return bool(known and known.vm_id and vm.vm_id) and not _is_same(known, vm)
 
 
 def _log_foreign(result: DiffResult) -> None:
