@@ -395,6 +395,31 @@ def test_nothing_is_written_where_somebody_else_prepared_it(
     assert trap != "a link" or list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_what_an_agent_that_was_killed_left_of_a_spare_file_is_removed_at_the_next_start(agent: Agent) -> None:
+    agent.sees("a")
+    left = agent.store.spare_path.parent
+    left.mkdir(mode=0o700)
+    for name in ("unfinished.db", "unfinished.db-journal"):
+        (left / name).write_bytes(b"a part")
+    agent.restarts()
+    assert not left.exists()
+
+
+def test_a_spare_file_that_another_user_has_put_there_is_neither_read_nor_removed(agent: Agent) -> None:
+    with locked(agent.path):
+        agent.sees("a", "b")
+        forged = agent.store.spare_path
+        agent.store.close()
+    forged.parent.chmod(0o777)  # as if it was another user's: nobody but its owner can use one of ours
+    agent.restarts()
+    assert agent.state.tracked.events == {}
+    assert forged.exists()
+    agent.sees("c")
+    receiver = Receiver(agent)
+    receiver.works()
+    assert receiver.accepted == ["c"]
+
+
 def test_a_spare_file_that_is_no_database_is_removed(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     agent.sees("a")
     agent.store.spare_path.parent.mkdir(mode=0o700)

@@ -36,6 +36,7 @@ from notbefore.simulator import fleet
 SETS: Final = {"web": 40, "data": 40, "batch": 30, "cache": 30, "queue": 30, "front": 30}
 SILENT: Final = ("data_3", "data_17")
 HEARTBEAT_INTERVAL: Final = 4.0  # seconds between two heartbeats of a VM
+PROMISED_INTERVAL: Final = 20.0  # what they say that it is: a slow machine, which sends them late, makes nobody silent
 NOTICE: Final = 10.0  # seconds; of the last event 20 more
 AT_A_TIME: Final = 8  # VMs that one event of the maintenance affects
 KEY: Final = "ZGVtbw=="  # of the simulated hub, which is gone in a minute
@@ -191,7 +192,7 @@ class Vms:
         self.all: list[Vm] = [vm for name, count in SETS.items() for vm in fleet.scale_set(name, count)]
         self.sent = 0  # records of events
         self._silent: frozenset[str] = frozenset()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._client = stack.enter_context(EventHubProducerClient.from_connection_string(connection))
         self._over = threading.Event()
         sending = threading.Thread(target=self._send_heartbeats, daemon=True)
@@ -200,8 +201,11 @@ class Vms:
         stack.callback(self._over.set)
 
     def silence(self, names: tuple[str, ...]) -> None:
-        """These send no heartbeats any more."""
-        self._silent = frozenset(names)
+        """These send no heartbeats after one that promises the next one soon: so they are missed soon."""
+        with self._lock:
+            self._silent = frozenset(names)
+            last = [vm for vm in self.all if vm.name in names]
+            self._send(fleet.heartbeats(last, datetime.now(UTC), HEARTBEAT_INTERVAL))
 
     def report(self, vms: list[Vm], events: list[fleet.Maintenance], kind: Any) -> None:
         """Each VM reports that step of each event."""
@@ -212,8 +216,9 @@ class Vms:
 
     def _send_heartbeats(self) -> None:
         while not self._over.wait(HEARTBEAT_INTERVAL):
-            alive = [vm for vm in self.all if vm.name not in self._silent]
-            self._send(fleet.heartbeats(alive, datetime.now(UTC), HEARTBEAT_INTERVAL))
+            with self._lock:
+                alive = [vm for vm in self.all if vm.name not in self._silent]
+                self._send(fleet.heartbeats(alive, datetime.now(UTC), PROMISED_INTERVAL))
 
     def _send(self, records: list[Record] | list[Heartbeat]) -> None:
         from azure.eventhub import EventData  # noqa: PLC0415 - as above

@@ -105,12 +105,12 @@ class CourierOutbox:
             raise
 
     def _is_in_spare(self) -> bool:
-        return self._spare_file is not None and self._spare_file.exists()
+        return self._spare_file is not None and spare.is_there(self._spare_file)
 
     def _with_main(self, action: Callable[[AnyOutbox], T]) -> T:
         if self._main is None or self._main.moved:
             self._close_main()
-            self._main = Outbox(self._state_file, BUSY_SECONDS, unless=self._spare_file)
+            self._main = Outbox(self._state_file, BUSY_SECONDS, unless=self._is_in_spare)
         if self._released and not self._released_main:  # this courier began elsewhere
             self._release(self._main, time.time(), self._run_once)
         elif self._doubtful:  # its disk may have leased something when nobody waited for it any more

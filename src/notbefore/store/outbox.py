@@ -7,7 +7,7 @@ its own with a connection of its own (``Outbox``), leases what is due and report
 import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -64,12 +64,14 @@ class OutboxMoved(sqlite3.OperationalError):
 class Outbox:
     """A connection to the outbox of a state file, for the courier and for commands; for one thread at a time.
 
-    ``busy_seconds``: how long it waits for another's transaction. ``unless``: another file, which holds the outbox as
-    soon as it is there. Raises ``StoreError`` where there is no such file, or one with another schema. Its methods
+    ``busy_seconds``: how long it waits for another's transaction. ``unless``: whether another file holds the outbox
+    by now. Raises ``StoreError`` where there is no such file, or one with another schema. Its methods
     raise ``sqlite3.Error``; those that write raise ``OutboxMoved``.
     """
 
-    def __init__(self, path: Path, busy_seconds: float = COMMAND_BUSY_SECONDS, unless: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, busy_seconds: float = COMMAND_BUSY_SECONDS, unless: Callable[[], bool] = lambda: False
+    ) -> None:
         self.path = path
         self._unless = unless
         self._inode = inode_of(path)
@@ -82,7 +84,7 @@ class Outbox:
     @property
     def moved(self) -> bool:
         """The outbox is in another file by now."""
-        return inode_of(self.path) != self._inode or (self._unless is not None and self._unless.exists())
+        return inode_of(self.path) != self._inode or self._unless()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -49,6 +49,11 @@ def spare_path(state_dir: Path) -> Path:
     return _path_in(Path(tempfile.gettempdir()), state_dir)
 
 
+def is_there(path: Path) -> bool:
+    """Whether this user has a spare file: what others put in its place is not read."""
+    return _is_private(path.parent) and path.exists()
+
+
 def file_in_use(state_dir: Path) -> Path:
     """The state file of a directory, or the spare one where that is in use: for commands beside the agent."""
     for path in (spare_path(state_dir), _path_in(UNIT_DIRECTORY, state_dir)):
@@ -181,8 +186,8 @@ def merge(
 
 
 def remove(path: Path) -> None:
-    """Remove a spare file, what is left of others, and their directory."""
-    if path == MEMORY:
+    """Remove a spare file, what is left of others, and their directory; nothing that another user has made."""
+    if path == MEMORY or not _is_private(path.parent):
         return
     for found in path.parent.glob("*.db*"):
         found.unlink(missing_ok=True)
@@ -245,7 +250,15 @@ def _make_private(directory: Path) -> None:
     """Make a directory that only this user can use; raises ``OSError``, also if another user made one of that name."""
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    foreign = os.name == "posix" and (found.st_uid != os.geteuid() or found.st_mode & 0o077)
-    if foreign or not stat.S_ISDIR(found.st_mode):
+    if not _is_private(directory):
         raise PermissionError(f"{directory} is somebody else's")
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether there is a directory, and only this user can use it."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    foreign = os.name == "posix" and (found.st_uid != os.geteuid() or found.st_mode & 0o077)
+    return stat.S_ISDIR(found.st_mode) and not foreign

@@ -277,7 +277,9 @@ class Store:
 
     def _load_spare(self) -> Loaded | None:
         """What an agent left in a spare file that it used when it ended; nothing where it had just merged it."""
-        if not self.spare_path.exists():
+        if not spare.is_there(self.spare_path):
+            if self.degraded is None:  # so nobody else uses this directory: one that was killed may have left a part
+                spare.remove(self.spare_path)
             return None
         merged = ""
         if self.degraded is None:
@@ -372,7 +374,7 @@ class Store:
         path = MEMORY if in_memory else self.spare_path
         self._close_spare()
         try:
-            if path != MEMORY and path.exists():
+            if path != MEMORY and spare.is_there(path):
                 file = StateFile(path)
                 file.open()
                 file.write(state, changes, self._moment())
@@ -387,7 +389,7 @@ class Store:
                     new.write(state, changes, moment)
 
                 patience = spare.HANGING_PATIENCE if self.disk.hangs else PATIENCE
-                failed = self.spare_path if in_memory and self.spare_path.exists() else None
+                failed = self.spare_path if in_memory and spare.is_there(self.spare_path) else None
                 file = spare.make(path, self.path, add, patience, failed)
         except (*_TROUBLE, StoreError) as error:
             if not in_memory:
@@ -421,11 +423,11 @@ class Store:
         try:
             self.disk.do(self._reopen_main)
             state, changes, revision = self._staged()
-            if self._spare is None and self.spare_path.exists():  # one that could not be written
+            if self._spare is None and spare.is_there(self.spare_path):  # one that could not be written
                 self._reopen_spare()
             moment = self._moment()
             try:
-                if self.in_memory and self.spare_path.exists():
+                if self.in_memory and spare.is_there(self.spare_path):
                     self._merge_failed_spare()
                 if self._spare is not None:
                     self._merge(self._spare, state, changes, moment)
