@@ -143,6 +143,38 @@ def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
         assert text_of(one).plain != text_of(two).plain
 
 
+@pytest.mark.parametrize(
+    ("under_way", "over", "summary", "advice"),
+    [
+        (
+            1,
+            0,
+            "Some of the affected VMs are being rebooted. ",
+            "each affected VM. For those that follow: Move",
+        ),
+        (1, 4, "Some of the affected VMs are being rebooted. ", "name each affected VM."),
+        (
+            0,
+            3,
+            "The rest of the affected VMs will be rebooted. ",
+            "each affected VM. For those that follow: Move",
+        ),
+        (5, 0, "Each affected VM is being rebooted. ", "name each affected VM."),
+    ],
+)
+def test_a_wave_that_has_started_distinguishes_those_that_follow_from_the_others(
+    under_way: int, over: int, summary: str, advice: str
+) -> None:
+    listed = REBOOT | {"Resources": [ME, PEER]}
+    wave = {"fleet_events": 5, "fleet_under_way": under_way, "fleet_over": over, "event_id": "wave-1"}
+    text = text_of(recording(message(listed, listed | STARTED), **wave))
+    assert text.summary.startswith(summary)
+    assert text.summary.endswith("The others follow.") == (under_way == 1 and over == 0)
+    assert advice in text.advice
+    assert ("that follow" in text.advice) == ("that follow" in advice)
+    assert "Wave: wave-1\n" in text.plain
+
+
 def test_what_many_vms_say_together_is_shared_as_it_is() -> None:
     wave = recording(message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, started_seconds=600.0)
     assert wave.shared == wave

@@ -244,6 +244,11 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return progress(self.fleet_events or 0, self.fleet_under_way or 0, self.fleet_over or 0)
 
     @property
+    def events_to_come(self) -> int:
+        """Events of a wave that have neither started nor ended; 0 without a wave."""
+        return (self.fleet_events or 0) - (self.fleet_under_way or 0) - (self.fleet_over or 0)
+
+    @property
     def no_longer_affected(self) -> bool:
         """The event was to affect the VM that reports it, and no longer does."""
         return self.scope == "peer" and self.previous_scope is not None

@@ -6,6 +6,7 @@ from notbefore.core.text import one_line
 from notbefore.delivery.message import Message
 
 GONE: Final = ("Preempt", "Terminate")  # the VM does not come back
+WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
 _AHEAD: Final = {  # where several VMs are affected, "the VM" becomes "each affected VM"
     "Freeze": (
         "Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over now."
@@ -62,6 +63,8 @@ def advice_for(message: Message, own: dict[str, str]) -> str:
     if users is not None and not message.settled and message.kind not in _OF_KIND:
         return users
     text = _built_in(message)
+    if record.event_id.startswith(WAVE):  # Azure does not know this id
+        text = text.replace("give the EventId", "name the VM")
     if not record.of_one_vm:
         text = text.replace("the VM", "each affected VM").replace("The VM", "Each affected VM")
     return text.format(event=one_line(record.event_id), vm=one_line(record.vm_name or "a VM"))
@@ -87,4 +90,5 @@ def _until_the_end(message: Message) -> str:
     if message.kind == "reminder" and event_type not in GONE:
         return _LATE
     crashed = _CRASHED if record.notice_seconds == 0 and event_type in ("Reboot", "Redeploy") else ""
-    return crashed + _STARTED.get(event_type, _STARTED["Reboot"])
+    others = f" For those that follow: {_AHEAD.get(event_type, _UNKNOWN)}" if record.events_to_come else ""
+    return crashed + _STARTED.get(event_type, _STARTED["Reboot"]) + others

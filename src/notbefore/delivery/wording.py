@@ -18,7 +18,7 @@ from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import Record
 from notbefore.core.text import natural, one_line, some_of
-from notbefore.delivery.advice import GONE, advice_for
+from notbefore.delivery.advice import GONE, WAVE, advice_for
 from notbefore.delivery.message import Message
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
@@ -220,8 +220,18 @@ def _summary(message: Message) -> str:
         return "It is not known whether the event happened." + (f" The reason: {reason}." if reason else "")
     if message.kind in _SUMMARIES:
         return _SUMMARIES[message.kind].format(vm=one_line(record.vm_name or "A VM"))
+    if not message.is_ahead and record.progress and record.fleet_under_way != record.fleet_events:
+        return _part_of_wave(record)
     tense = "will be" if message.is_ahead else "is being"
     return effect(record.event_type, tense, "The VM" if record.of_one_vm else "Each affected VM")
+
+
+def _part_of_wave(record: Record) -> str:
+    """What is done to a part of a wave's VMs: its events start one after the other."""
+    if not record.fleet_under_way:
+        return effect(record.event_type, "will be", "The rest of the affected VMs")
+    now = effect(record.event_type, "are being", "Some of the affected VMs")
+    return f"{now} The others follow." if record.events_to_come else now
 
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
@@ -263,7 +273,7 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> tuple[Fact
         Fact("Approval", _approval(record)),
         *_place(record),
         Fact("Severity", message.shown_severity),
-        Fact("EventId", record.event_id),
+        Fact("Wave" if record.event_id.startswith(WAVE) else "EventId", record.event_id),
         Fact("Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""),
     )
 
