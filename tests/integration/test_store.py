@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -395,6 +396,18 @@ def test_a_second_agent_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
     store.close()
     Store(tmp_path).close()
+
+
+def test_the_id_of_a_courier_is_written_also_where_that_takes_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    with CourierLock(tmp_path) as lock:
+        monkeypatch.setattr("notbefore.store.lock._lock", lambda _: lock._disk.post(answers.wait))
+        lock.acquire(1, lambda: None)
+        assert (tmp_path / "courier.lock").read_bytes() == b""
+        answers.set()
+        eventually(lambda: int((tmp_path / "courier.lock").read_bytes() or 0) == os.getpid())
 
 
 _KILLED: Final = """

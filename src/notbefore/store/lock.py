@@ -79,8 +79,8 @@ class CourierLock:
             waiting()
             time.sleep(0.05)
         if (descriptor := self._descriptor) is not None:
-            with suppress(OSError):  # a disk that is full or hangs: only who has to kill this process misses its id
-                self._disk.do(lambda: _write_id(descriptor))
+            # only who has to kill this process misses its id meanwhile: it is not given up, however slow all this is
+            self._disk.post(lambda: _write_id(descriptor)).wait(DISK_PATIENCE)
 
     def _is_taken(self, overdue: float) -> bool:
         """Try once; ``overdue``: seconds for which the previous courier should have been gone."""
@@ -130,9 +130,9 @@ class CourierLock:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if (descriptor := self._descriptor) is not None:
+            self._disk.post(lambda: os.close(descriptor)).wait(DISK_PATIENCE)  # after its id was written
         self._disk.end()
-        if self._descriptor is not None:
-            os.close(self._descriptor)
 
 
 def _write_id(descriptor: int) -> None:
