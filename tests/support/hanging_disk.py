@@ -51,23 +51,21 @@ class FrozenDisk:
         _run("mount", "-o", "loop", self._image, self._mount_point)
         self.directory.mkdir(mode=0o700)
         try:
-            self.freeze()
-        except subprocess.CalledProcessError:
+            self.hang(WRITES)
+        except (OSError, subprocess.CalledProcessError):
             self.__exit__()
             raise
-        self.thaw()
+        self.hang(0)
         return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(subprocess.CalledProcessError):  # it is thawed
-            self.thaw()
+            self.hang(0)
         _run("umount", "--lazy", self._mount_point)
 
-    def freeze(self) -> None:
-        _run("fsfreeze", "--freeze", self._mount_point)
-
-    def thaw(self) -> None:
-        _run("fsfreeze", "--unfreeze", self._mount_point)
+    def hang(self, what: int) -> None:
+        """As of ``HangingDisk``; what is in memory can be read."""
+        _run("fsfreeze", "--freeze" if what else "--unfreeze", self._mount_point)
 
 
 def _run(*command: object) -> None:
