@@ -22,7 +22,7 @@ from pathlib import Path
 from _machine import describe, resident
 
 from notbefore.commands.client import AgentClient
-from notbefore.config.otlp import Connection
+from notbefore.config.otlp import OtlpConnection
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
@@ -129,8 +129,8 @@ def cost(url: str) -> None:
     print(f"an export with 10 pending events: {(time.thread_time() - begun) / rounds * 1e3:.1f} ms CPU")
 
 
-def to(url: str) -> Connection:
-    return Connection(endpoint=url, timeout=Duration("1s"))
+def to(url: str) -> OtlpConnection:
+    return OtlpConnection(endpoint=url, timeout=Duration("1s"))
 
 
 def sources() -> Sources:

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.semconv.schemas import Schemas
 
 from notbefore.config.messages import Messages
-from notbefore.config.otlp import Connection, Otlp
+from notbefore.config.otlp import Otlp, OtlpConnection
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import OtlpLogs
 from notbefore.core.duration import Duration
@@ -103,12 +103,12 @@ def exported(data: Any) -> Any:
     return request
 
 
-def sender_to(connection: Connection, signal: Any) -> Sender:
+def sender_to(connection: OtlpConnection, signal: Any) -> Sender:
     return Sender(connection, signal, Http)
 
 
-def to(url: str, **fields: Any) -> Connection:
-    return Connection(endpoint=url, timeout=Duration("5s"), **fields)
+def to(url: str, **fields: Any) -> OtlpConnection:
+    return OtlpConnection(endpoint=url, timeout=Duration("5s"), **fields)
 
 
 # ---- metrics
@@ -221,7 +221,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
     ]
 
 
-def export_to(connection: Connection, figures: ExportFigures) -> _SignalExport:
+def export_to(connection: OtlpConnection, figures: ExportFigures) -> _SignalExport:
     """The exports of metrics, the first of them due at once."""
     sources = Sources(lambda: Reading([], None, "1.0"), figures, Redactor(), Http)
     export = _SignalExport(

@@ -11,7 +11,7 @@ from notbefore.config.findings import warnings
 from notbefore.config.load import dump, load
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables, VariableSignal
-from notbefore.config.otlp import Connection, Otlp
+from notbefore.config.otlp import Otlp, OtlpConnection
 from notbefore.config.sinks import OtlpLogs
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
@@ -129,9 +129,9 @@ def test_a_header_of_the_file_wins_however_it_is_written(place: Path) -> None:
 
 def test_a_sink_goes_where_the_section_goes_or_its_own_way_without_its_headers(place: Path) -> None:
     config = read(place, FILE, OTEL_EXPORTER_OTLP_HEADERS="tenant=t")
-    assert Connection.of(sink(config)).endpoint == "http://file:4318"
+    assert OtlpConnection.of(sink(config)).endpoint == "http://file:4318"
     assert set(sink(config).headers) == {"api-key", "tenant"}
-    assert Connection.of(sink(config, "own")) == Connection(endpoint="http://own:4318")
+    assert OtlpConnection.of(sink(config, "own")) == OtlpConnection(endpoint="http://own:4318")
     assert not sink(config).terms.expire_on_end
 
 

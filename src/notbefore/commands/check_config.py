@@ -17,13 +17,14 @@ from typing import Any, Final
 from msgspec import Struct
 
 from notbefore.commands.client import local_agent
+from notbefore.commands.main import WRONG
 from notbefore.commands.options import add_configuration, add_json, load_configuration
 from notbefore.commands.tables import print_json, table
 from notbefore.config.findings import check_broken, plain_keys, warnings
 from notbefore.config.load import dump, files, values
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Server, host_and_port
-from notbefore.config.otlp import Connection, Otlp
+from notbefore.config.otlp import Otlp, OtlpConnection
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
@@ -38,7 +39,6 @@ from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
 from notbefore.web.access import access, load_web_config
 
-WRONG: Final = 2  # the exit code
 IMDS_PATIENCE: Final = 2.0  # seconds
 PRIVILEGED: Final = 1024  # ports below it are root's
 
@@ -208,7 +208,7 @@ def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
 def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, bool | None, str]]:
     from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
 
-    metrics, logs = Connection.of(otlp), otlp.logs or Connection.of(otlp)
+    metrics, logs = OtlpConnection.of(otlp), otlp.logs or OtlpConnection.of(otlp)
     for connection in (metrics, logs):
         learn(connection.headers, redact)
     asked = [("otlp", "metrics", *_ask(partial(Sender, metrics, "metrics", Http, redact)))] if otlp.metrics else []

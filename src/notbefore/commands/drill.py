@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
                 if options.resolve:
                     exercise.send(end, patience)
                     exercise.close_alerts(end, patience)
-        report = Report.of(exercise, config, end, routed=options.sink is None)
+        report = DrillReport.of(exercise, config, end, routed=options.sink is None)
     if options.json:
         print_json([report], sys.stdout)
     else:
@@ -263,7 +263,7 @@ class Exercise:
             self._store.close()
 
 
-class Row(Struct, frozen=True):
+class DrillRow(Struct, frozen=True):
     """What came of one message at one sink; ``took_seconds`` is for the last attempt."""
 
     sink: str
@@ -275,11 +275,11 @@ class Row(Struct, frozen=True):
     error: str
 
 
-class Report(Struct, frozen=True):
+class DrillReport(Struct, frozen=True):
     """What ``drill --json`` prints; the lists are names of sinks."""
 
     event_id: str
-    results: list[Row]
+    results: list[DrillRow]
     reached: list[str]
     not_reached: list[str]
     without_route: list[str]  # no route sends this to them
@@ -287,7 +287,7 @@ class Report(Struct, frozen=True):
     still_open: list[str]  # they keep an alert, which somebody has to close
 
     @classmethod
-    def of(cls, exercise: Exercise, config: Config, end: Change, *, routed: bool) -> "Report":
+    def of(cls, exercise: Exercise, config: Config, end: Change, *, routed: bool) -> "DrillReport":
         """What the exercise showed; ``routed``: it went by the routes, and not to one sink."""
         rows = _rows(exercise.results, config)
         missed = {row.sink for row in rows if row.result != "delivered"}
@@ -303,14 +303,14 @@ class Report(Struct, frozen=True):
         )
 
 
-def _rows(results: list[Result], config: Config) -> list[Row]:
+def _rows(results: list[Result], config: Config) -> list[DrillRow]:
     last: dict[tuple[str, str], tuple[Result, int]] = {}
     for result in results:
         key = (result.delivery.sink, result.delivery.kind)
         last[key] = (result, last.get(key, (result, 0))[1] + 1)
     words = {"delivered": "delivered", "retry": "failed", "dead": "refused"}
     return [
-        Row(
+        DrillRow(
             sink=sink,
             kind=config.sinks[sink].kind,
             change=kind,
@@ -332,7 +332,7 @@ def _fallback(result: Result, config: Config) -> str:
     return f"the template failed ({why}): the built-in text was sent"
 
 
-def show(report: Report, out: TextIO) -> None:
+def show(report: DrillReport, out: TextIO) -> None:
     """Print the report for people."""
     if not report.results:
         out.write("No route matches this event: nobody was notified.\n")

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from notbefore.config.checks import check_header
 from notbefore.config.open_file import open_file
-from notbefore.config.otlp import Connection, Otlp
+from notbefore.config.otlp import Otlp, OtlpConnection
 from notbefore.config.secret import env_pairs
 from notbefore.config.yaml_file import to_struct
 from notbefore.errors import ConfigError
@@ -21,7 +21,7 @@ VariableSignal = Literal["METRICS", "LOGS"]
 PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 ENDPOINTS: Final = ("endpoint", "metrics_endpoint", "logs_endpoint")
 CERTIFICATES: Final = ("cert_file", "key_file")
-SHARED: Final = frozenset(Connection.__struct_fields__) - {
+SHARED: Final = frozenset(OtlpConnection.__struct_fields__) - {
     "metrics_endpoint"
 }  # the keys of ``otlp`` that a sink also uses
 

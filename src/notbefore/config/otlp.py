@@ -13,7 +13,7 @@ OtlpCompression = Literal["gzip", "none"]
 OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
 
 
-class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class OtlpConnection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where OTLP goes and how; ``OtlpLogs``, which is a sink's settings, has fields of the same names."""
 
     endpoint: str | None = None  # of all signals: /v1/metrics and /v1/logs are added
@@ -29,7 +29,7 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     resource: dict[str, str] = {}  # attributes beside what IMDS says
 
     @classmethod
-    def of(cls, settings: Struct) -> "Connection":
+    def of(cls, settings: Struct) -> "OtlpConnection":
         """What a struct with these fields says of them."""
         return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__ if hasattr(settings, name)})
 
@@ -48,13 +48,13 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("timeout: expected 100ms to 5m")
 
 
-class Otlp(Connection, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Otlp(OtlpConnection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section ``otlp``: metrics, and the agent's own log if that is wanted. The records are a sink's."""
 
     interval: Duration = Duration("60s")  # between two exports of the metrics
     metrics: bool = True
     agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it is sent
-    logs: Connection | None = None  # of `agent_log`, where it goes another way than the metrics
+    logs: OtlpConnection | None = None  # of `agent_log`, where it goes another way than the metrics
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 from msgspec import Struct, field
 
 from notbefore.config.forms import Headers, check_address_form, check_header_names
-from notbefore.config.otlp import OTLP_LIBRARY, Connection, OtlpCompression, OtlpProtocol
+from notbefore.config.otlp import OTLP_LIBRARY, OtlpCompression, OtlpConnection, OtlpProtocol
 from notbefore.config.secret import Secret
 from notbefore.core.delivery import MessageKind, Terms
 from notbefore.core.duration import Duration
@@ -261,7 +261,7 @@ class OtlpLogs(SinkSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Connection.of(self)
+        OtlpConnection.of(self)
 
 
 class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):

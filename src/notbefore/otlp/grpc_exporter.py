@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServ
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from notbefore.config.otlp import Connection
+from notbefore.config.otlp import OtlpConnection
 from notbefore.errors import SendError
 from notbefore.otlp.answer import MAX_ANSWER, ContentError, Redact, Signal, cause_of
 
@@ -33,7 +33,7 @@ DETAILS: Final = "grpc-status-details-bin"  # where a receiver says how long to 
 class GrpcExporter(OTLPExporterMixin[Any, Any, Any, Any]):
     """One signal over one channel."""
 
-    def __init__(self, connection: Connection, signal: Signal, address: str, redact: Redact) -> None:
+    def __init__(self, connection: OtlpConnection, signal: Signal, address: str, redact: Redact) -> None:
         self._connection = connection
         self._redact = redact
         self._answer, self._deadline = b"", 0.0
@@ -109,7 +109,7 @@ def _retry_after(error: Any) -> float | None:
     return None
 
 
-def _credentials(connection: Connection) -> grpc.ChannelCredentials:
+def _credentials(connection: OtlpConnection) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(
         _read(connection.ca_file), _read(connection.key_file or connection.cert_file), _read(connection.cert_file)
     )

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from opentelemetry.sdk.metrics.export import MetricsData
 
-from notbefore.config.otlp import Connection
+from notbefore.config.otlp import OtlpConnection
 from notbefore.errors import ConfigError
 from notbefore.otlp.answer import MAX_ANSWER, PartialSuccess, Redact, Signal, partial_success
 
@@ -26,7 +26,9 @@ class _Exporter(Protocol):
 class Sender:
     """Exports one signal. It tries once: when to try again is up to the caller. Not for several threads at once."""
 
-    def __init__(self, connection: Connection, signal: Signal, http: Callable[..., Any], redact: Redact = str) -> None:
+    def __init__(
+        self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any], redact: Redact = str
+    ) -> None:
         """``http`` is ``delivery.http.Http``; ``redact`` takes secrets out of what the receiver says.
 
         Raises ``ConfigError`` where there is no address; ``SendError`` for a certificate that cannot be read.
@@ -60,7 +62,7 @@ class Sender:
         self._exporter.close()
 
 
-def address(connection: Connection, signal: Signal) -> str:
+def address(connection: OtlpConnection, signal: Signal) -> str:
     """Where the signal goes; raises ``ConfigError`` where an address is given for the other signal alone.
 
     The headers of that one are not meant for a receiver that nobody named.
@@ -78,7 +80,7 @@ def address(connection: Connection, signal: Signal) -> str:
 class _HttpExporter:
     """OpenTelemetry's exporter over HTTP with protobuf, through a session of ours."""
 
-    def __init__(self, connection: Connection, signal: Signal, http: Callable[..., Any], redact: Redact) -> None:
+    def __init__(self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any], redact: Redact) -> None:
         from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415 - these are not for gRPC
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter  # noqa: PLC0415 - as above
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 - as above

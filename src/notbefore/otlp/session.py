@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import requests
 
-from notbefore.config.otlp import Connection
+from notbefore.config.otlp import OtlpConnection
 from notbefore.errors import SendError
 from notbefore.otlp.answer import MAX_ANSWER, ContentError, Redact, cause_of
 
@@ -47,7 +47,7 @@ class HttpClient(Protocol):
 class Session(requests.Session):
     """The connection to one receiver."""
 
-    def __init__(self, connection: Connection, http: HttpClient, redact: Redact) -> None:
+    def __init__(self, connection: OtlpConnection, http: HttpClient, redact: Redact) -> None:
         super().__init__()
         self._answer: bytes | Exception | None = None  # None: nothing was sent
         self._connection = connection

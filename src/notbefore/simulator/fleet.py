@@ -6,11 +6,9 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from notbefore.core.change import Change, Gap, LifecycleKind, change_id
-from notbefore.core.document import STARTED, Event
+from notbefore.core.document import SCHEDULED, STARTED, Event
 from notbefore.core.envelope import cloud_event, partition_key
 from notbefore.core.record import Heartbeat, Record, Vm, json_line
-
-SCHEDULED = "Scheduled"
 
 
 class Maintenance(Struct, frozen=True):

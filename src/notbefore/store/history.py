@@ -17,7 +17,7 @@ MAX_AGE: Final = 400 * 86_400.0  # seconds
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the state file holds more
 
 
-class History(NamedTuple):
+class HistoryAnswer(NamedTuple):
     """Records as JSON, oldest first. ``cut``: older ones were left out, because there were too many bytes."""
 
     records: list[bytes]
@@ -26,7 +26,7 @@ class History(NamedTuple):
 
 def read_history(
     path: Path, since: float | None, limit: int, max_bytes: int = sys.maxsize, newer: Sequence[bytes] = ()
-) -> History:
+) -> HistoryAnswer:
     """The newest records of a state file, at most ``limit`` of them; nothing is written to the file.
 
     ``since``: Unix seconds of the oldest that is wanted. ``newer``: records that are not in the file yet, oldest first.
@@ -38,7 +38,7 @@ def read_history(
 
 def history_in(
     db: sqlite3.Connection, since: float | None, limit: int, max_bytes: int, newer: Sequence[bytes] = ()
-) -> History:
+) -> HistoryAnswer:
     """The same, over a connection that is open."""
     rows = db.execute(
         "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?",
@@ -71,15 +71,15 @@ _INTERRUPTIONS: Final = f"""
 """  # noqa: S608 - made of constants
 
 
-def newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> History:
+def newest(newest_first: Iterable[bytes], limit: int, max_bytes: int) -> HistoryAnswer:
     """Of records that come newest first: the first ``limit`` of them that are ``max_bytes`` or less together."""
     found: list[bytes] = []
     for record in islice(newest_first, limit):
         max_bytes -= len(record)
         if max_bytes < 0:
-            return History(found[::-1], cut=True)
+            return HistoryAnswer(found[::-1], cut=True)
         found.append(record)
-    return History(found[::-1], cut=False)
+    return HistoryAnswer(found[::-1], cut=False)
 
 
 def add(db: sqlite3.Connection, changes: Iterable[tuple[Change, bytes]]) -> None:

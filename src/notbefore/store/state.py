@@ -26,7 +26,7 @@ from notbefore.store.connection import open_database
 from notbefore.store.copying import copy_readable
 from notbefore.store.damage import is_damage, is_passing, kept_aside
 from notbefore.store.disk import PATIENCE, DiskHangsError, DiskThread
-from notbefore.store.history import ANSWER_BYTES, History, history_in, newest, read_history
+from notbefore.store.history import ANSWER_BYTES, HistoryAnswer, history_in, newest, read_history
 from notbefore.store.lock import DirectoryLock
 from notbefore.store.outbox_reader import OutboxRead, OutboxReader, read_outbox
 from notbefore.store.private import check_directory
@@ -162,7 +162,7 @@ class Store:
         """Go on from the time that IMDS says, in Unix seconds, instead of what passed since the last commit."""
         self._confirmed = ConfirmedTime(wall, uptime(), boot_id())
 
-    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
+    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> HistoryAnswer:
         """The newest records since a Unix time: at most ``limit``, and at most ``max_bytes`` in all."""
         records = [one.record for one in self._unwritten if since is None or one.change.time.timestamp() >= since]
         with self._turn:

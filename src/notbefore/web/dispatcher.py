@@ -81,7 +81,7 @@ class LoginThread:
     """Checks passwords, one at a time, in the order of a ``FairQueue``. Its thread starts with the first of them."""
 
     def __init__(self, access: Access, passwords: Passwords, hand_over: Callable[[Channel], None]) -> None:
-        self.failures = FailureLog()
+        self.failures = LoginFailures()
         self._access = access
         self._passwords = passwords
         self._hand_over = hand_over  # takes a channel whose login is decided
@@ -160,7 +160,7 @@ class LoginThread:
         self._hand_over(channel)
 
 
-class FailureLog:
+class LoginFailures:
     """Counts failed logins, and logs them once a minute with their addresses."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from opentelemetry.sdk._logs import ReadableLogRecord
 
 from notbefore.config.messages import Messages
-from notbefore.config.otlp import Connection
+from notbefore.config.otlp import OtlpConnection
 from notbefore.config.sinks import OtlpLogs
 from notbefore.core.record import is_of_resource
 from notbefore.delivery.http import Http
@@ -42,7 +42,7 @@ class Sink:
         self._resource = {**own, **settings.resource}
         redactor = Redactor()
         learn(settings.headers, redactor)
-        self._sender = Sender(Connection.of(settings), "logs", Http, redactor)
+        self._sender = Sender(OtlpConnection.of(settings), "logs", Http, redactor)
 
     def send(self, message: Message) -> Receipt:
         """Send one."""

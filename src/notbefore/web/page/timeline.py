@@ -69,7 +69,7 @@ class Label(Struct, frozen=True):
     text: str
 
 
-class Row(Struct, frozen=True):
+class TimelineRow(Struct, frozen=True):
     """An event and the positions of what happened to it; ``None`` where it did not happen."""
 
     event: TimelineEvent
@@ -86,8 +86,8 @@ class Timeline(Struct, frozen=True):
     """The pending and the ended events; ``older`` are shown on demand."""
 
     labels: tuple[Label, ...]
-    rows: tuple[Row, ...]
-    older: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
+    older: tuple[TimelineRow, ...]
 
     @classmethod
     def of(cls, model: PageModel) -> "Timeline":
@@ -111,7 +111,7 @@ def _labels(scale: Scale) -> list[Label]:
     return labels
 
 
-def _row(event: TimelineEvent, scale: Scale, now: datetime) -> Row:
+def _row(event: TimelineEvent, scale: Scale, now: datetime) -> TimelineRow:
     def x(time: datetime) -> float:
         return scale.x((time - event.anchor).total_seconds())
 
@@ -120,7 +120,7 @@ def _row(event: TimelineEvent, scale: Scale, now: datetime) -> Row:
     interruption = None
     if event.started is not None and started is not None and event.interruption:
         interruption = round(max(x(event.started + timedelta(seconds=event.interruption)), started + THINNEST), 2)
-    return Row(
+    return TimelineRow(
         event=event,
         text=describe(event, now),
         first_seen=x(event.first_seen),
