@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.change import Change, Gap
-from notbefore.core.envelope import cloud_event
+from notbefore.core.change import MISSING, SILENT, Change, Gap
+from notbefore.core.envelope import cloud_event, partition_key
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import (
     MAX_TAG,
@@ -126,6 +126,29 @@ def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: i
     record = Record.of(last, Vm(scale_set="web"), fleet=facts)
     assert record.progress == progress
     assert record.body == "Freeze of 40 VMs of the scale set web changed" + (f": {progress}" if progress else "")
+
+
+@pytest.mark.parametrize(
+    ("description", "kind", "body"),
+    [
+        (MISSING, "started", "missing"),
+        (MISSING, "finished", "no longer missing"),
+        ("", "started", "silent"),
+        ("", "finished", "heard from again, or no longer expected"),
+    ],
+)
+def test_of_vms_that_are_silent_or_missing_that_is_said(description: str, kind: Any, body: str) -> None:
+    (only,) = changes((0, (item(EventType=SILENT, Description=description),), {}))
+    one = msgspec.structs.replace(only, kind=kind)
+    record = Record.of(one, Vm(scale_set="web"), fleet=FleetFacts(events=1, vms=2, reported_by=1))
+    assert record.body == f"2 VMs of the scale set web: {body}"
+
+
+def test_what_a_vm_reports_that_does_not_know_its_group_is_kept_together_by_event() -> None:
+    (only,) = changes((0, (item(),), {}))
+    place = msgspec.structs.replace(VM, resource_group="RG", scale_set="Web")
+    assert partition_key(Record.of(only, None), "e-1") == "e-1"
+    assert partition_key(Record.of(only, place), "e-1") == "8d10/rg/web"
 
 
 def test_what_is_unknown_is_left_out() -> None:

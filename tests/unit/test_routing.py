@@ -11,7 +11,16 @@ from notbefore.core.change import Change
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import RANK_DELAY, DurationRange, Match, Route, Target, route, severity_of
+from notbefore.core.routing import (
+    RANK_DELAY,
+    DurationRange,
+    Match,
+    Route,
+    Target,
+    route,
+    severity_of,
+    without_leader,
+)
 from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, document, item, now
 
@@ -242,6 +251,13 @@ def test_of_resources_that_moved_the_first_of_those_that_are_left_notifies() -> 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",), announce_by="leader"),)
     assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info"),)
+
+
+@pytest.mark.parametrize(("scale_set", "found"), [("web", (1,)), ("", ())])
+def test_a_scale_set_s_routes_without_a_leader_are_found(scale_set: str, found: tuple[int, ...]) -> None:
+    by = [("hub", "affected"), ("oncall", "affected"), ("oncall", "leader"), ("oncall", "all")]
+    routes = tuple(Route(sinks=(sink,), announce_by=announce_by) for sink, announce_by in by)  # type: ignore[arg-type]  # a Literal
+    assert without_leader(routes, Vm(scale_set=scale_set), frozenset({"oncall"})) == found
 
 
 @given(

@@ -296,6 +296,16 @@ def test_a_fleet_of_many_scale_sets_shows_the_largest_and_adds_up_the_rest() -> 
     assert found["other", "other"] > 1  # type: ignore[operator]
 
 
+def test_the_events_of_a_fleet_are_counted_by_status_and_their_vms_without_it() -> None:
+    process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures())
+    place = ("Reboot", "westeurope", "web", "1")
+    shown = [fleet.Shown(place, status, vms) for status, vms in (("Scheduled", 2), ("Scheduled", 3), ("Started", 4))]
+    view = fleet.FleetSnapshot(now=at(0), events=tuple(shown))
+    found = {family.metric: family.samples for family in fleet.samples(view, process)}
+    assert found[fleet.EVENTS] == {(*place, "Scheduled"): 2, (*place, "Started"): 1}
+    assert found[fleet.VMS] == {place: 9}
+
+
 def test_what_the_vms_of_a_fleet_measured_stays_bounded_and_nothing_is_left_out() -> None:
     measured = fleet.Measured()
     for number in range(MAX_SERIES):
