@@ -1,5 +1,6 @@
 """What is particular to each sink, against real receivers."""
 
+import gc
 import hashlib
 import hmac
 import json
@@ -22,6 +23,7 @@ from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, W
 from notbefore.core.duration import Duration
 from notbefore.delivery.http import Http
 from notbefore.delivery.message import Message
+from notbefore.delivery.process import run
 from notbefore.delivery.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
@@ -301,7 +303,7 @@ def test_where_apprise_sends_nothing_nothing_is_delivered(monkeypatch: pytest.Mo
 
 
 def alertmanager(*urls: str, **fields: Any) -> SinkConfig:
-    return SinkConfig(alertmanager=Alertmanager(urls=urls, timeout=Duration("2s"), **fields))
+    return SinkConfig(alertmanager=Alertmanager(urls=urls, timeout=Duration("8s"), **fields))
 
 
 def alert_of(request: Request) -> dict[str, Any]:
@@ -556,3 +558,11 @@ def test_a_receiver_that_hangs_is_not_said_to_have_hung_up() -> None:
             with pytest.raises(SendError, match=said):
                 http.post(peer.url, b"{}", {})
             http.close()
+
+
+def test_of_a_command_whose_time_is_over_before_it_reads_nothing_stays_open(recwarn: pytest.WarningsRecorder) -> None:
+    for timeout in (0.0, 0.3):
+        with pytest.raises(SendError, match="not done after"):
+            run(["/bin/sleep", "60"], b"x" * 1_000_000, {}, timeout)
+    gc.collect()
+    assert not [one for one in recwarn if one.category is ResourceWarning]

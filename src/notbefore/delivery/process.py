@@ -110,6 +110,9 @@ class _Group:
             else:
                 process.kill()  # what it started keeps running there
         process.wait()
+        if process.stdin is not None:  # open where its time was over before it had read everything
+            with suppress(OSError):
+                process.stdin.close()
 
 
 class _Output:
