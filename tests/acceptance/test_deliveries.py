@@ -577,7 +577,7 @@ def test_a_command_is_not_ended_by_a_reload(imds: Simulator, hook: HttpPeer, pla
         eventually(lambda: not running(first))
         imds.set_document(body(started(), incarnation=3))
         eventually(lambda: kinds(hook) == ["started"])
-        assert len(pids(tmp_path / "runs")) == 2
+        eventually(lambda: len(pids(tmp_path / "runs")) == 2)
 
 
 def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(

@@ -61,7 +61,9 @@ def test_the_agent_watches_serves_and_stops_where_posix_is_not(tmp_path: Path) -
 
 HOLD = """
 from pathlib import Path
+from notbefore.store import lock
 from notbefore.store.lock import CourierLock
+lock.DISK_PATIENCE = 60.0  # seconds: the disk is not what is tried
 with CourierLock(Path(sys.argv[1])) as lock:
     lock.acquire(0.3, lambda: None)
     print("held", flush=True)

@@ -40,6 +40,7 @@ from support.messages import message, sink_of
 from support.peers import HttpPeer, MailPeer, Say
 
 CANARY = "canary-7f3a9b2c"
+TIMEOUT = Duration("8s")  # in which a receiver answers on a busy machine as well
 
 
 class Receiver:
@@ -132,34 +133,32 @@ def webhook(url: str) -> SinkConfig:
             secret=Secret(CANARY),
             headers={"X-Key": Secret(CANARY)},
             allow_private=True,
-            timeout=Duration("2s"),
+            timeout=TIMEOUT,
         )
     )
 
 
 def slack(url: str) -> SinkConfig:
-    return SinkConfig(slack=Slack(url=Secret(f"{url}/services/T000/B000/{CANARY}"), timeout=Duration("2s")))
+    return SinkConfig(slack=Slack(url=Secret(f"{url}/services/T000/B000/{CANARY}"), timeout=TIMEOUT))
 
 
 def apprise(url: str) -> SinkConfig:
     address = url.replace("http://", f"json://user:{CANARY}@")
-    return SinkConfig(apprise=Apprise(url=Secret(f"{address}/{CANARY}"), timeout=Duration("2s")))
+    return SinkConfig(apprise=Apprise(url=Secret(f"{address}/{CANARY}"), timeout=TIMEOUT))
 
 
 def alertmanager(url: str) -> SinkConfig:
-    return SinkConfig(
-        alertmanager=Alertmanager(urls=(url,), username="me", password=Secret(CANARY), timeout=Duration("2s"))
-    )
+    return SinkConfig(alertmanager=Alertmanager(urls=(url,), username="me", password=Secret(CANARY), timeout=TIMEOUT))
 
 
 def pagerduty(url: str) -> SinkConfig:
-    settings = PagerDuty(routing_key=Secret(CANARY.ljust(32, "0")), url=f"{url}/v2/enqueue", timeout=Duration("2s"))
+    settings = PagerDuty(routing_key=Secret(CANARY.ljust(32, "0")), url=f"{url}/v2/enqueue", timeout=TIMEOUT)
     return SinkConfig(pagerduty=settings)
 
 
 def otlp_logs(url: str) -> SinkConfig:
     headers = {"Api-Key": Secret(CANARY)}
-    return SinkConfig(otlp_logs=OtlpLogs(endpoint=url, headers=headers, compression="none", timeout=Duration("2s")))
+    return SinkConfig(otlp_logs=OtlpLogs(endpoint=url, headers=headers, compression="none", timeout=TIMEOUT))
 
 
 HTTP = {

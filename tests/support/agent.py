@@ -1,5 +1,6 @@
 """The installed command as a process, and what can be asked of it."""
 
+import fcntl
 import http.client
 import itertools
 import json
@@ -8,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -31,11 +33,25 @@ def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
     return found
 
 
-# below the ports that the kernel gives to outgoing connections, and a range for each process that runs tests:
-# nobody else takes one between its choice and its use
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
-_range = range(15_000 + 1_500 * _WORKER, 15_000 + 1_500 * (_WORKER + 1))
-_ports = itertools.islice(itertools.cycle(_range), os.getpid() % len(_range), None)
+_kept: list[ExitStack] = []
+
+
+def _own_ports(size: int = 300) -> range:
+    """Ports that no other process that runs tests takes, of whatever session: a lock says which are in use.
+
+    They are below those that the kernel gives to outgoing connections, so nobody takes one between its choice and its
+    use.
+    """
+    for begin in range(15_000, 32_700 - size, size):
+        with suppress(OSError), ExitStack() as opened:
+            file = opened.enter_context((Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _kept.append(opened.pop_all())  # until this process ends
+            return range(begin, begin + size)
+    raise AssertionError
+
+
+_ports = itertools.cycle(_own_ports())
 
 
 def free_port() -> int:
