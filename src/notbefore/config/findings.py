@@ -138,6 +138,9 @@ def _unused(config: Config) -> Iterator[tuple[str, str]]:
             yield f"sinks.{name}", text
     if config.fleet is not None and config.records.tags:
         yield "records.tags", "`notbefore fleet` has the tags from the agents' records: set it in their configuration"
+    inventory = config.fleet.inventory_file if config.fleet is not None else None
+    if inventory is not None and not os.access(inventory, os.R_OK):
+        yield "fleet.inventory_file", f"{inventory} cannot be read: until it can, no VM is missing"
     if config.peers is not None and all(route.announce_by != "leader" for route in config.routes):
         yield "peers", "nobody is asked: only routes with `announce_by: leader` ask the agents of other VMs"
 
