@@ -95,6 +95,12 @@ def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
     assert "off" in text
 
 
+def test_what_is_late_is_not_said_to_be_next() -> None:
+    text = said(Agent().sees(0).sees(1, item()).model(943))
+    assert "Freeze of this VM was due at 12:15:00 UTC, and has not started." in text
+    assert "0:43 past its NotBefore" in text
+
+
 def test_what_is_started_counts_from_its_start() -> None:
     agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED))
     assert "1:05 since its start" in said(agent.model(965))
