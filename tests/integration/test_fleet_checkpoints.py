@@ -13,14 +13,9 @@ from azure.eventhub.extensions.checkpointstoreblobaio._vendor.storage.blob impor
 
 from notbefore.config.fleet import Checkpoints
 from notbefore.config.secret import Secret
-from notbefore.fleet import checkpoints
-from notbefore.fleet.checkpoints import (
-    BlobSnapshots,
-    LostPartitionError,
-    Position,
-    SnapshotGoneError,
-    make_blob_snapshots,
-)
+from notbefore.fleet import blob_snapshots
+from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
+from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError
 from support.azurite import ACCOUNT, CONTAINER, KEY, Azurite
 
 WHOSE = ("fleet.example", "changes", "$default")
@@ -81,7 +76,7 @@ def test_after_the_store_was_away_everybody_still_has_what_he_had(blobs: Azurite
 def test_a_container_that_was_deleted_is_made_again_and_all_is_written_anew(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "HOLD_SECONDS", 2.0)
+    monkeypatch.setattr(blob_snapshots, "HOLD_SECONDS", 2.0)
 
     async def use(snapshots: BlobSnapshots) -> None:
         await snapshots.write("0", b"one", AT, ["a"])

@@ -90,6 +90,18 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
         eventually(lambda: consumer.poison.total() == len(values), patience=60)
 
 
+def test_the_sdk_keeps_nothing_of_the_records_that_were_read(hub: Hub, tmp_path: Path) -> None:
+    def kept(consumer: Consumer) -> int:
+        readers = [one for each in consumer._client._event_processors.values() for one in each._consumers.values()]
+        return sum(len(one._handler._link._received_delivery_tags) for one in readers)
+
+    with consuming(tmp_path, hub) as (consumer, _):
+        eventually(lambda: consumer.connected, patience=60)
+        send(hub, [report(A, "announced")] * 500)
+        eventually(lambda: consumer.records.total() == 500, patience=60)
+        eventually(lambda: kept(consumer) == 0, patience=60)  # else some 100 bytes of each one, for ever
+
+
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: "the hub has no consumer group $Default" in consumer.trouble, patience=60)

@@ -31,6 +31,7 @@ IMPURE = {
 }  # fmt: skip
 # modules that are imported where they are needed, and may import much
 LATE = (
+    "fleet.blob_snapshots",
     "fleet.checkpoints",
     "fleet.comparison",
     "fleet.consumer",

@@ -9,7 +9,7 @@ reports to one story) -> ``waves`` (stories that belong together, and when peopl
 - ``waves``: ``Waves``, the groups of Alertmanager's words: ``group_by``, ``group_wait``, ``group_interval``. Pure.
 - ``silence``: which VMs were heard from, and which have fallen silent. Pure.
 - ``partition``: the fold over one partition's log, and its snapshot. Pure.
-- ``checkpoints``: where snapshots and checkpoints are kept: files, or Blob Storage.
+- ``checkpoints``: where snapshots and checkpoints are kept: files, or Blob Storage (``blob_snapshots``).
 - ``consumer``: the hub itself; which partitions are this instance's.
 - ``inventory``, ``comparison``: the VMs that are to be heard from, and those that are not.
 - ``history``: the events that are over, as files; ``report``, ``plots``, ``page``: what they say, as figures and HTML.

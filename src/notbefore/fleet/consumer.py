@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.delivery.sinks.event_hub import client_options, make_credential
-from notbefore.fleet.checkpoints import BlobSnapshots, Snapshots
+from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.hub_errors import explained
@@ -40,7 +40,8 @@ from notbefore.fleet.partition import Item, Partition, PartitionFigures
 from notbefore.fleet.waves import Notification
 from notbefore.metrics.fleet import Measured
 
-BATCH: Final = 300  # records taken in at once
+BATCH: Final = 300  # records taken in at once from one partition
+BUFFERED: Final = 3_000  # records of all partitions that the SDK asks for at once; a record is some 5 KB there
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
 PARTITIONS_EVERY: Final = 20.0  # seconds between two looks at how many partitions the hub has
 LOOK_EVERY: Final = 10.0  # seconds between two looks at how far the hub is ahead
@@ -161,13 +162,13 @@ class Consumer:
         self._failed, self._reading, self._taken = asyncio.Event(), asyncio.Event(), set()
         client = self._client = make_consumer(self._config, credential, snapshots)
         try:
-            if isinstance(snapshots, BlobSnapshots):
-                address, takeover = client._address.hostname, self._config.takeover.seconds  # noqa: SLF001 - as the SDK's own processor does
-                snapshots.of_hub(address, client.eventhub_name, self._config.consumer_group, takeover)
+            address, takeover = client._address.hostname, self._config.takeover.seconds  # noqa: SLF001 - as the SDK's own processor does
+            snapshots.of_hub(address, client.eventhub_name, self._config.consumer_group, takeover)
             names = await self._look_at_hub(client, keeper)
             moves = self._moves = Moves(self._config, client, keeper, snapshots, names)
             await moves.begin()
-            receiving = asyncio.create_task(self._receive(client, await self._positions(client, names, snapshots)))
+            positions = await self._positions(client, names, snapshots)
+            receiving = asyncio.create_task(self._receive(client, positions, min(BATCH, BUFFERED // len(names) + 1)))
             beside = [self._let_go_of_others(keeper), self._watch_size(client, len(names)), moves.run()]
             if self._inventory is not None:
                 patience = self._config.missing_after.seconds
@@ -223,16 +224,16 @@ class Consumer:
         await keeper.hub_is(len(names), found["created_at"].timestamp())
         return names
 
-    async def _receive(self, client: Any, positions: Any) -> None:
+    async def _receive(self, client: Any, positions: Any, batch: int) -> None:
         await client.receive_batch(
             self._on_batch,
-            max_batch_size=BATCH,
+            max_batch_size=batch,
             max_wait_time=WAIT,
             starting_position=positions,
             on_error=self._on_error,
             on_partition_initialize=self._on_initialize,
             on_partition_close=self._on_close,
-            prefetch=BATCH * 4,
+            prefetch=batch,
         )
 
     # ---- what the SDK calls
@@ -251,6 +252,7 @@ class Consumer:
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
         self.connected = True
         self._reading.set()
+        forget_tags(self._client, context)
         name, keeper = context.partition_id, self._keeper
         held = await _with_store(keeper.of(name)) if keeper is not None else None
         if keeper is None or held is None:
@@ -344,6 +346,18 @@ async def _with_store(doing: Coroutine[Any, Any, Held | None]) -> Held | None:
         raise StoreAwayError from error
 
 
+def forget_tags(client: Any, context: PartitionContext) -> None:
+    """Have the SDK forget the delivery tags of a partition's records, which it keeps as long as the connection lasts.
+
+    It adds each one to a set, to settle the record later; records of Event Hubs are never settled, so that grows for
+    ever (azure-eventhub 5.15.1, ``_pyamqp/aio/_receiver_async.py``): some 100 bytes a record.
+    """
+    for processor in client._event_processors.values():  # noqa: SLF001 - there is no other way to them
+        consumer = processor._consumers.get(context.partition_id)  # noqa: SLF001
+        if consumer is not None and consumer._handler is not None and consumer._handler._link is not None:  # noqa: SLF001
+            consumer._handler._link._received_delivery_tags.clear()  # noqa: SLF001
+
+
 def item_of(event: EventData) -> Item:
     """One record, as the fold takes it."""
     body = event.body
@@ -365,9 +379,9 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
     """A client that does not retry."""
     hub = config.hub.settings
     options = client_options(hub)
-    if isinstance(snapshots, BlobSnapshots):
+    if snapshots.sdk_store is not None:
         options |= {
-            "checkpoint_store": snapshots,
+            "checkpoint_store": snapshots.sdk_store,
             "load_balancing_interval": config.rebalance.seconds,
             "partition_ownership_expiration_interval": config.takeover.seconds,
         }

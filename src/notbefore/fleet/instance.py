@@ -6,15 +6,17 @@ the HTTP server.
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from notbefore import __version__
+from notbefore.config.fleet import FleetConfig
 from notbefore.config.model import Config
 from notbefore.errors import ConfigError
-from notbefore.fleet.checkpoints import FileSnapshots, make_blob_snapshots
+from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History, history_directory
 from notbefore.fleet.inventory import Inventory
@@ -60,16 +62,12 @@ class FleetInstance:
         self._fleet_outbox = FleetOutbox(self._store, config.routing, self._stdout, self._couriers.wake)
         if config.fleet.checkpoints is not None:  # by now another instance may have what waits here: the snapshots know
             self._fleet_outbox.leave(None)
-        checkpoints, fleet = config.fleet.checkpoints, config.fleet
-        directory = self._store.path.with_name("partitions")
-        keep = fleet.history.keep
+        fleet, keep = config.fleet, config.fleet.history.keep
         self._history = History(history_directory(config), keep.seconds if keep is not None else None)
         inventory = Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None
         self._consumer = Consumer(
             fleet,
-            lambda credential: (
-                make_blob_snapshots(checkpoints, credential) if checkpoints is not None else FileSnapshots(directory)
-            ),
+            partial(_snapshots, fleet, self._store.path.with_name("partitions")),
             self._fleet_outbox,
             self._history,
             inventory,
@@ -126,3 +124,11 @@ class FleetInstance:
         self._server.stop()
         self._store.close()
         self._couriers.package.close()
+
+
+def _snapshots(fleet: FleetConfig, directory: Path, credential: Any) -> Snapshots:
+    if fleet.checkpoints is None:
+        return FileSnapshots(directory)
+    from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415 - 27 MB that files do not need
+
+    return make_blob_snapshots(fleet.checkpoints, credential)

@@ -8,6 +8,7 @@ each step is made once.
 
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from sys import intern
 from typing import Final
 
 from msgspec import Struct
@@ -169,7 +170,7 @@ class Story(Struct):
             return (kind == "updated" or report.reason == "came_back") and self._take_content(report, vm)
         if bit & _ENDING and not known & _ENDING:
             self.undecided -= 1
-        self.reported[vm] = known | bit
+        self.reported[intern(vm)] = known | bit  # many stories have the same VMs
         self.claim = max(self.claim, STRENGTH[kind])
         if kind in _OPPOSED and not self.contradicted:
             self.contradicted = any(bits & _OPPOSED[kind] for bits in self.reported.values())

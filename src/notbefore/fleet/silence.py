@@ -7,6 +7,7 @@ same rules. Times are Unix seconds of the hub's clock.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from sys import intern
 from typing import Final
 
 from msgspec import Struct
@@ -102,7 +103,8 @@ class Silence:
                 self._move(known, found)
         elif isinstance(found, Beat):
             place = self.one_of(found.place)
-            self.heard[found.vm] = Heard(found.vm_name or found.vm, now, found.interval, place, found.zone)
+            name = intern(found.vm_name or found.vm)  # stories have the same
+            self.heard[intern(found.vm)] = Heard(name, now, found.interval, place, found.zone)
 
     def _move(self, known: Heard, found: Beat) -> None:
         """Its tags may be others by now, and a VM of the same name may be elsewhere."""
