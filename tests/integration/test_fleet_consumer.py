@@ -1,6 +1,7 @@
 """``Consumer`` against the tests' Event Hub: what goes wrong inside of it loses nothing."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,22 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read(hub: Hub, tmp_path:
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.records.total() == 500, patience=60)
         eventually(lambda: kept(consumer) == 0, patience=60)  # else some 100 bytes of each one, for ever
+
+
+def test_the_root_certificates_are_loaded_once_for_all_connections(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+
+    class Context(ssl.SSLContext):
+        def load_verify_locations(self, *files: Any, **options: Any) -> None:
+            loaded.append(files or options)
+            super().load_verify_locations(*files, **options)
+
+    monkeypatch.setattr(ssl, "SSLContext", Context)
+    with consuming(tmp_path, hub) as (consumer, _):
+        eventually(lambda: len(consumer.lag) == 2, patience=60)  # each partition has a connection, and was asked for
+        assert len(loaded) == 1
 
 
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
