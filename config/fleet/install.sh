@@ -175,4 +175,6 @@ if [ "$start" = yes ]; then
     "$prefix/bin/notbefore" health /etc/notbefore/notbefore.yml
     systemctl --no-pager --lines=0 status notbefore.service
     echo "What is scheduled: notbefore events --watch. Sinks and routes: /etc/notbefore/notbefore.yml, then this script again."
+else
+    echo "Installed, and not started: systemctl daemon-reload && systemctl enable --now notbefore.service"
 fi
