@@ -216,6 +216,9 @@ def test_a_family_that_is_left_out_of_the_scrape_is_one(tmp_path: Path) -> None:
 
 
 def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -> None:
+    key = "Endpoint=sb://a/;SharedAccessKeyName=root;SharedAccessKey=b;EntityPath=c"
+    (tmp_path / "key").write_text(key, encoding="utf-8")
+    (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
     config = read(
         tmp_path,
         "peers: {url: 'https://{vm}/readyz', ca_file: ca.pem}\n"

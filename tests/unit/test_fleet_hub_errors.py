@@ -4,7 +4,7 @@ import pytest
 
 from notbefore.config.fleet import FleetConfig, FleetHub
 from notbefore.config.secret import Secret
-from notbefore.fleet.hub_errors import explained
+from notbefore.fleet.hub_errors import explained, store_explained
 
 IDENTITY = FleetConfig(FleetHub(namespace="a.servicebus.windows.net", hub="changes"), consumer_group="oncall")
 KEY = FleetConfig(FleetHub(connection_string=Secret("Endpoint=sb://a/;SharedAccessKey=s3cret;EntityPath=changes")))
@@ -34,3 +34,16 @@ def test_it_is_one_line_that_says_nothing_twice() -> None:
     assert "\n" not in said
     assert said.count("InvalidSignature") == 1
     assert "s3cret" not in said
+
+
+class RefusedError(Exception):
+    status_code = 403
+
+
+def test_a_checkpoint_store_that_refuses_names_the_role() -> None:
+    said = store_explained(RefusedError("Server failed\nErrorCode:AuthorizationFailure\nContent: <?xml"))
+    assert "the role Storage Blob Data Contributor on the container" in said
+    assert said.endswith("(AuthorizationFailure)")
+    assert store_explained(RefusedError("no code")).endswith("(no code)")
+    assert store_explained(TimeoutError()) == "TimeoutError: no answer in time"
+    assert store_explained(OSError("a\nb")) == "OSError: a b"

@@ -479,3 +479,28 @@ def test_a_secret_is_taken_out_in_all_the_forms_it_is_written_in(secret: str, te
 def test_without_secrets_nothing_is_taken_out() -> None:
     assert Redactor()("plain") == "plain"
     assert Redactor(["", "x"])("x marks the spot") == "x marks the spot"
+
+
+STORAGE = "AccountName=a;AccountKey=b=="
+
+
+@pytest.mark.parametrize(
+    ("fleet", "found", "said"),
+    [
+        ("hub: {connection_string_env: FOUND}", "garbage", "fleet.hub.connection_string: expected Endpoint=sb://"),
+        ("hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
+        ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", "garbage", "expected AccountName=NAME"),
+        ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", f"{STORAGE};x", "expected AccountName"),
+        ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", STORAGE, ""),
+    ],
+)
+def test_a_connection_string_of_the_fleet_that_cannot_be_one_is_a_mistake(
+    place: Path, fleet: str, found: str, said: str
+) -> None:
+    text = f"fleet: {{{fleet.replace('{hub}', 'hub: {namespace: a.servicebus.windows.net, hub: h}')}}}"
+    if not said:
+        assert read(place, text, FOUND=found).fleet
+        return
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(place, text, FOUND=found)
+    assert found not in str(caught.value)

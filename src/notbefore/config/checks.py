@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from notbefore.config.fleet import FleetConfig
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config
 from notbefore.config.open_file import open_file
@@ -158,6 +159,32 @@ def check_otlp(otlp: Otlp | None, places: dict[str, str], environment: Mapping[s
             _check_files(otlp.logs)
     except ConfigError as error:
         raise located(places, where, str(error)) from None
+
+
+def check_fleet(fleet: FleetConfig | None, places: dict[str, str], environment: Mapping[str, str]) -> None:
+    """Check the connection strings of the section ``fleet``; raises ``ConfigError``."""
+    if fleet is None:
+        return
+    try:
+        where, hub, store = "fleet.hub", fleet.hub, fleet.checkpoints
+        if hub.connection_string is not None:
+            _check_connection_string(hub.connection_string.reveal(environment), hub.hub)
+        where = "fleet.checkpoints"
+        if store is not None and store.connection_string is not None:
+            _check_storage_string(store.connection_string.reveal(environment))
+    except ConfigError as error:
+        raise located(places, where, str(error)) from None
+
+
+def _check_storage_string(value: str) -> None:
+    parts = [part.partition("=") for part in value.strip().rstrip(";").split(";")]
+    names = {name.strip().lower() for name, _, text in parts if text}
+    signed = {"accountname", "accountkey"} <= names or {"blobendpoint", "sharedaccesssignature"} <= names
+    if not signed or not all(equals for _, equals, _ in parts):
+        raise ConfigError(
+            "connection_string: expected AccountName=NAME;AccountKey=KEY;EndpointSuffix=core.windows.net,"
+            " as the storage account shows it"
+        )
 
 
 def _check_files(settings: Struct) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from notbefore.config.checks import (
     Trial,
     check_families,
+    check_fleet,
     check_heartbeat,
     check_otlp,
     check_otlp_installed,
@@ -66,6 +67,7 @@ def load(
     if sending:
         check_sinks(config, places, environment, trial=trial)
         check_otlp(config.otlp, places, environment)
+        check_fleet(config.fleet, places, environment)
         check_heartbeat(config, places, environment)
     return config
 

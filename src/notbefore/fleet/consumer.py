@@ -33,7 +33,7 @@ from notbefore.delivery.sinks.event_hub import client_options, make_credential
 from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent
-from notbefore.fleet.hub_errors import explained
+from notbefore.fleet.hub_errors import explained, store_explained
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Outbox
 from notbefore.fleet.moves import Moves
@@ -334,9 +334,9 @@ class Consumer:
 
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        text = explained(error, self._config) if where == "hub" else store_explained(error)
         if where == "hub":
-            text = self.trouble = explained(error, self._config)
+            self.trouble = text
         log.warning("%s: %s", where, text)
 
 

@@ -1,4 +1,4 @@
-"""Why the hub cannot be read, and what the user can do about it: the SDK's errors in words. Pure."""
+"""Why the hub or the checkpoint store fails, and what the user can do about it: the SDK's errors in words. Pure."""
 
 import re
 from typing import Final
@@ -7,10 +7,24 @@ from notbefore.config.fleet import FleetConfig
 
 MAX_CAUSE: Final = 300  # characters of what the SDK says
 ROLE: Final = "Azure Event Hubs Data Receiver"
+STORE_ROLE: Final = "Storage Blob Data Contributor"
+_CODE: Final = re.compile(r"ErrorCode:(\w+)")
 _NOT_FOUND: Final = ("not-found", "could not be found")
 _GROUP: Final = re.compile("consumergroups/", re.IGNORECASE)
 _TWICE: Final = re.compile(r" Error(?: condition)?: ")  # from here on the SDK says it again
 _STATUS: Final = re.compile(r"Status code: (\d{3})\b")
+
+
+def store_explained(error: BaseException) -> str:
+    """The same of the checkpoint store."""
+    said = " ".join(str(error).split()) or "no answer in time"
+    if getattr(error, "status_code", None) in (401, 403):
+        code = _CODE.search(said)
+        return (
+            f"the checkpoint store refuses the key or the identity: it needs the role {STORE_ROLE} on the container,"
+            f" and the account's firewall has to let it in ({code[1] if code is not None else said[:MAX_CAUSE]})"
+        )
+    return f"{type(error).__name__}: {said}"[:MAX_CAUSE]
 
 
 def explained(error: BaseException, config: FleetConfig) -> str:

@@ -24,6 +24,7 @@ from msgspec import MsgspecError
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.fleet.checkpoints import Glance, Snapshots
+from notbefore.fleet.hub_errors import store_explained
 from notbefore.fleet.keeper import Held, Keeper
 from notbefore.fleet.partition import Item, Partition, Snapshot, read_snapshot, read_vms
 from notbefore.fleet.reading import Report
@@ -182,8 +183,7 @@ class Moves:
                 fold.silence.leave([vm for vm in heard.keys() & theirs.keys() if theirs[vm].at > heard[vm].at])
 
     def _note(self, error: BaseException) -> None:
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        log.warning("what other instances have written down cannot be read: %s", text)
+        log.warning("what other instances have written down cannot be read: %s", store_explained(error))
 
 
 def _is_later(fold: Partition, key: str, heard_at: float) -> bool:
