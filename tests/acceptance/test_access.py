@@ -81,7 +81,7 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
         (("--url", url, *login), 1, "is --ca-file"),
         (("--url", url.replace("https", "http")), 1, "this is an HTTPS port"),
         (("--url", url, "--user", "x"), 2, "belong together"),
-        (("--url", url, "--ca-file", str(place / "none")), 2, "--ca-file"),
+        (("--url", url, "--ca-file", str(place / "none")), 2, "none: expected a certificate"),
         (("--url", "localhost"), 2, "expected http://HOST:PORT"),
     ):
         done = notbefore("events", *given)
