@@ -72,7 +72,7 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def run(*command: object, timeout: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; ``environment``: variables beside those of the test."""
     return subprocess.run(
         [str(word) for word in command],
@@ -84,7 +84,7 @@ def run(*command: object, timeout: float = 100, **environment: str) -> subproces
     )
 
 
-def notbefore(*words: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def notbefore(*words: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command of ours to its end. Where nothing else is said its IMDS is nowhere."""
     environment.setdefault("NOTBEFORE_IMDS__ENDPOINT", os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE))
     return run(sys.executable, "-m", "notbefore", *words, timeout=timeout, **environment)
