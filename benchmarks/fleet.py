@@ -116,10 +116,10 @@ def cpu(process: int) -> float:
     return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
-def resident(process: int) -> float:
-    """MiB."""
+def resident(process: int, what: str = "VmRSS") -> float:
+    """MiB; ``VmHWM``: the most that it ever was."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
 
 
 @contextmanager
@@ -199,11 +199,11 @@ def memory(directory: Path) -> None:
         heard = instance.metric_sum("notbefore_fleet_vms_heard")
         pending = instance.metric_sum("notbefore_fleet_events_pending")
         time.sleep(10)  # a snapshot of all partitions is written
-        size = resident(instance.process.pid)
+        size, most = resident(instance.process.pid), resident(instance.process.pid, "VmHWM")
     print(
         f"{heard:,.0f} VMs heard from and {pending:,.0f} open events, each reported by 100 VMs: {size:.0f} MiB resident"
     )
-    print(f"  {idle:.0f} MiB before the first record")
+    print(f"  {most:.0f} MiB at most, {idle:.0f} MiB before the first record")
 
 
 def sdk_alone(records: list[Record], directory: Path) -> float:

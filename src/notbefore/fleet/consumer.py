@@ -300,7 +300,8 @@ class Consumer:
         self.errors.update(fold=len(new.failures))
         for text in new.failures[:1]:
             log.error("partition %s: an error that nobody foresaw. Please report it. %s", fold.name, text)
-        self._history.add(PastEvent.of(story, at) for story, at in new.closed)
+        if new.closed:  # it wakes a thread
+            self._history.add(PastEvent.of(story, at) for story, at in new.closed)
         for story, _ in new.closed:
             labels = (story.event.event_type, story.place.region)
             for one in story.measured.values():
