@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 # several tests at a time: they wait more than they work
 PARALLEL ?= --numprocesses 8 --dist loadscope --no-loadscope-reorder
-# what measures waits as well: two at a time leave a core to each
+# the modules with such tests: the others need not be collected for them
 ALONE     = $(shell grep -rl --include='*.py' 'mark[.]alone' tests)
 
 .DEFAULT_GOAL := help
@@ -48,7 +48,7 @@ test: $(VENV)/dev
 	@$(BIN)/python -m compileall -q src
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only --quiet $(ARGS) >/dev/null || true
 	$(BIN)/coverage run -m pytest $(PARALLEL) -m 'not alone' $(ARGS)
-	$(BIN)/coverage run -m pytest --numprocesses 2 -m alone $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ]  # 5: ARGS named none
+	$(BIN)/coverage run -m pytest -m alone $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ]  # 5: ARGS named none
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --include='src/notbefore/core/*,src/notbefore/metrics/*' --fail-under=100
 	@$(BIN)/coverage report --fail-under=95
