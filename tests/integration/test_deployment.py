@@ -274,9 +274,9 @@ def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(director
     text = overlay["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
     text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
     config = tmp_path / "notbefore.yml"
-    config.write_text(
-        text if "listen" in text else text + f"server: {{listen: '127.0.0.1:{port}'}}\n", encoding="utf-8"
-    )
+    values = yaml.safe_load(text) or {}
+    values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{port}")  # not the usual one: others may have it
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
     web.mkdir(parents=True)
     secrets = yaml.safe_load_all((CONFIG / "kubernetes/tls/secret.example.yaml").read_text(encoding="utf-8"))
     example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")["stringData"]["web.yml"]
@@ -298,9 +298,14 @@ def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(director
 
     with Simulator() as imds:
         order = ["run", str(config), "--imds", imds.endpoint, "--state-dir", str(tmp_path / "state")]
-        agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL)
+
+        def probed() -> bool:
+            assert agent.poll() is None
+            return [asked(probe) for probe in probes] == [0, 0, 0]
+
         try:
-            eventually(lambda: [asked(probe) for probe in probes] == [0, 0, 0], 240)  # seconds: each is a process
+            eventually(probed, 240)  # seconds: each is a process
             if directory == "tls":
                 (endpoint,) = overlay["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
                 name = endpoint["tlsConfig"]["serverName"]
