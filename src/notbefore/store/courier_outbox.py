@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, TypeVar
@@ -14,6 +15,7 @@ from notbefore.store import spare
 from notbefore.store.agent_outbox import AgentOutbox
 from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.outbox import CourierTurn, Outbox, OutboxMoved
+from notbefore.store.outbox_intake import MAX_ROWS
 from notbefore.store.schema import BUSY_SECONDS
 
 T = TypeVar("T")
@@ -37,7 +39,7 @@ class CourierOutbox:
         self._main: Outbox | None = None  # used in that thread alone
         self._spare: Outbox | None = None
         self._held: set[str] = set()  # what the courier has been given, and has not reported
-        self._delivered: list[DeliveryResult] = []  # in the last seconds
+        self._delivered: deque[DeliveryResult] = deque(maxlen=MAX_ROWS)  # in the last seconds, oldest first
         self._moved_there = False  # and it has not been asked yet
         self._doubtful = False  # in the state file more may be leased than that
         self._run_once: Collection[str] = ()
@@ -53,7 +55,9 @@ class CourierOutbox:
         """See ``Outbox``."""
         leased = self._do(lambda outbox: outbox.exchange(turn))
         self._held -= {result.delivery_id for result in turn.results}
-        self._delivered = [one for one in (*self._delivered, *turn.results) if _is_remembered(one, turn.now)]
+        self._delivered.extend(one for one in turn.results if one.result == "delivered" and one.repeat is None)
+        while self._delivered and self._delivered[0].time <= turn.now - REMEMBERED:
+            self._delivered.popleft()
         self._held |= {delivery.delivery_id for delivery in leased}
         return leased
 
@@ -153,7 +157,3 @@ class CourierOutbox:
         if self._spare is not None:
             self._spare.close()
             self._spare = None
-
-
-def _is_remembered(result: DeliveryResult, now: float) -> bool:
-    return result.result == "delivered" and result.repeat is None and result.time > now - REMEMBERED
