@@ -1,5 +1,6 @@
 """The installed command as a process, and what can be asked of it."""
 
+import atexit
 import fcntl
 import http.client
 import itertools
@@ -33,9 +34,6 @@ def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
     return found
 
 
-_kept: list[ExitStack] = []
-
-
 def _own_ports(size: int = 300) -> range:
     """Ports that no other process that runs tests takes, of whatever session: a lock says which are in use.
 
@@ -46,7 +44,7 @@ def _own_ports(size: int = 300) -> range:
         with suppress(OSError), ExitStack() as opened:
             file = opened.enter_context((Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _kept.append(opened.pop_all())  # until this process ends
+            atexit.register(opened.pop_all().close)  # kept until this process ends
             return range(begin, begin + size)
     raise AssertionError
 

@@ -201,9 +201,8 @@ class Tracker:
             )
             seen = Observation(self._clock.instant(self._clock.read()), name, silence=None, gap=None)
             if vm is not None and _is_other(state.vm, vm) and self._document is not None:
-                result = diff(
-                    before, self._document, replace(seen, own=False)
-                )  # it goes on as another VM, without a boot
+                # it goes on as another VM, without a boot
+                result = diff(before, self._document, replace(seen, own=False))
                 _log_foreign(result)
                 return replace(identified, tracked=result.tracked), result.changes
             result = self._attributed(replace(identified, tracked=before))

@@ -15,20 +15,8 @@ _TWICE: Final = re.compile(r" Error(?: condition)?: ")  # from here on the SDK s
 _STATUS: Final = re.compile(r"Status code: (\d{3})\b")
 
 
-def store_explained(error: BaseException) -> str:
-    """The same of the checkpoint store."""
-    said = " ".join(str(error).split()) or "no answer in time"
-    if getattr(error, "status_code", None) in (401, 403):
-        code = _CODE.search(said)
-        return (
-            f"the checkpoint store refuses the key or the identity: it needs the role {STORE_ROLE} on the container,"
-            f" and the account's firewall has to let it in ({code[1] if code is not None else said[:MAX_CAUSE]})"
-        )
-    return f"{type(error).__name__}: {said}"[:MAX_CAUSE]
-
-
 def explained(error: BaseException, config: FleetConfig) -> str:
-    """One line: what to do where that is known, and what the SDK said."""
+    """One line on an error of the hub: what to do where that is known, and what the SDK said."""
     said = " ".join(str(error).split())
     cause = f"{type(error).__name__}: {_TWICE.split(said)[0]}"[:MAX_CAUSE]
     if isinstance(error, TimeoutError):
@@ -47,3 +35,15 @@ def explained(error: BaseException, config: FleetConfig) -> str:
             return f"the hub refuses the key: it has to be a key of this hub or namespace, with Listen ({cause})"
         return f"the hub refuses the identity: it needs the role {ROLE} on the hub ({cause})"
     return cause
+
+
+def store_explained(error: BaseException) -> str:
+    """One line on an error of the checkpoint store, in the same way."""
+    said = " ".join(str(error).split()) or "no answer in time"
+    if getattr(error, "status_code", None) in (401, 403):
+        code = _CODE.search(said)
+        return (
+            f"the checkpoint store refuses the key or the identity: it needs the role {STORE_ROLE} on the container,"
+            f" and the account's firewall has to let it in ({code[1] if code is not None else said[:MAX_CAUSE]})"
+        )
+    return f"{type(error).__name__}: {said}"[:MAX_CAUSE]
