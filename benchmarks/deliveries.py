@@ -28,7 +28,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
 from notbefore.core.delivery import Delivery
 from notbefore.core.record import Record
-from notbefore.delivery.orders import WAKE, Orders, seal
+from notbefore.courier.orders import WAKE, Orders, seal
 from notbefore.simulator.server import Simulator
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
@@ -173,7 +173,7 @@ def throughput(count: int) -> None:
         sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
         orders = Orders(str(path), sinks, linger=30.0)
         courier = subprocess.Popen(
-            [sys.executable, "-m", "notbefore.delivery.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "notbefore.courier.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         if courier.stdin is None:
             raise RuntimeError("it was asked for a pipe")

@@ -19,7 +19,7 @@ from _machine import describe, resident
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.delivery import Delivery
-from notbefore.delivery.orders import WAKE, Orders, seal
+from notbefore.courier.orders import WAKE, Orders, seal
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
@@ -49,7 +49,7 @@ class Lane:
 
     def _start(self) -> None:
         self.courier = subprocess.Popen(
-            [sys.executable, "-m", "notbefore.delivery.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "notbefore.courier.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         self._say(self._orders)
 

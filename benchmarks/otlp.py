@@ -29,8 +29,8 @@ from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation as Look
 from notbefore.core.tracked import Tracked
-from notbefore.delivery.http import Http
-from notbefore.delivery.redact import Redactor
+from notbefore.courier.http import Http
+from notbefore.courier.redact import Redactor
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import ExportFigures, Figures
 from notbefore.metrics.totals import Totals

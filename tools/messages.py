@@ -22,10 +22,10 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.delivery.message import Message, Usual
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
-from notbefore.delivery.wording import Text
+from notbefore.courier.message import Message, Usual
+from notbefore.courier.render import Renderer
+from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
+from notbefore.courier.wording import Text
 from notbefore.fleet.partition import Item, Partition
 from notbefore.fleet.waves import Grouping, Notification
 from notbefore.simulator.fleet import heartbeats, maintenance, scale_set

@@ -551,7 +551,7 @@ def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wante
 def test_a_command_ends_also_with_a_courier_that_is_killed_in_the_moment_of_its_start() -> None:
     program = """
 import os, signal
-from notbefore.delivery import process
+from notbefore.courier import process
 class Killed(process._Group):
     def start(self, command, **settings):
         print(super().start(command, **settings).pid, flush=True)

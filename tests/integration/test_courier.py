@@ -22,12 +22,12 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig, Slack, Webhook
 from notbefore.core.delivery import Delivery
 from notbefore.core.duration import Duration
-from notbefore.delivery.courier import AgentPipe, Courier
-from notbefore.delivery.message import Message, Receipt, Sink
-from notbefore.delivery.orders import DONE, HUNG, LOST_STATE, Orders
-from notbefore.delivery.redact import Redactor
-from notbefore.delivery.sinks import make
-from notbefore.delivery.worker import SendAttempt, Worker
+from notbefore.courier.main import AgentPipe, Courier
+from notbefore.courier.message import Message, Receipt, Sink
+from notbefore.courier.orders import DONE, HUNG, LOST_STATE, Orders
+from notbefore.courier.redact import Redactor
+from notbefore.courier.sinks import make
+from notbefore.courier.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.store import outbox_intake
 from notbefore.store.lock import CourierLock
@@ -400,7 +400,7 @@ def test_what_was_accepted_and_cannot_be_written_is_not_sent_again(outbox: Outbo
 
 
 def test_an_outbox_that_stays_out_of_reach_ends_the_courier(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notbefore.delivery.courier.STATE_PATIENCE", 1.0)
+    monkeypatch.setattr("notbefore.courier.main.STATE_PATIENCE", 1.0)
     put(outbox, "a")
     with courier(Flaky(outbox, 10**6), orders(outbox), lambda _name: Recording(lambda _: Receipt())) as found:
         assert found.run() == LOST_STATE
@@ -418,7 +418,7 @@ def test_once_asked_to_stop_it_judges_no_sink_that_it_does_not_know(outbox: Outb
 def test_asked_to_leave_it_waits_for_what_is_under_way_and_not_for_what_hangs(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notbefore.delivery.courier.STOP_SECONDS", 1e6)
+    monkeypatch.setattr("notbefore.courier.main.STOP_SECONDS", 1e6)
     over = threading.Event()
 
     def hang(_message: Message) -> Receipt:

@@ -13,12 +13,12 @@ import pytest
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, SinkConfig, Slack
 from notbefore.core.delivery import Delivery
-from notbefore.delivery.orders import MAX_ORDERS, Orders
+from notbefore.courier.courier_process import environment
+from notbefore.courier.orders import MAX_ORDERS, Orders
+from notbefore.courier.supervisor import CourierManager
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.process.clock import Clock
-from notbefore.process.courier import CourierManager
-from notbefore.process.courier_process import environment
 from notbefore.store import outbox_intake
 from notbefore.store.outbox import Outbox
 from notbefore.store.schema import transaction
@@ -83,7 +83,7 @@ def test_a_courier_that_was_killed_and_waits_for_the_disk_is_replaced(
     assert hand._courier is not None
     first = hand._courier.pid
     os.kill(first, signal.SIGSTOP)  # it neither ends nor shows a sign of life
-    monkeypatch.setattr("notbefore.process.courier_process.is_zombie", lambda process: process == first)
+    monkeypatch.setattr("notbefore.courier.courier_process.is_zombie", lambda process: process == first)
 
     def replaced() -> bool:
         hand.tick()
@@ -189,7 +189,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_asked(tmp_path: Pat
 
 def test_a_courier_that_shows_no_life_is_ended(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path).close()
-    monkeypatch.setattr("notbefore.process.courier.MISSED_SIGNS", 2)
+    monkeypatch.setattr("notbefore.courier.supervisor.MISSED_SIGNS", 2)
     hand = dispatcher(tmp_path / FILE_NAME, store)
     hand.tick()
     child = hand._courier

@@ -15,7 +15,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Email, SinkConfig
 from notbefore.core.duration import Duration
-from notbefore.delivery.sinks.email import account_of, read_url
+from notbefore.courier.sinks.email import account_of, read_url
 from notbefore.errors import ConfigError, SendError
 from support.azure import STARTED
 from support.messages import message, sent, sink_of

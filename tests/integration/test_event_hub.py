@@ -15,11 +15,11 @@ from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.duration import Duration
-from notbefore.delivery import worker
-from notbefore.delivery.message import BatchSink, ConnectableSink, Message, Receipt
-from notbefore.delivery.redact import Redactor
-from notbefore.delivery.sinks.event_hub import outcome_of
-from notbefore.delivery.worker import SendAttempt, Worker
+from notbefore.courier import worker
+from notbefore.courier.message import BatchSink, ConnectableSink, Message, Receipt
+from notbefore.courier.redact import Redactor
+from notbefore.courier.sinks.event_hub import outcome_of
+from notbefore.courier.worker import SendAttempt, Worker
 from notbefore.errors import SendError
 from notbefore.simulator.server import Simulator
 from support.agent import eventually

@@ -26,10 +26,10 @@ from notbefore.config.sinks import OtlpLogs
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
-from notbefore.delivery.http import Http
-from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.redact import Redactor
-from notbefore.delivery.sinks.otlp_logs import Sink
+from notbefore.courier.http import Http
+from notbefore.courier.message import Message, Receipt
+from notbefore.courier.redact import Redactor
+from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.metrics.families import Block, Snapshot, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures

@@ -3,7 +3,7 @@
 import pytest
 
 from notbefore.config.sinks import PeersConfig
-from notbefore.delivery.peers import Peers
+from notbefore.courier.peers import Peers
 from support.peers import HttpPeer, Say
 
 
@@ -34,7 +34,7 @@ def test_many_messages_at_once_ask_a_vm_once(monkeypatch: pytest.MonkeyPatch) ->
         assert [peers.any_alive(["vm_0"], since) for since in (20.0, 40.0, 10.0)] == [True, False, True]
         assert not peers.any_alive(["vm_1"], since=40.0)
         assert [request.path for request in peer.requests] == ["/vm_0/readyz", "/vm_1/readyz"]
-        monkeypatch.setattr("notbefore.delivery.peers.KEPT", 0.0)
+        monkeypatch.setattr("notbefore.courier.peers.KEPT", 0.0)
         assert peers.any_alive(["vm_0"])
         assert len(peer.requests) == 3
 

@@ -18,10 +18,10 @@ from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Plugin, SinkConfig
 from notbefore.core.delivery import Delivery
-from notbefore.delivery.contract import check_accepts, check_refuses, messages
-from notbefore.delivery.message import Message, Receipt, Sink
-from notbefore.delivery.sinks import make, try_out
-from notbefore.delivery.worker import SendAttempt, Worker
+from notbefore.courier.contract import check_accepts, check_refuses, messages
+from notbefore.courier.message import Message, Receipt, Sink
+from notbefore.courier.sinks import make, try_out
+from notbefore.courier.worker import SendAttempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from notbefore import __version__
-from notbefore.process.package import RunningPackage
+from notbefore.courier.package import RunningPackage
 
 
 def test_the_same_version_installed_again_is_said_to_be_just_that(tmp_path: Path) -> None:

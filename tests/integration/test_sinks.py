@@ -21,10 +21,10 @@ import trustme
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Webhook
 from notbefore.core.duration import Duration
-from notbefore.delivery.http import Http
-from notbefore.delivery.message import Message
-from notbefore.delivery.process import run
-from notbefore.delivery.redact import Redactor
+from notbefore.courier.http import Http
+from notbefore.courier.message import Message
+from notbefore.courier.process import run
+from notbefore.courier.redact import Redactor
 from notbefore.errors import ConfigError, SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import PATIENCE, eventually, free_port
@@ -212,7 +212,7 @@ def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_answer_that_drips_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notbefore.delivery.http.MAX_ANSWER", 10_000)
+    monkeypatch.setattr("notbefore.courier.http.MAX_ANSWER", 10_000)
     with HttpPeer() as peer:
         peer.default = Say(body=b"x" * 5_000, how="drip")
         with pytest.raises(SendError):

@@ -29,9 +29,9 @@ from notbefore.config.sinks import (
     WindowsEventLog,
 )
 from notbefore.core.duration import Duration
-from notbefore.delivery.message import Sink
-from notbefore.delivery.redact import Redactor
-from notbefore.delivery.sinks import windows_event_log
+from notbefore.courier.message import Sink
+from notbefore.courier.redact import Redactor
+from notbefore.courier.sinks import windows_event_log
 from notbefore.errors import SendError
 from peers.otlp import decoded
 from support.azure import ID, STARTED

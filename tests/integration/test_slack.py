@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from notbefore.config.messages import Links, Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
-from notbefore.delivery.message import Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.errors import SendError
 from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.azure import ME, STARTED

@@ -13,12 +13,12 @@ from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.core.delivery import Delivery
-from notbefore.delivery.courier import Courier
-from notbefore.delivery.message import Message, Usual
-from notbefore.delivery.orders import Orders
-from notbefore.delivery.redact import Redactor
-from notbefore.delivery.sinks import make
-from notbefore.delivery.usual import usual_interruption
+from notbefore.courier.main import Courier
+from notbefore.courier.message import Message, Usual
+from notbefore.courier.orders import Orders
+from notbefore.courier.redact import Redactor
+from notbefore.courier.sinks import make
+from notbefore.courier.usual import usual_interruption
 from notbefore.store import outbox_intake
 from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import Outbox

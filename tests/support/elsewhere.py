@@ -17,7 +17,7 @@ import notbefore
 def import_all(names):
     return [importlib.import_module(name) for name in names]
 
-LIGHT = ["commands.main", "commands.run", "delivery.courier", "delivery.sinks.webhook", "delivery.render"]
+LIGHT = ["commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "courier.render"]
 EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
 names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
 names = [name for name in names if not name.endswith("__main__")]
@@ -33,7 +33,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "notbefor
 socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
 subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
 
-OURS = ("notbefore.agent.agent", "notbefore.process.courier", "notbefore.delivery.courier")
+OURS = ("notbefore.agent.agent", "notbefore.courier.supervisor", "notbefore.courier.main")
 
 def select_sockets(reading, writing, excepting, timeout=None, *, _select=select.select):
     if sys._getframe(1).f_globals["__name__"] in OURS:

@@ -12,8 +12,8 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Tracked
-from notbefore.delivery.message import Message, Receipt, Sink
-from notbefore.delivery.sinks import make
+from notbefore.courier.message import Message, Receipt, Sink
+from notbefore.courier.sinks import make
 from support.azure import ME, document, item, now
 
 VM = Vm(

@@ -229,6 +229,6 @@ def test_the_house_table_names_every_module() -> None:
     rooms = ROOT / "src" / "notbefore"
     named = set(re.findall(r"`(\w+/\w+\.py)`", (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")))
     modules = {str(path.relative_to(rooms)) for path in rooms.glob("*/*.py") if path.name != "__init__.py"}
-    assert named <= {*modules, "delivery/sinks/__init__.py"}, "a module of the table is gone"
+    assert named <= {*modules, "courier/sinks/__init__.py"}, "a module of the table is gone"
     free = ("commands/", "fleet/")  # one for each command; docs/fleet.md has its own
     assert {one for one in modules if not one.startswith(free)} <= named, "add it to the table of its room"

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from notbefore.delivery.failure_log import EVERY, MAX_CAUSES, Failure, FailureLog
+from notbefore.courier.failure_log import EVERY, MAX_CAUSES, Failure, FailureLog
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import KINDS, Alertmanager, Email, SinkSettings
 from notbefore.core.record import Vm
 from notbefore.core.text import escaped
-from notbefore.delivery.message import Message
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
-from notbefore.delivery.wording import Text
+from notbefore.courier.message import Message
+from notbefore.courier.render import Renderer
+from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
+from notbefore.courier.wording import Text
 from support.azure import ME, STARTED, at
 from support.messages import message
 

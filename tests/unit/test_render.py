@@ -13,10 +13,10 @@ from notbefore.config.sinks import Slack
 from notbefore.core import duration
 from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
-from notbefore.delivery.message import Message, Usual
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.sinks.slack import inert
-from notbefore.delivery.wording import Text, built_in, subject
+from notbefore.courier.message import Message, Usual
+from notbefore.courier.render import Renderer
+from notbefore.courier.sinks.slack import inert
+from notbefore.courier.wording import Text, built_in, subject
 from support.azure import ME, PEER, STARTED, T0, at
 from support.messages import message, recording
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.delivery.retry import LONGEST, LONGEST_ASKED, RetryPlan, ceiling, error_of_status, plan
+from notbefore.courier.retry import LONGEST, LONGEST_ASKED, RetryPlan, ceiling, error_of_status, plan
 from notbefore.errors import SendError
 from support.azure import T0
 

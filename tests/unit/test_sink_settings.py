@@ -17,9 +17,9 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, SinkConfig, Slack
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
-from notbefore.delivery.orders import MAX_ORDERS, Orders, seal, unseal
-from notbefore.delivery.redact import Redactor, known_secrets
-from notbefore.delivery.sinks import check_templates, try_out
+from notbefore.courier.orders import MAX_ORDERS, Orders, seal, unseal
+from notbefore.courier.redact import Redactor, known_secrets
+from notbefore.courier.sinks import check_templates, try_out
 from notbefore.errors import ConfigError
 
 FULL = """

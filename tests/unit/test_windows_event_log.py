@@ -11,7 +11,7 @@ from notbefore.config.checks import check_installed
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import SinkConfig, WindowsEventLog
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS
-from notbefore.delivery.sinks.windows_event_log import (
+from notbefore.courier.sinks.windows_event_log import (
     ERROR,
     EVENT_IDS,
     INFORMATION,
@@ -20,7 +20,7 @@ from notbefore.delivery.sinks.windows_event_log import (
     Sink,
     entry,
 )
-from notbefore.delivery.wording import Text, built_in
+from notbefore.courier.wording import Text, built_in
 from notbefore.errors import ConfigError, SendError
 from support.azure import STARTED, T0
 from support.messages import message, recording

@@ -31,12 +31,12 @@ from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config
 from notbefore.config.otlp import Otlp
+from notbefore.courier.supervisor import CourierManager, check, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
-from notbefore.process.courier import CourierManager, check, make_orders
 from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.store_care import StoreCare
@@ -262,8 +262,8 @@ class Agent:
     def _export(self, otlp: Otlp | None) -> None:
         """From now on export as this says; ``None``: not at all."""
         if self._telemetry is None and otlp is not None:
-            from notbefore.delivery.http import Http  # noqa: PLC0415 - only where it is configured
-            from notbefore.delivery.redact import Redactor  # noqa: PLC0415 - as above
+            from notbefore.courier.http import Http  # noqa: PLC0415 - only where it is configured
+            from notbefore.courier.redact import Redactor  # noqa: PLC0415 - as above
             from notbefore.otlp.exporter import Reading, Sources, Telemetry  # noqa: PLC0415 - as above
 
             def read() -> Reading:

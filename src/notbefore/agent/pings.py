@@ -24,10 +24,10 @@ from notbefore.config.model import Config
 from notbefore.config.sinks import OtlpLogs, Webhook
 from notbefore.core.delivery import heartbeat_delivery
 from notbefore.core.record import Heartbeat, Value, Vm, is_of_resource, json_line
-from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
-from notbefore.delivery.head_deadline import HeadDeadlineMixin
-from notbefore.delivery.message import Message
-from notbefore.delivery.sinks.webhook import WebhookRequest
+from notbefore.courier.addresses import PrivateAddressError, check_address, check_target
+from notbefore.courier.head_deadline import HeadDeadlineMixin
+from notbefore.courier.message import Message
+from notbefore.courier.sinks.webhook import WebhookRequest
 from notbefore.errors import ConfigError
 
 FIRST: Final = 3.0  # seconds to the first ping: by then IMDS has usually said who this VM is

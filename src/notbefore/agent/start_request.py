@@ -126,7 +126,7 @@ class StartRequest:
         return ready and self._approvals.write(self.attempt)
 
     def _run(self, check: ReadinessCheck) -> tuple[bool, str]:
-        from notbefore.delivery.process import ending, run, variables  # noqa: PLC0415 - imports subprocess
+        from notbefore.courier.process import ending, run, variables  # noqa: PLC0415 - imports subprocess
 
         listed = self._approvals.listed()
         undecided = self.attempt.change("approval_skipped", "not_ready", "", listed.context)

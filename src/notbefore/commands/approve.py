@@ -12,7 +12,7 @@ from notbefore.commands.tables import due, print_json
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.core.text import escaped, one_line
-from notbefore.delivery.wording import effect
+from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 
 

@@ -28,10 +28,10 @@ from notbefore.config.otlp import Otlp, OtlpConnection
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
-from notbefore.delivery.http import Http
-from notbefore.delivery.message import Asked, ConnectableSink, Sink
-from notbefore.delivery.redact import Redactor, known_secrets
-from notbefore.delivery.sinks import check_templates, make, try_out
+from notbefore.courier.http import Http
+from notbefore.courier.message import Asked, ConnectableSink, Sink
+from notbefore.courier.redact import Redactor, known_secrets
+from notbefore.courier.sinks import check_templates, make, try_out
 from notbefore.errors import ConfigError, ImdsError, NotBeforeError, SendError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm

@@ -32,12 +32,12 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import SEVERITIES, Match, Route, Severity
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.delivery.courier import Courier
-from notbefore.delivery.message import Message, Sink
-from notbefore.delivery.orders import Orders
-from notbefore.delivery.redact import Redactor, known_secrets
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.sinks import make
+from notbefore.courier.main import Courier
+from notbefore.courier.message import Message, Sink
+from notbefore.courier.orders import Orders
+from notbefore.courier.redact import Redactor, known_secrets
+from notbefore.courier.render import Renderer
+from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm

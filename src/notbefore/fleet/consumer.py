@@ -29,7 +29,7 @@ from azure.eventhub.exceptions import EventHubError
 from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.delivery.sinks.event_hub import client_options, make_credential
+from notbefore.courier.sinks.event_hub import client_options, make_credential
 from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.comparison import Comparison
 from notbefore.fleet.history import History, PastEvent

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from notbefore import __version__
 from notbefore.config.fleet import FleetConfig
 from notbefore.config.model import Config
+from notbefore.courier.supervisor import CourierManager, make_orders
 from notbefore.errors import ConfigError
 from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
@@ -23,7 +24,6 @@ from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.view import FleetView, Stored
 from notbefore.process.clock import Clock
-from notbefore.process.courier import CourierManager, make_orders
 from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.store_care import StoreCare

@@ -13,7 +13,7 @@ from notbefore.store.connection import open_database
 
 BUSY_SECONDS: Final = 0.5  # how long the agent and its courier wait for another's transaction
 COMMAND_BUSY_SECONDS: Final = 5.0  # how long commands wait for it
-SCHEMA: Final = (pkgutil.get_data(__package__, "schema.sql") or b"").decode()  # also from a ZIP: process/package.py
+SCHEMA: Final = (pkgutil.get_data(__package__, "schema.sql") or b"").decode()  # also from a ZIP: courier/package.py
 SCHEMA_VERSION: Final = 1
 MIGRATIONS: Final[dict[int, str]] = {}  # schema version -> the statements that lead to the next one
 

@@ -17,8 +17,8 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import SinkSettings
 from notbefore.core.duration import countdown
 from notbefore.core.text import one_line
-from notbefore.delivery.message import Message
-from notbefore.delivery.wording import Text, built_in, marked
+from notbefore.courier.message import Message
+from notbefore.courier.wording import Text, built_in, marked
 
 MAX_TEXT: Final = 8_000  # characters of a title or body that a template makes
 

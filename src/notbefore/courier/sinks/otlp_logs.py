@@ -17,9 +17,9 @@ from notbefore.config.messages import Messages
 from notbefore.config.otlp import OtlpConnection
 from notbefore.config.sinks import OtlpLogs
 from notbefore.core.record import is_of_resource
-from notbefore.delivery.http import Http
-from notbefore.delivery.message import Asked, Message, Receipt
-from notbefore.delivery.redact import Redactor
+from notbefore.courier.http import Http
+from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
 from notbefore.otlp.agent_log import LogEntry
 from notbefore.otlp.answer import ContentError, PartialSuccess

@@ -3,7 +3,7 @@
 from typing import Final
 
 from notbefore.core.text import one_line
-from notbefore.delivery.message import Message
+from notbefore.courier.message import Message
 
 GONE: Final = ("Preempt", "Terminate")  # the VM does not come back
 WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together

@@ -1,4 +1,4 @@
-"""The courier's process: ``python -m notbefore.delivery``, started by the agent with its orders on standard input.
+"""The courier's process: ``python -m notbefore.courier``, started by the agent with its orders on standard input.
 
 Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave (a
 successor waits), ``t`` stop, ``m`` the outbox is in the agent's process (``store.agent_outbox``). Its end means that
@@ -20,11 +20,11 @@ from typing import Final
 
 import msgspec
 
-from notbefore.delivery.courier import AgentPipe, Courier
-from notbefore.delivery.message import Sink
-from notbefore.delivery.orders import ALIVE, LOST_STATE, OTHER_VERSION, TROUBLE, Origin, unseal
-from notbefore.delivery.redact import Redactor, known_secrets
-from notbefore.delivery.sinks import make
+from notbefore.courier.main import AgentPipe, Courier
+from notbefore.courier.message import Sink
+from notbefore.courier.orders import ALIVE, LOST_STATE, OTHER_VERSION, TROUBLE, Origin, unseal
+from notbefore.courier.redact import Redactor, known_secrets
+from notbefore.courier.sinks import make
 from notbefore.errors import StoreError
 from notbefore.logs import set_up
 from notbefore.store.agent_outbox import AgentOutbox

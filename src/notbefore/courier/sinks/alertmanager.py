@@ -20,10 +20,10 @@ from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, one_line
-from notbefore.delivery.http import Http
-from notbefore.delivery.message import Asked, Message, Receipt
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.wording import Text
+from notbefore.courier.http import Http
+from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.render import Renderer
+from notbefore.courier.wording import Text
 from notbefore.errors import SendError
 
 ALERT_NAME: Final = "AzureScheduledEvent"

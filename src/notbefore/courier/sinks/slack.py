@@ -18,10 +18,10 @@ from notbefore.config.sinks import Slack
 from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line
-from notbefore.delivery.http import Http, HttpResponse
-from notbefore.delivery.message import Asked, Message, Receipt
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.wording import Fact, Text
+from notbefore.courier.http import Http, HttpResponse
+from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.render import Renderer
+from notbefore.courier.wording import Fact, Text
 from notbefore.errors import SendError
 
 T = TypeVar("T")

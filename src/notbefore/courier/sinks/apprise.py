@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Apprise
-from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.retry import error_of_status
-from notbefore.delivery.wording import Text
+from notbefore.courier.message import Message, Receipt
+from notbefore.courier.render import Renderer
+from notbefore.courier.retry import error_of_status
+from notbefore.courier.wording import Text
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """``Courier``: leases what is due from the outbox, has it sent, and records the results.
 
-It is a process of its own (``notbefore.delivery``): what its sinks import costs the agent nothing, and what hangs in
+It is a process of its own (``notbefore.courier``): what its sinks import costs the agent nothing, and what hangs in
 them can be killed. Its main thread alone uses the outbox; each sink has one thread. A sink that never answers is
 abandoned after its deadline: its thread is replaced, and the process ends when it is idle, to be rid of the old one.
 """
@@ -23,9 +23,9 @@ from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, DeliveryResult
 from notbefore.core.text import shortened
-from notbefore.delivery.failure_log import Failure, FailureLog
-from notbefore.delivery.message import Receipt, Sink
-from notbefore.delivery.orders import (
+from notbefore.courier.failure_log import Failure, FailureLog
+from notbefore.courier.message import Receipt, Sink
+from notbefore.courier.orders import (
     DONE,
     HUNG,
     IN_AGENT,
@@ -37,11 +37,11 @@ from notbefore.delivery.orders import (
     STOP_SECONDS,
     Orders,
 )
-from notbefore.delivery.peers import Peers
-from notbefore.delivery.redact import known_secrets
-from notbefore.delivery.retry import LONGEST_ASKED, plan
-from notbefore.delivery.usual import usual_interruption
-from notbefore.delivery.worker import Checks, SendAttempt, Worker
+from notbefore.courier.peers import Peers
+from notbefore.courier.redact import known_secrets
+from notbefore.courier.retry import LONGEST_ASKED, plan
+from notbefore.courier.usual import usual_interruption
+from notbefore.courier.worker import Checks, SendAttempt, Worker
 from notbefore.errors import SendError
 from notbefore.store.disk import DiskThread
 from notbefore.store.outbox import CourierTurn

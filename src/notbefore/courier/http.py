@@ -18,9 +18,9 @@ from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
-from notbefore.delivery.addresses import PrivateAddressError, check_address, check_target
-from notbefore.delivery.head_deadline import HeadDeadlineMixin
-from notbefore.delivery.retry import error_of_status
+from notbefore.courier.addresses import PrivateAddressError, check_address, check_target
+from notbefore.courier.head_deadline import HeadDeadlineMixin
+from notbefore.courier.retry import error_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at

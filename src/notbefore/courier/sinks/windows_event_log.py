@@ -12,9 +12,9 @@ from typing import Any, Final
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import WindowsEventLog
 from notbefore.core.envelope import cut
-from notbefore.delivery.message import Asked, Message, Receipt
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.wording import Text
+from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.render import Renderer
+from notbefore.courier.wording import Text
 from notbefore.errors import SendError
 
 EVENT_IDS: Final = {

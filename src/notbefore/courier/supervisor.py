@@ -12,7 +12,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from notbefore.config.model import Config
-from notbefore.delivery.orders import (
+from notbefore.courier.courier_process import CourierProcess, start_courier
+from notbefore.courier.orders import (
     DONE,
     HUNG,
     IN_AGENT,
@@ -26,19 +27,18 @@ from notbefore.delivery.orders import (
     Orders,
     seal,
 )
+from notbefore.courier.package import RunningPackage
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
-from notbefore.process.courier_process import CourierProcess, start_courier
-from notbefore.process.package import RunningPackage
 from notbefore.store.state import Store
 
 MISSED_SIGNS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
-log = logging.getLogger("notbefore.process.courier")
+log = logging.getLogger("notbefore.courier.supervisor")
 
 
 def make_orders(config: Config, store: Store) -> Orders:

@@ -17,17 +17,17 @@ import notbefore
 from notbefore import __version__
 
 COPY: Final = 3  # the file descriptor of the copy in a courier
-FROM_DISK: Final = ("-m", "notbefore.delivery")
+FROM_DISK: Final = ("-m", "notbefore.courier")
 _BOOT: Final = f"""
 import runpy, sys
 sys.path.insert(0, "/proc/self/fd/{COPY}")
 import notbefore
 notbefore.__version__ = sys.argv.pop(1)
-runpy.run_module("notbefore.delivery", run_name="__main__")
+runpy.run_module("notbefore.courier", run_name="__main__")
 """
 FROM_COPY: Final = ("-c", _BOOT, __version__)
 
-log = logging.getLogger("notbefore.process.package")
+log = logging.getLogger("notbefore.courier.package")
 
 
 class RunningPackage:
@@ -46,7 +46,7 @@ class RunningPackage:
             return
         try:
             self._copy = os.memfd_create("notbefore")
-            command = [sys.executable, "-P", "-m", "notbefore.delivery.copy_package"]
+            command = [sys.executable, "-P", "-m", "notbefore.courier.copy_package"]
             actions = [(os.POSIX_SPAWN_DUP2, self._copy, 1)]
             self._copier = os.posix_spawn(sys.executable, command, dict(os.environ), file_actions=actions)
         except OSError as error:

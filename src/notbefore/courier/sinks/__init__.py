@@ -9,13 +9,13 @@ from typing import Any
 from notbefore.config.checks import check_installed
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import SinkConfig
-from notbefore.delivery.message import Sink
+from notbefore.courier.message import Sink
 from notbefore.errors import ConfigError
 
 
 def check_templates(config: SinkConfig) -> None:
     """Raise ``ConfigError`` for a syntax error in a template. A wrong name in it shows only when it is rendered."""
-    from notbefore.delivery.render import compile_template, templates  # noqa: PLC0415 - only where sinks are checked
+    from notbefore.courier.render import compile_template, templates  # noqa: PLC0415 - only where sinks are checked
 
     for key, source in templates(config.settings):
         from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - only who writes templates needs it
@@ -28,7 +28,7 @@ def check_templates(config: SinkConfig) -> None:
 
 def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
     """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
-    from notbefore.delivery.redact import Redactor, known_secrets  # noqa: PLC0415 - as above
+    from notbefore.courier.redact import Redactor, known_secrets  # noqa: PLC0415 - as above
 
     check_templates(config)
     try:

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from notbefore.delivery.orders import SIGN_INTERVAL, TROUBLE, Orders, seal
-from notbefore.process.package import COPY, FROM_COPY, FROM_DISK
+from notbefore.courier.orders import SIGN_INTERVAL, TROUBLE, Orders, seal
+from notbefore.courier.package import COPY, FROM_COPY, FROM_DISK
 from notbefore.store.agent_outbox import receive, send
 from notbefore.store.lock import is_zombie
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Plugin
-from notbefore.delivery.message import Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.errors import ConfigError
 
 GROUP: Final = "notbefore.sinks"

@@ -12,14 +12,14 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Webhook
 from notbefore.core.envelope import cloud_event
 from notbefore.core.record import json_line
-from notbefore.delivery.message import Asked, Message, Receipt
+from notbefore.courier.message import Asked, Message, Receipt
 
 
 class Sink:
     """An address that is sent the record."""
 
     def __init__(self, _name: str, settings: Webhook, _messages: Messages) -> None:
-        from notbefore.delivery.http import Http  # noqa: PLC0415 - the agent makes requests of this kind without it
+        from notbefore.courier.http import Http  # noqa: PLC0415 - the agent makes requests of this kind without it
 
         self._url = settings.url.reveal()
         self._headers = {name: value.reveal() for name, value in settings.headers.items()}

@@ -13,10 +13,10 @@ from notbefore.config.sinks import PagerDuty
 from notbefore.core.record import Record, json_line
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import one_line
-from notbefore.delivery.http import Http, HttpResponse
-from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.wording import Text
+from notbefore.courier.http import Http, HttpResponse
+from notbefore.courier.message import Message, Receipt
+from notbefore.courier.render import Renderer
+from notbefore.courier.wording import Text
 from notbefore.errors import SendError
 
 MAX_SUMMARY: Final = 1024  # characters

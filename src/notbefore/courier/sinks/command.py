@@ -8,8 +8,8 @@ from typing import Final
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Command
-from notbefore.delivery.message import Message, Receipt
-from notbefore.delivery.process import ending, run, variables
+from notbefore.courier.message import Message, Receipt
+from notbefore.courier.process import ending, run, variables
 from notbefore.errors import SendError
 
 EX_TEMPFAIL: Final = 75

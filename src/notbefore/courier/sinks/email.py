@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Email
-from notbefore.delivery.message import Asked, Message, Receipt
-from notbefore.delivery.render import Renderer
-from notbefore.delivery.wording import Text
+from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.render import Renderer
+from notbefore.courier.wording import Text
 from notbefore.errors import ConfigError, SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606

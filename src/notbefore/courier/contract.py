@@ -12,7 +12,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.delivery.message import Message, Receipt, Sink
+from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.errors import SendError
 
 _BEGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, patient_until
-from notbefore.delivery.message import BatchSink, Message, Receipt, RestingSink, Sink, Usual
+from notbefore.courier.message import BatchSink, Message, Receipt, RestingSink, Sink, Usual
 from notbefore.errors import NotBeforeError, SendError
 
 # what only wrong code raises: the same message fails again tomorrow, so it is a dead letter at once
@@ -21,7 +21,7 @@ BUGS: Final = (AttributeError, NameError, NotImplementedError, TypeError)
 
 REST_AFTER: Final = 5.0  # seconds without a delivery: those of a wave find the connection open
 
-log = logging.getLogger("notbefore.delivery")
+log = logging.getLogger("notbefore.courier")
 
 
 class SendAttempt(Struct, frozen=True):

@@ -5,11 +5,11 @@ import sqlite3
 from pathlib import Path
 
 from notbefore.core.record import Record
-from notbefore.delivery.message import Message, Usual
+from notbefore.courier.message import Message, Usual
 from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.history import interruptions
 
-log = logging.getLogger("notbefore.delivery")
+log = logging.getLogger("notbefore.courier")
 
 
 def usual_interruption(state_file: Path, disk: DiskThread, message: Message) -> Usual | None:

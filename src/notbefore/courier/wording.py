@@ -18,8 +18,8 @@ from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import Record
 from notbefore.core.text import natural, one_line, some_of
-from notbefore.delivery.advice import GONE, WAVE, advice_for
-from notbefore.delivery.message import Message
+from notbefore.courier.advice import GONE, WAVE, advice_for
+from notbefore.courier.message import Message
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
 
