@@ -199,6 +199,22 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2
 
 
+def test_a_reminder_that_an_event_does_not_need_any_more_is_no_lost_notification(
+    imds: Simulator, hook: HttpPeer, place: Place
+) -> None:
+    reminding = {"match": {"scope": ["self"]}, "sinks": ["hook"], "remind_before": ["5m", "1m"]}
+    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)}, [reminding])) as agent:
+        agent.ready()
+        imds.set_document(body(announced()))
+        agent.reported("announced")
+        eventually(lambda: count(agent, "delivered") == 1)
+        imds.set_document(body(incarnation=2))
+        agent.reported("announced", "canceled")
+        eventually(lambda: count(agent, "withdrawn") == 2)
+        eventually(lambda: count(agent, "delivered") == 2)
+        assert (count(agent, "accepted"), count(agent, "expired")) == (4, 0)
+
+
 def test_what_helps_nobody_any_more_expires_and_is_counted(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     hook.default = Say(503)
     with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)})) as agent:

@@ -123,7 +123,7 @@ def test_the_next_one_takes_over_an_update_and_a_cancellation_as_well(
         imds.set_document(listed(None))
         eventually(lambda: messages(hook) == {"announced": 1, "updated": 1, "canceled": 1})
         # the third one left them to the second one, or withdrew what the end had overtaken
-        eventually(lambda: third.deliveries("yielded") + third.deliveries("expired") == 3)
+        eventually(lambda: third.deliveries("yielded") + third.deliveries("withdrawn") == 3)
         assert third.deliveries("delivered") == 0
         assert second.deliveries("delivered") == 3
     assert messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}

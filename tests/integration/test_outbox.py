@@ -167,7 +167,7 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, 
     else:
         (box.started if what == "started" else box.ended)("e")
     assert "reminder" not in {one.kind for one in box.lease(6)}
-    assert box.count("expired") == 1
+    assert box.count("withdrawn") == 1
 
 
 @pytest.mark.parametrize("seconds", [-60.0, 7200.0])
@@ -809,7 +809,7 @@ class Sums(RuleBasedStateMachine):
         view = self.box.view
         for sink in ("chat", "hub"):
             counts = {name: count for (of, name), count in view.counts.items() if of == sink}
-            left = sum(counts.get(name, 0) for name in ("delivered", "expired", "overflowed", "dropped"))
+            left = sum(counts.get(name, 0) for name in ("delivered", "expired", "withdrawn", "overflowed", "dropped"))
             rows = view.rows.get((sink, "pending"), 0) + view.rows.get((sink, "dead"), 0)
             assert counts.get("accepted", 0) == left + rows
 
@@ -838,7 +838,7 @@ def test_what_waits_for_another_vm_gives_way_to_a_newer_change_of_its_event(box:
     box.put(newer)
     assert [one.event_key for one in box.lease(20)] == ["other", "e"]
     assert [one.delivery_id for one in box.outbox.rows() if one.event_key == "e"] == [newer.delivery_id]
-    assert box.count("expired") == 1
+    assert box.count("withdrawn") == 1
 
 
 @pytest.mark.parametrize("step", ["started", "ended"])

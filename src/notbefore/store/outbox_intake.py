@@ -18,6 +18,8 @@ MAX_ROWS: Final = 10_000
 LISTS: Final = ("ahead", "fallback", "others")  # columns that hold names, as JSON
 WITHDRAWN: Final = 0  # the time of expiry of what is not to be sent any more: it has passed by every clock
 _WAITS_FOR_OTHERS: Final = "(ahead <> '[]' AND attempts = 0)"  # its turn comes after that of other VMs
+# its own time had not come, and nobody tried to send it: nobody missed anything
+_NEVER_NEEDED: Final = f"(expires <= {WITHDRAWN} AND attempts = 0 AND (kind = 'reminder' OR {_WAITS_FOR_OTHERS}))"
 THREAD_SECONDS: Final = 30 * 86_400.0  # how long the thread of an event's messages is remembered
 
 
@@ -118,10 +120,12 @@ def expire(db: sqlite3.Connection, surely: float, max_rows: int = MAX_ROWS) -> N
     ``surely``: a time that has passed for certain (``confirmed_time``). What is on its way stays.
     """
     expired = db.execute(
-        "DELETE FROM outbox WHERE expires <= ? AND NOT leased AND state <> 'repeating' RETURNING sink", (surely,)
+        "DELETE FROM outbox WHERE expires <= ? AND NOT leased AND state <> 'repeating'"  # noqa: S608 - ours
+        f" RETURNING sink, {_NEVER_NEEDED}",
+        (surely,),
     ).fetchall()
-    for (sink,) in expired:
-        count(db, sink, "expired")
+    for sink, never_needed in expired:
+        count(db, sink, "withdrawn" if never_needed else "expired")
     db.execute("DELETE FROM outbox WHERE expires <= ? AND state = 'repeating'", (surely,))
     db.execute("DELETE FROM threads WHERE time < ?", (surely - THREAD_SECONDS,))
     excess = db.execute("SELECT count(*) FROM outbox").fetchone()[0] - max_rows
