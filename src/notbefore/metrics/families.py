@@ -259,8 +259,8 @@ BUILD: Final = Metric(
 DELIVERIES: Final = Metric(
     "notbefore_deliveries",
     "counter",
-    "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped + yielded + the"
-    " rows that are pending or dead. `failed` counts attempts that are repeated.",
+    "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped + yielded +"
+    " the rows that are pending or dead. `failed` counts attempts that are repeated.",
     ("sink", "result"),
 )
 LATENCY: Final = Metric(
