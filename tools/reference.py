@@ -442,28 +442,12 @@ def messages() -> str:
     return page
 
 
-# ---- the rules, for Kubernetes
-
-
-def prometheus_rule() -> str:
-    """config/prometheus/notbefore.rules.yml as an object: kustomize can put no file into one."""
-    rules = (DOCS.parent / "config/prometheus/notbefore.rules.yml").read_text(encoding="utf-8")
-    head, _, groups = rules.partition("groups:\n")
-    indented = re.sub(r"(?m)^(?=.)", "  ", f"groups:\n{groups}")
-    made = "# Made by `make reference` from config/prometheus/notbefore.rules.yml: change that file instead.\n#\n"
-    return (
-        f"{made}{head}apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: notbefore\n"
-        f"spec:\n{indented}"
-    )
-
-
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration,
     "messages.md": messages,
     "metrics.md": metrics,
     "opentelemetry.md": opentelemetry,
     "record.md": record_reference,
-    "../config/kubernetes/rules/prometheusrule.yaml": prometheus_rule,
 }
 
 

@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).parents[1]
 # where the version stands beside pyproject.toml
 VERSIONS: Final = {
     "config/helm/notbefore/Chart.yaml": r"(?m)^(?:version|appVersion): (\S+)",
-    "config/kubernetes/base/kustomization.yaml": r"newTag: (\S+)",
+    "config/kubernetes/fleet.yaml": r"image: notbefore:(\S+)",
     "docs/getting-started.md": r"notbefore-([\d.]+)-bundle",
     "config/fleet/cloud-init.yml": r"notbefore-([\d.]+)-bundle",
 }

@@ -99,7 +99,7 @@ def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path
         "dashboards/event-hub.json",
         "helm/notbefore/Chart.yaml",
         "helm/notbefore/files/vm.json",
-        "kubernetes/base/daemonset.yaml",
+        "kubernetes/fleet.yaml",
         "commands/webdevops.sh",
     ):
         assert (prefix / "share" / "notbefore" / path).is_file(), path

@@ -23,6 +23,7 @@ from notbefore.courier.orders import STOP_SECONDS
 from notbefore.fleet.instance import STOP_PATIENCE
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, run
+from support.chart import ACCESS, rendered
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -65,7 +66,7 @@ def test_every_action_is_named_by_its_digest() -> None:
 
 def test_the_image_runs_as_the_user_that_kubernetes_names() -> None:
     recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    pod = manifest("DaemonSet")["spec"]["template"]["spec"]
+    pod = agent_pod()
     assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" in recipe
     assert 'CMD ["notbefore", "health"]' in recipe
 
@@ -123,7 +124,9 @@ def test_the_fleets_unit_and_pod_give_partitions_and_courier_their_time() -> Non
     unit, seconds = settings_of(FLEET_UNIT), STOP_PATIENCE + STOP_SECONDS + 5
     assert unit["KillMode"] == "mixed", "the instance ends its courier"
     assert int(unit["TimeoutStopSec"]) > seconds
-    assert manifest("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > seconds
+    assert (
+        fleet()["Deployment", "notbefore-fleet"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > seconds
+    )
     options = make_parser(["fleet"]).parse_args(unit["ExecStart"].split()[1:])
     assert options.listen != load(None, {}, {}).server.listen, "an agent on the same machine has that port"
 
@@ -150,12 +153,15 @@ def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None
 # ---- Kubernetes
 
 
-def manifest(kind: str, name: str | None = None) -> Any:
-    """The manifest of this kind; ``name``: of several. Deployments are the fleet's, everything else is the agent's."""
-    wanted = name or ("notbefore-fleet" if kind == "Deployment" else "notbefore")
-    found = [values for path in MANIFESTS for values in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
-    (only,) = (one for one in found if (one["kind"], one.get("metadata", {}).get("name")) == (kind, wanted))
-    return only
+def agent_pod() -> Any:
+    """The pod of the agent, as the chart makes it."""
+    return rendered({})["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
+
+
+def fleet() -> dict[tuple[str, str], Any]:
+    """The manifests of `notbefore fleet`, by kind and name."""
+    found = (values for path in MANIFESTS for values in yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
@@ -165,11 +171,7 @@ def test_kubernetes_takes_it(path: Path) -> None:
 
 
 FOREIGN = {  # not Kubernetes' own: nobody has their schemas
-    "Kustomization": "kustomize.config.k8s.io/v1beta1",
     "PodMonitor": "monitoring.coreos.com/v1",
-    "PrometheusRule": "monitoring.coreos.com/v1",
-    "Certificate": "cert-manager.io/v1",
-    "Issuer": "cert-manager.io/v1",
 }
 
 
@@ -180,61 +182,9 @@ def check_schema(values: Any) -> None:
         kubernetes_validate.validate(values, kubernetes_validate.latest_version(), strict=True)
 
 
-def built(directory: str) -> dict[tuple[str, str], Any]:
-    """What an overlay amounts to, by kind and name: as much of kustomize as ours need."""
-    place = (CONFIG / "kubernetes" / directory).resolve()
-    values = yaml.safe_load((place / "kustomization.yaml").read_text(encoding="utf-8"))
-    found: dict[tuple[str, str], Any] = {}
-    for name in values["resources"]:
-        if (place / name).is_dir():
-            found |= built(str(place / name))
-        else:
-            documents = yaml.safe_load_all((place / name).read_text(encoding="utf-8"))
-            found |= {(one["kind"], one["metadata"]["name"]): one for one in documents}
-    for entry in values.get("configMapGenerator", ()):
-        data = {name: (place / name).read_text(encoding="utf-8") for name in entry["files"]}
-        found["ConfigMap", entry["name"]] = {"apiVersion": "v1", "kind": "ConfigMap", "data": data}
-    for entry in values.get("patches", ()):
-        patch = yaml.safe_load(entry["patch"])
-        if isinstance(patch, list):
-            item = found[entry["target"]["kind"], entry["target"]["name"]]
-            for step in patch:
-                apply(item, step["path"].strip("/").split("/"), step)
-        else:
-            key = (patch["kind"], patch["metadata"]["name"])
-            found[key] = merged(found[key], patch)
-    return found
-
-
-def apply(item: Any, path: list[str], step: Any) -> None:
-    assert step["op"] == "add"
-    for part in path[:-1]:
-        item = item[int(part) if isinstance(item, list) else part]
-    assert path[-1] not in item
-    item[path[-1]] = step["value"]
-
-
-def merged(old: Any, new: Any) -> Any:
-    """A strategic merge: of lists each item by its name."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return old | {key: merged(old.get(key), value) for key, value in new.items()}
-    if isinstance(old, list) and isinstance(new, list):
-        names = [item["name"] for item in old]
-        changed = {item["name"]: item for item in new}
-        kept = [merged(item, changed[item["name"]]) if item["name"] in changed else item for item in old]
-        return kept + [item for item in new if item["name"] not in names]
-    return new
-
-
-OVERLAYS = ("base", "open", "tls")
-FLEET = "fleet-monitoring"
-
-
-@pytest.mark.parametrize("directory", [*OVERLAYS, FLEET])
-def test_an_overlay_amounts_to_what_kubernetes_takes_and_each_volume_is_mounted(directory: str) -> None:
-    found = built(directory)
-    for values in found.values():
-        check_schema(values)
+@pytest.mark.parametrize("access", [*ACCESS, "fleet"])
+def test_each_volume_is_mounted(access: str) -> None:
+    found = fleet() if access == "fleet" else rendered(ACCESS[access])
     (pods,) = (values for (kind, _), values in found.items() if kind in ("DaemonSet", "Deployment"))
     pod = pods["spec"]["template"]["spec"]
     assert {volume["name"] for volume in pod["volumes"]} == {
@@ -242,43 +192,18 @@ def test_an_overlay_amounts_to_what_kubernetes_takes_and_each_volume_is_mounted(
     }
 
 
-if shutil.which("kubectl"):  # few have it, and Debian's is too old
-
-    @pytest.mark.parametrize("directory", [*OVERLAYS, FLEET])
-    def test_kustomize_builds_what_the_tests_build(directory: str) -> None:
-        done = run("kubectl", "kustomize", CONFIG / "kubernetes" / directory)
-        assert done.returncode == 0, done.stderr
-        text = re.sub(r"(name: notbefore(?:-fleet)?)-[bcdfghkmt2456789]{10}$", r"\1", done.stdout, flags=re.MULTILINE)
-        text = text.replace("image: notbefore:0.1.0", "image: notbefore")
-        theirs = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
-        ours = built(directory)
-        assert set(ours) == set(theirs)
-        for key, values in ours.items():
-            assert by_name(values.get("spec")) == by_name(theirs[key].get("spec"))
-            assert values.get("data") == theirs[key].get("data")
-
-
-def by_name(values: Any) -> Any:
-    """Lists of things with names in the order of these."""
-    if isinstance(values, dict):
-        return {key: by_name(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return sorted(map(by_name, values), key=lambda item: str(item.get("name")) if isinstance(item, dict) else "")
-    return values
-
-
-@pytest.mark.parametrize("directory", OVERLAYS)
-def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(directory: str, tmp_path: Path) -> None:
-    """The overlay's own configuration and probes, with another port, and the pod's paths below a directory of ours."""
-    port, web, overlay = free_port(), tmp_path / "run" / "notbefore-web", built(directory)
-    text = overlay["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
+@pytest.mark.parametrize("access", ACCESS)
+def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: str, tmp_path: Path) -> None:
+    """The chart's own configuration and probes, with another port, and the pod's paths below a directory of ours."""
+    port, web, chart = free_port(), tmp_path / "run" / "notbefore-web", rendered(ACCESS[access])
+    text = chart["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
     text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
     config = tmp_path / "notbefore.yml"
     values = yaml.safe_load(text) or {}
     values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{port}")  # not the usual one: others may have it
     config.write_text(yaml.safe_dump(values), encoding="utf-8")
     web.mkdir(parents=True)
-    secrets = yaml.safe_load_all((CONFIG / "kubernetes/tls/secret.example.yaml").read_text(encoding="utf-8"))
+    secrets = yaml.safe_load_all((CONFIG / "kubernetes/secret.example.yaml").read_text(encoding="utf-8"))
     example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")["stringData"]["web.yml"]
     hashed = bcrypt.hashpw(b"hunter2", bcrypt.gensalt(4)).decode()
     (web / "web.yml").write_text(re.sub(r"\$2b\$\S+", hashed, example), encoding="utf-8")
@@ -288,7 +213,7 @@ def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(director
     certificate.private_key_pem.write_to_path(web / "tls.key")
     certificate.cert_chain_pems[0].write_to_path(web / "tls.crt")
 
-    pod = overlay["DaemonSet", "notbefore"]["spec"]["template"]["spec"]["containers"][0]
+    pod = chart["DaemonSet", "notbefore"]["spec"]["template"]["spec"]["containers"][0]
     probes = [pod[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")]
 
     def asked(command: list[str]) -> int:
@@ -306,8 +231,8 @@ def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(director
 
         try:
             eventually(probed, 240)  # seconds: each is a process
-            if directory == "tls":
-                (endpoint,) = overlay["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
+            if access == "tls":
+                (endpoint,) = chart["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
                 name = endpoint["tlsConfig"]["serverName"]
                 url = f"{endpoint['scheme']}://{name}:{port}{endpoint['path']}"
                 curl = (
@@ -327,40 +252,26 @@ def test_the_probes_ask_the_agent_of_the_overlay_and_prometheus_gets_in(director
     assert 0 not in [asked(probe) for probe in probes]
 
 
-def test_only_an_overlay_that_says_so_listens_beyond_the_node() -> None:
-    configurations = {name: built(name)["ConfigMap", "notbefore"]["data"]["notbefore.yml"] for name in OVERLAYS}
-    servers = {name: yaml.safe_load(text).get("server", {}) for name, text in configurations.items()}
-    assert "listen" not in servers["base"]
+def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
+    texts = {name: rendered(ACCESS[name])["ConfigMap", "notbefore"]["data"]["notbefore.yml"] for name in ACCESS}
+    servers = {name: yaml.safe_load(text).get("server", {}) for name, text in texts.items()}
+    assert "listen" not in servers["node"]
     assert {name: server.get("insecure", False) for name, server in servers.items()} == {
-        "base": False, "open": True, "tls": False,
+        "node": False, "open": True, "tls": False,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("directory", ["base", "fleet", FLEET, "monitoring", "open", "rules", "tls"])
-def test_a_kustomization_names_all_that_lies_beside_it(directory: str) -> None:
-    place = CONFIG / "kubernetes" / directory
-    values = yaml.safe_load((place / "kustomization.yaml").read_text(encoding="utf-8"))
-    named = {name for name in values["resources"] if not name.startswith("..")}
-    assert named == {path.name for path in place.glob("*.yaml")} - {"kustomization.yaml", "secret.example.yaml"}
-    for generator in values.get("configMapGenerator", ()):
-        for name in generator["files"]:
-            load(place / name, {}, {})  # raises what is wrong
-
-
 def test_the_instances_of_the_fleet_have_what_they_need_and_no_more() -> None:
-    found = built(FLEET)
-    fleet, name = found["Deployment", "notbefore-fleet"]["spec"], "notbefore-fleet"
-    pod, (container,) = fleet["template"]["spec"], fleet["template"]["spec"]["containers"]
+    found, name = fleet(), "notbefore-fleet"
+    pods = found["Deployment", name]["spec"]
+    pod, (container,) = pods["template"]["spec"], pods["template"]["spec"]["containers"]
     assert found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False)
-    assert (
-        container["securityContext"]
-        == manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]["securityContext"]
-    )
+    assert container["securityContext"] == agent_pod()["containers"][0]["securityContext"]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted["state"] == str(default_state_dir())
-    labels = fleet["selector"]["matchLabels"]
-    assert labels.items() <= fleet["template"]["metadata"]["labels"].items()
+    labels = pods["selector"]["matchLabels"]
+    assert labels.items() <= pods["template"]["metadata"]["labels"].items()
     selecting = [found[kind, name]["spec"] for kind in ("PodDisruptionBudget", "PodMonitor")]
     assert [one["selector"]["matchLabels"] for one in selecting] == [labels, labels]
     assert found["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"] == labels
@@ -377,7 +288,7 @@ def test_the_instances_of_the_fleet_have_what_they_need_and_no_more() -> None:
 
 
 def test_the_pods_have_what_the_agent_needs_and_no_more() -> None:
-    pod = manifest("DaemonSet")["spec"]["template"]["spec"]
+    pod = agent_pod()
     (container,) = pod["containers"]
     assert pod["hostNetwork"] is True
     assert pod["terminationGracePeriodSeconds"] > STOP_SECONDS + 5
@@ -390,17 +301,19 @@ def test_the_pods_have_what_the_agent_needs_and_no_more() -> None:
     assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
     assert mounted["state"] == str(default_state_dir())
     port = container["ports"][0]["name"]
-    assert port == manifest("PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]
-    assert port == manifest("NetworkPolicy")["spec"]["ingress"][0]["ports"][0]["port"]
+    found = rendered(ACCESS["open"])
+    assert port == found["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"][0]["port"]
+    assert port == found["NetworkPolicy", "notbefore"]["spec"]["ingress"][0]["ports"][0]["port"]
 
 
 def test_the_documents_speak_of_these_pods() -> None:
-    container = manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]
-    assert container["args"] == ["run", "/etc/notbefore/notbefore.yml"]
+    assert agent_pod()["containers"][0]["args"] == ["run", "/etc/notbefore/notbefore.yml"]
     typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    spaces = {manifest("Namespace", name)["metadata"]["name"] for name in ("notbefore", "notbefore-fleet")}
-    assert set(re.findall(r"kubectl -n (\S+)", typed)) == spaces
-    assert all((ROOT / place / "kustomization.yaml").exists() for place in re.findall(r"apply -k (config/\S+)", typed))
+    assert ("Namespace", "notbefore-fleet") in fleet()
+    assert set(re.findall(r"kubectl -n (\S+)", typed)) == {"notbefore", "notbefore-fleet"}
+    applied = re.findall(r"apply -f (config/\S+)", typed)
+    assert applied
+    assert all((ROOT / place).is_file() for place in applied)
     commands = re.findall(r"exec POD -- (\S+)", typed)
     assert set(commands) == {"notbefore"}, "there is little else in the image"
 

@@ -1,10 +1,8 @@
-"""The Helm chart, rendered by Helm's own library: equal to the kustomize overlays, and valid in every Kubernetes."""
+"""The Helm chart, rendered by Helm's own library: valid in every Kubernetes that AKS offers."""
 
-import copy
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,11 +11,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from integration.test_deployment import BIN, ROOT, built, by_name
+from integration.test_deployment import BIN, ROOT
 from notbefore.config.load import load
 from support.agent import run
+from support.chart import ACCESS, CHART, rendered
 
-CHART: Final = ROOT / "config" / "helm" / "notbefore"
 # AKS offers the newest three versions, and older ones with long-term support
 KUBERNETES: Final = [f"1.{minor}.0" for minor in range(29, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
 CUSTOM: Final = {  # not Kubernetes' own
@@ -25,11 +23,6 @@ CUSTOM: Final = {  # not Kubernetes' own
     "PrometheusRule": ("monitoring.coreos.com/v1",),
     "Certificate": ("cert-manager.io/v1",),
     "Issuer": ("cert-manager.io/v1",),
-}
-OVERLAYS: Final[dict[str, dict[str, Any]]] = {
-    "base": {},
-    "open": {"access": "open", "podMonitor": {"enabled": True}},
-    "tls": {"access": "tls", "podMonitor": {"enabled": True}},
 }
 EVERYTHING: Final[dict[str, Any]] = {
     "image": {"repository": "registry.example.org/notbefore", "digest": "sha256:" + "0" * 64},
@@ -52,63 +45,14 @@ EVERYTHING: Final[dict[str, Any]] = {
 }
 
 
-def rendered(
-    values: dict[str, Any], *, name: str = "notbefore", namespace: str = "notbefore"
-) -> dict[tuple[str, str], Any]:
-    """The objects that `helm template` gives, by kind and name."""
-    with helm_python.Chart.load(CHART) as chart:
-        chart.validate_schema(values)
-        texts = chart.render(values, name=name, namespace=namespace)
-    objects = [one for path, text in texts.items() if path.endswith(".yaml") for one in yaml.safe_load_all(text) if one]
-    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    assert len(found) == len(objects)
-    return found
-
-
-def bare(values: Any) -> Any:
-    """Without what only Helm, or only kustomize, adds: labels, the namespace, the tag of the image, a checksum."""
-    values = copy.deepcopy(values)
-    values.pop("metadata", None)
-    for labels in found_labels(values):
-        for label in ("instance", "version", "managed-by"):
-            labels.pop(f"app.kubernetes.io/{label}", None)
-    pod = values.get("spec", {}).get("template", {})
-    pod.get("metadata", {}).pop("annotations", None)
-    for container in (*pod.get("spec", {}).get("containers", ()), *pod.get("spec", {}).get("initContainers", ())):
-        container["image"] = "notbefore"
-        container.pop("imagePullPolicy", None)  # Kubernetes' own default for a tag that is not `latest`
-    if values["kind"] == "ConfigMap":
-        values["data"] = {key: yaml.safe_load(text) for key, text in values["data"].items()}
-    return by_name(values)
-
-
-def found_labels(values: Any) -> Iterator[dict[str, str]]:
-    if isinstance(values, dict):
-        yield from (values[key] for key in ("labels", "matchLabels") if key in values)
-        for value in values.values():
-            yield from found_labels(value)
-    elif isinstance(values, list):
-        for value in values:
-            yield from found_labels(value)
-
-
-@pytest.mark.parametrize("values", [{}, OVERLAYS["open"], OVERLAYS["tls"], EVERYTHING], ids=str)
+@pytest.mark.parametrize("values", [{}, ACCESS["open"], ACCESS["tls"], EVERYTHING], ids=str)
 def test_helm_lint_has_nothing_to_say(values: dict[str, Any]) -> None:
     said = helm_python.lint(CHART, values, strict=True)
     assert (said["messages"], said["errors"], said["total_charts_linted"]) == ([], [], 1)
 
 
-@pytest.mark.parametrize("directory", OVERLAYS)
-def test_the_chart_and_the_overlay_are_the_same(directory: str) -> None:
-    ours = {key: bare(one) for key, one in built(directory).items() if key[0] != "Namespace"}  # Helm makes none
-    theirs = {key: bare(one) for key, one in rendered(OVERLAYS[directory]).items()}
-    assert set(theirs) == set(ours)
-    for key, one in theirs.items():
-        assert one == ours[key], key
-
-
 @pytest.mark.parametrize("version", KUBERNETES)
-@pytest.mark.parametrize("values", [*OVERLAYS.values(), EVERYTHING], ids=[*OVERLAYS, "everything"])
+@pytest.mark.parametrize("values", [*ACCESS.values(), EVERYTHING], ids=[*ACCESS, "everything"])
 def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any], version: str) -> None:
     for one in rendered(values, name="other", namespace="elsewhere").values():
         if one["kind"] in CUSTOM:

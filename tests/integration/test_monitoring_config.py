@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from support.agent import run
+from support.chart import ACCESS, rendered
 
 CONFIG: Final = Path(__file__).parents[2] / "config"
 ALERTMANAGER: Final = CONFIG / "alertmanager/alertmanager.yml"
@@ -53,7 +54,7 @@ def relabeled(relabelings: list[dict[str, Any]], directory: Path, *found: dict[s
 
 @needs_promtool
 def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: Path) -> None:
-    monitor = yaml.safe_load((CONFIG / "kubernetes/monitoring/podmonitor.yaml").read_text(encoding="utf-8"))
+    monitor = rendered(ACCESS["open"])["PodMonitor", "notbefore"]
     assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
 

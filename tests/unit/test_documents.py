@@ -47,12 +47,7 @@ def reference() -> ModuleType:
     return module
 
 
-RULES = "../config/kubernetes/rules/prometheusrule.yaml"
-
-
-@pytest.mark.parametrize(
-    "name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md", RULES]
-)
+@pytest.mark.parametrize("name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md"])
 def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     made = reference().PAGES[name]()
