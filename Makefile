@@ -9,12 +9,13 @@ PARALLEL ?= --numprocesses 8 --dist loadscope --no-loadscope-reorder
 ALONE     = $(shell grep -rl --include='*.py' 'mark[.]alone' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench reference dashboards dashboard-pictures bundle release-check clean
+.PHONY: help demo demo-fleet test check bench reference dashboards dashboard-pictures bundle release-check clean
 # what the bundle can do beyond the agent itself
 EXTRAS ?= apprise,web
 
 help:
 	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
+	@echo 'make demo-fleet  200 VMs, an Event Hub and instances of `notbefore fleet` (KEEP=1: stay until Ctrl-C)'
 	@echo 'make test    all tests, with the coverage gates'
 	@echo 'make check   ruff, mypy, import directions'
 	@echo 'make bench   the figures that are claimed'
@@ -41,6 +42,9 @@ $(VENV)/dev: $(VENV)/base
 
 demo: $(VENV)/base
 	@$(BIN)/notbefore demo $(if $(KEEP),--keep)
+
+demo-fleet: $(VENV)/dev
+	@PYTHONPATH=tests $(BIN)/python -m support.demo_fleet $(if $(KEEP),--keep)
 
 test: $(VENV)/dev
 	@$(BIN)/coverage erase

@@ -174,7 +174,7 @@ if [ "$start" = yes ]; then
     systemctl restart notbefore.service # returns when it is ready
     "$prefix/bin/notbefore" health /etc/notbefore/notbefore.yml
     systemctl --no-pager --lines=0 status notbefore.service
-    echo "What is scheduled: notbefore events --watch. Sinks and routes: /etc/notbefore/notbefore.yml, then this script again."
+    echo "What is scheduled: notbefore events. Sinks and routes: /etc/notbefore/notbefore.yml, then this script again."
 else
     echo "Installed, and not started: systemctl daemon-reload && systemctl enable --now notbefore.service"
 fi

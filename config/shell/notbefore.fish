@@ -57,7 +57,7 @@ complete -c notbefore -e
 complete -c notbefore -f
 
 complete -c notbefore -n _shtab_notbefore_using -s h -l help -d 'show this help message and exit'
-complete -c notbefore -n _shtab_notbefore_using -l version -d 'show the version'
+complete -c notbefore -n _shtab_notbefore_using -s V -l version -d 'show the version'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a run -d 'Watch the events of this VM; serve metrics, page and API.'
 complete -c notbefore -n '_shtab_notbefore_using run' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using run' -l listen -x -d 'server.listen: where to serve'
@@ -106,7 +106,6 @@ complete -c notbefore -n '_shtab_notbefore_using events' -l user -x -d 'the user
 complete -c notbefore -n '_shtab_notbefore_using events' -l password-file -xka "(__fish_complete_path (commandline -ct))" -d 'a file that holds the password'
 complete -c notbefore -n '_shtab_notbefore_using events' -l fleet -d 'ask an instance of `notbefore fleet` what is coming over the fleet'
 complete -c notbefore -n '_shtab_notbefore_using events' -l json -d 'JSON, one object a line'
-complete -c notbefore -n '_shtab_notbefore_using events' -l watch -d 'show it anew each second, with countdowns, until Ctrl-C'
 complete -c notbefore -n '_shtab_notbefore_using events; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the agent'"'"'s configuration: it names the address'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a history -d 'Show the last changes.'
 complete -c notbefore -n '_shtab_notbefore_using history' -s h -l help -d 'show this help message and exit'
@@ -194,7 +193,6 @@ complete -c notbefore -n '_shtab_notbefore_using simulate' -l json -d 'the list 
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a demo -d 'Watch events be announced, start and finish: a simulator and an agent, in fast time.'
 complete -c notbefore -n '_shtab_notbefore_using demo' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using demo' -l keep -d 'go on until Ctrl-C'
-complete -c notbefore -n '_shtab_notbefore_using demo' -l fleet -d '200 VMs, an Event Hub and `notbefore fleet` (needs the extra `demo`)'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a version -d 'Show the version.'
 complete -c notbefore -n '_shtab_notbefore_using version' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using version' -l json -d JSON

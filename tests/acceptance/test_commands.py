@@ -2,13 +2,9 @@
 
 import json
 import os
-import pty
-import re
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,9 +12,8 @@ import trustme
 import yaml
 
 from notbefore import __version__
-from notbefore.commands.watch import CLOSE, OPEN, TOP
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port, notbefore, run
+from support.agent import RunningAgent, free_port, notbefore, run
 from support.azure import FUTURE, ID, body, item
 
 
@@ -28,7 +23,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     with Simulator() as imds, RunningAgent(imds.endpoint, state) as running:
         imds.set_document(body())
         running.ready()
-        imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
+        imds.set_document(body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2))
         running.reported("announced")
         yield running
 
@@ -91,12 +86,6 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path) ->
     assert notbefore("history", "--state-dir", str(tmp_path / "none")).returncode == 3
 
 
-def test_a_reader_that_goes_away_is_no_traceback(agent: RunningAgent) -> None:
-    command = f"{sys.executable} -m notbefore history --json --url {url(agent)} | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=60)
-    assert b"Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("command", ["events", "history"])
 def test_when_no_agent_answers_it_says_what_to_do(command: str) -> None:
     done = notbefore(command, "--url", f"http://127.0.0.1:{free_port()}")
@@ -154,51 +143,50 @@ def test_each_answer_can_be_json(agent: RunningAgent) -> None:
     assert (json.loads(first)["found"], json.loads(first)["answers"]) == (asked, False)
 
 
-class Terminal:
-    """A command in a terminal of so many columns and lines."""
-
-    def __init__(self, *words: str, columns: int = 100, **environment: str) -> None:
-        size = {"COLUMNS": str(columns), "LINES": "12"}
-        self.pid, self._terminal = pty.fork()
-        if self.pid == 0:
-            order = [sys.executable, "-m", "notbefore", *words]
-            os.execve(sys.executable, order, {**os.environ, **size, **environment})  # noqa: S606 - our own command
-        self.shown = ""
-
-    def shows(self, text: str) -> str:
-        """Wait until it has written this; returns all that it has written."""
-        eventually(lambda: self._read() and text in self.shown)
-        return self.shown
-
-    def _read(self) -> bool:
-        if select.select([self._terminal], [], [], 0.1)[0]:
-            with suppress(OSError):  # it has ended
-                self.shown += os.read(self._terminal, 65_536).decode()
-        return True
-
-    def end(self) -> int:
-        """Ctrl-C; returns the exit code."""
-        os.write(self._terminal, b"\x03")
-        eventually(lambda: self._read() and CLOSE in self.shown)
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        os.close(self._terminal)
-        return code
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of ours, which begins after `notbefore`, as a shell does."""
+    words = ["bash", "-c", f"{sys.executable} -m notbefore {command}"]
+    return subprocess.run(words, capture_output=True, check=False, timeout=60, env={**os.environ, **environment})
 
 
-def test_events_can_be_watched_in_a_terminal(agent: RunningAgent) -> None:
-    watching = Terminal("events", "--watch", "--url", url(agent), columns=60, NO_COLOR="")
-    shown = watching.shows("NOT BEFORE")
-    assert OPEN in shown
-    assert "Scheduled events of" in shown
-    first = watching.shows("\x1b[1m")
-    eventually(lambda: len(watching.shows("Freeze").split(TOP)) > 3)
-    pictures = watching.shown.split(TOP)
-    assert pictures[1] != pictures[3], "the countdown ticks"
-    assert all(len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= 60 for line in first.replace("\r", "").split("\n"))
-    assert watching.end() == 0
-    plain = Terminal("events", "--watch", "--url", url(agent), NO_COLOR="1")
-    assert "\x1b[1m" not in plain.shows("Freeze")
-    assert plain.end() == 0
+def test_what_watch_shows_in_sixty_columns_has_each_id_whole(agent: RunningAgent) -> None:
+    shown = notbefore("events", "--url", url(agent)).stdout.splitlines()
+    assert [ID in line[:60] for line in shown] == [False, True]
+    assert shown[0][:60].split() == ["EVENT", "ID", "TYPE", "DUE"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["simulate --list", "simulate --list --json", "version"])
+def test_an_output_that_takes_nothing_is_said_in_one_line(command: str, unbuffered: str) -> None:
+    done = shell(f"{command} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert done.stderr == b"notbefore: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("word", ["--help", "--version", "demo --help", "simulate --list"])
+def test_a_closed_output_or_a_reader_that_goes_away_is_no_traceback(word: str) -> None:
+    assert shell(f"{word} >&-").stderr == b""
+    assert shell(f"{word} | true").stderr == b""
+
+
+def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent) -> None:
+    done = shell(f"events --url {url(agent)}", PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"WestNO_0, \u017eaba" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [("-V", "version"), ("demo --version", "version"), ("help", "--help"), ("help demo", "demo --help")],
+)
+def test_it_is_understood_as_a_person_types_it(typed: str, same: str) -> None:
+    done = notbefore(*typed.split())
+    assert (done.returncode, done.stdout) == (0, notbefore(*same.split()).stdout)
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest_one() -> None:
+    done = notbefore("event")
+    assert (done.returncode, "there is no command 'event': did you mean 'events'?" in done.stderr) == (2, True)
 
 
 # Root without CAP_DAC_OVERRIDE: permissions hold for it as for everybody, and it can still read an interpreter and an

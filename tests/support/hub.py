@@ -13,7 +13,7 @@ from proton import Message
 
 from support.agent import PATIENCE, free_port
 
-ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 KEY = "c2VjcmV0LWtleS1vZi10aGUtaHVi"
 
 
@@ -33,20 +33,20 @@ class Stored(NamedTuple):
 
 
 class Hub:
-    """``python -m notbefore.simulator.event_hub`` with a hub ``changes``, kept on disk."""
+    """``python -m support.event_hub`` with a hub ``changes``, kept on disk."""
 
     def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
         self.port = free_port()
         self._store = directory / "hub"
         self._command = [
-            sys.executable, "-m", "notbefore.simulator.event_hub", "--port", str(self.port),
+            sys.executable, "-m", "support.event_hub", "--port", str(self.port),
             "--hub", f"changes:{partitions}", "--key", f"root={KEY}", "--store", str(self._store), *words,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            self._command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout
         assert self._process.stdout.readline().startswith("listening")
@@ -58,7 +58,7 @@ class Hub:
         return self._process.pid
 
     def order(self, word: str) -> None:
-        """See ``notbefore/simulator/event_hub.py``."""
+        """See ``support/event_hub/__main__.py``."""
         assert self._process
         assert self._process.stdin
         assert self._process.stdout

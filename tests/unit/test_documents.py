@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from notbefore.commands.main import COMMANDS, joined, make_parser
+from notbefore.commands.main import COMMANDS, make_parser, understood
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.sinks import KINDS
@@ -176,7 +176,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "line"), sorted(set(commands())))
 def test_a_command_can_be_typed(name: str, line: str) -> None:
-    words = joined([word.rstrip(",") for word in shlex.split(line, posix=False)][1:])
+    words = understood([word.rstrip(",") for word in shlex.split(line, posix=False)][1:])
     if len(words) == 1:  # only its name: there must be one of that name
         with pytest.raises(SystemExit) as end:
             make_parser(words).parse_args([*words, "--help"])

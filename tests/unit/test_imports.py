@@ -42,8 +42,6 @@ LATE = (
     "otlp.sender",
     "otlp.session",
     "otlp.signals",
-    "simulator.event_hub",
-    "simulator.hub_connection",
     "web.page.render",
 )
 HEAVY = (  # only inside functions: nobody pays for them unasked

@@ -14,8 +14,7 @@ import pytest
 from notbefore.commands.approve import describe
 from notbefore.commands.events import OF_AGENT
 from notbefore.commands.history import show_history
-from notbefore.commands.tables import due, remarks
-from notbefore.commands.watch import show
+from notbefore.commands.tables import due, remarks, show_listing
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
@@ -53,7 +52,7 @@ def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(left: float 
 
 def test_nothing_is_said_in_words() -> None:
     out = io.StringIO()
-    show(OF_AGENT, answer(last=datetime.now(UTC)), out)
+    show_listing(OF_AGENT, answer(last=datetime.now(UTC)), out)
     show_history([], out, as_json=False)
     assert out.getvalue() == "Nothing is scheduled.\nNo change has been seen.\n"
 
@@ -103,7 +102,7 @@ def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
     event |= dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds"))  # type: ignore[arg-type]  # unknown
     out = io.StringIO()
     listed = [event | {"event_type": "a\x1b[2Jb\n", "resources": ["r"]}]
-    show(OF_AGENT, answer(last=datetime.now(UTC), events=listed), out)
+    show_listing(OF_AGENT, answer(last=datetime.now(UTC), events=listed), out)
     assert "\x1b" not in out.getvalue()
     assert out.getvalue().count("\n") == 2
 

@@ -43,17 +43,10 @@ SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed,
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whether to stay."""
     parser.add_argument("--keep", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument(
-        "--fleet", action="store_true", help="200 VMs, an Event Hub and `notbefore fleet` (needs the extra `demo`)"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Play; returns 0 if every expected change was seen. Raises ``NotBeforeError`` when the agent does not start."""
-    if options.fleet:
-        from notbefore.commands.demo_fleet import run_demo  # noqa: PLC0415 - only where it is asked for
-
-        return run_demo(keep=options.keep)
     with ExitStack() as stack:
         state = stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))
         simulator = stack.enter_context(Simulator(VMS))

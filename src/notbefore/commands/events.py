@@ -6,8 +6,8 @@ from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.fleet_events import OF_FLEET
-from notbefore.commands.tables import NOTHING, due, remarks, table
-from notbefore.commands.watch import DIM, RED, SOON, YELLOW, Board, show, watch
+from notbefore.commands.options import add_json
+from notbefore.commands.tables import Listing, due, remarks, show_listing, table
 from notbefore.core.duration import span
 
 
@@ -17,18 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fleet", action="store_true", help="ask an instance of `notbefore fleet` what is coming over the fleet"
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="JSON, one object a line")
-    form.add_argument("--watch", action="store_true", help="show it anew each second, with countdowns, until Ctrl-C")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
-    agent, board = agent_client(options), OF_FLEET if options.fleet else OF_AGENT
-    if options.watch:
-        return watch(board, agent, sys.stdout)
-    answer = agent.ask(board.path)
-    show(board, answer, sys.stdout, as_json=options.json)
+    listing = OF_FLEET if options.fleet else OF_AGENT
+    answer = agent_client(options).ask(listing.path)
+    show_listing(listing, answer, sys.stdout, as_json=options.json)
     if not options.json and not options.fleet:
         show_approvals(answer["events"], sys.stdout)
     return 0
@@ -58,40 +54,25 @@ def _by_urgency(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(answer["events"], key=lambda event: (event["event_status"] != "Started", event["not_before"] or "9"))
 
 
-def _title(answer: dict[str, Any]) -> str:
-    vm = (answer["vm"] or {}).get("name") or "this VM"
-    return f"Scheduled events of {vm}: {len(answer['events'])} listed."
-
-
-def _row(event: dict[str, Any], left: float | None) -> tuple[str, ...]:
+def _row(event: dict[str, Any]) -> tuple[str, ...]:
     return (
+        event["event_id"],
         event["event_type"],
+        due(event["seconds_to_not_before"]),
         event["event_status"],
         event["scope"],
         event["not_before"] or "-",
-        due(left),
         span(event["expected_duration_seconds"]),
-        ", ".join(event["resources"]),
-        event["event_id"],
         event["event_source"] or "-",
+        ", ".join(event["resources"]),
     )
 
 
-def _style(event: dict[str, Any], left: float | None) -> str:
-    if event["scope"] == "peer":
-        return DIM
-    if event["event_status"] == "Started":
-        return RED
-    return YELLOW if left is not None and left < SOON else ""
-
-
-OF_AGENT: Final = Board(
+OF_AGENT: Final = Listing(
     path="/api/v1/events",
-    head=("TYPE", "STATUS", "SCOPE", "NOT BEFORE", "DUE", "EXPECTED", "RESOURCES", "EVENT ID", "SOURCE"),
+    # the first three fit into 60 columns: `watch` cuts what is longer, and `approve` needs the id whole
+    head=("EVENT ID", "TYPE", "DUE", "STATUS", "SCOPE", "NOT BEFORE", "EXPECTED", "SOURCE", "RESOURCES"),
     listed=_by_urgency,
-    title=_title,
     remarks=remarks,
-    nothing=NOTHING,
     row=_row,
-    style=_style,
 )

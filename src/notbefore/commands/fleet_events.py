@@ -2,8 +2,7 @@
 
 from typing import Any, Final
 
-from notbefore.commands.tables import due
-from notbefore.commands.watch import RED, SOON, YELLOW, Board
+from notbefore.commands.tables import Listing, due
 from notbefore.core.text import some_of
 
 HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID")
@@ -20,16 +19,12 @@ def _remarks(answer: dict[str, Any], _now: object) -> list[str]:
     ]
 
 
-def _title(answer: dict[str, Any]) -> str:
-    return f"{len(answer['waves'])} waves of events over the fleet, {answer['heard']} VMs heard from."
-
-
-def _row(wave: dict[str, Any], left: float | None) -> tuple[str, ...]:
+def _row(wave: dict[str, Any]) -> tuple[str, ...]:
     return (
         wave["event_type"],
         wave["status"],
         f"{wave['not_before'][:19]}Z" if wave["not_before"] else "-",  # to the second
-        due(left),
+        due(wave["seconds_to_not_before"]),
         f"{wave['events']} ({wave['over']} over)" if wave["over"] else str(wave["events"]),
         str(len(wave["vms"])),
         str(wave["reported_by"]),
@@ -39,19 +34,10 @@ def _row(wave: dict[str, Any], left: float | None) -> tuple[str, ...]:
     )
 
 
-def _style(wave: dict[str, Any], left: float | None) -> str:
-    if wave["status"] == "started":
-        return RED
-    return YELLOW if left is not None and left < SOON else ""
-
-
-OF_FLEET: Final = Board(
+OF_FLEET: Final = Listing(
     path="/api/v1/fleet/events",
     head=HEAD,
     listed=lambda answer: answer["waves"],
-    title=_title,
     remarks=_remarks,
-    nothing=NOTHING,
     row=_row,
-    style=_style,
 )

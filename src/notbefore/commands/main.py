@@ -1,13 +1,16 @@
 """The command line: parser and exit codes. Each command is a module of this room, imported only when it is called."""
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from notbefore.core.text import escaped
+from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
 # no docstrings: the agent may run with `python -OO`, which has none
@@ -21,6 +24,7 @@ OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
 CANNOT_START: Final = 3
+UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a standard output
 
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
 # name: (what it does, an example). `check-config` is the module check_config, with the functions add_arguments and run
@@ -39,7 +43,7 @@ COMMANDS: Final = {
         "notbefore check-config --connect /etc/notbefore/notbefore.yml",
     ),
     "discover": ("look for IMDS, and show what was found where", "notbefore discover"),
-    "events": ("show what is listed now, as a running agent knows it", "notbefore events --watch"),
+    "events": ("show what is listed now, as a running agent knows it", "notbefore events"),
     "history": ("show the last changes", "notbefore history --since 1h"),
     "health": ("ask a running agent whether it is healthy: exit code 0 if it is", "notbefore health --ready"),
     "drill": (
@@ -65,8 +69,30 @@ COMMANDS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; ``arguments`` are those of the process unless given."""
-    words = joined(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # it is closed: no file or connection may get its number
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is shown its number
+    try:
+        try:
+            return _run(understood(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # here, and not at the interpreter's end: there nobody can say why it failed
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed into it at the end
+        if not isinstance(error, BrokenPipeError):  # `notbefore history | head` is no failure to speak of
+            sys.stderr.write(f"notbefore: standard output cannot be written: {error.strerror}\n")
+        return FAILED
+
+
+def _run(words: Sequence[str]) -> int:
     parser = make_parser(words)
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        parser.error(f"there is no command {command!r}{one_of(command, COMMANDS)}")
     options, unknown = parser.parse_known_args(words)
     if unknown:  # `parse_args` would show the usage of `notbefore` instead of that of the command
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -81,15 +107,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NotBeforeError as error:
         sys.stderr.write(f"notbefore: {escaped(str(error))}\n")
         return _exit_code(error)
-    except BrokenPipeError:  # `notbefore history | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed into the broken pipe
-        return FAILED
     except KeyboardInterrupt:
         return FAILED
 
 
-def joined(words: Sequence[str]) -> Sequence[str]:
-    """Return the words with `fleet report` as the command that it is; a configuration of that name is `./report`."""
+def understood(words: Sequence[str]) -> Sequence[str]:
+    """Return the words as the parser takes them: `help events` as `events --help`, `fleet report` as one command.
+
+    A configuration called `report` is `./report`.
+    """
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     two = "-".join(words[:2])
     return [two, *words[2:]] if two in COMMANDS else words
 
@@ -107,7 +135,7 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(parser=parser)
-    parser.add_argument("--version", action="store_true", help=COMMANDS["version"][0])
+    parser.add_argument("-V", "--version", action="store_true", help=COMMANDS["version"][0])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, (text, example) in COMMANDS.items():
@@ -122,6 +150,7 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.set_defaults(parser=command)
+        command.add_argument("--version", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name == asked or every:
             _module(name).add_arguments(command)
     return parser

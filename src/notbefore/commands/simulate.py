@@ -10,7 +10,7 @@ from itertools import repeat
 from typing import Final
 
 from notbefore.commands.options import add_json
-from notbefore.commands.tables import print_json
+from notbefore.commands.tables import print_json, table
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError, SimulatorError
 from notbefore.simulator.scenarios import SCENARIOS
@@ -138,10 +138,8 @@ def _list(*, as_json: bool) -> int:
     if as_json:
         print_json([{"scenarios": {s.name: s.title for s in SCENARIOS.values()}, "faults": dict(FAULTS)}], sys.stdout)
         return 0
-    for title, rows in (
-        ("SCENARIO", [(s.name, f"{s.event_type}, notice {s.notice:g} s: {s.title}") for s in SCENARIOS.values()]),
-        ("FAULT", list(FAULTS.items())),
-    ):
-        width = max(len(name) for name, _ in rows) + 2
-        sys.stdout.write(f"{title}\n" + "".join(f"  {name.ljust(width)}{text}\n" for name, text in rows))
+    scenarios = [(s.name, s.event_type, f"{s.notice:g} s", s.title) for s in SCENARIOS.values()]
+    table(("SCENARIO", "TYPE", "NOTICE", "WHAT HAPPENS"), scenarios, sys.stdout)
+    sys.stdout.write("\n")
+    table(("FAULT", "WHAT HAPPENS"), list(FAULTS.items()), sys.stdout)
     return 0

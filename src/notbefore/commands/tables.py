@@ -1,8 +1,10 @@
 """How commands print: tables for people, JSON for scripts."""
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
+
+from msgspec import Struct
 
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
@@ -12,18 +14,34 @@ NOTHING: Final = "Nothing is scheduled."
 STALE: Final = timedelta(minutes=2)  # longer than the longest pause between two polls
 
 
+class Listing(Struct, frozen=True):
+    """How one of the agent's answers is printed."""
+
+    path: str  # where the agent gives the answer
+    head: tuple[str, ...]
+    listed: Callable[[dict[str, Any]], list[dict[str, Any]]]  # in the order in which they are shown
+    remarks: Callable[[dict[str, Any], datetime], list[str]]  # lines above the table
+    row: Callable[[dict[str, Any]], tuple[str, ...]]
+
+
+def show_listing(listing: Listing, answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+    """Print an answer: the remarks and the table, or one JSON object a line."""
+    listed = listing.listed(answer)
+    if as_json:
+        print_json(listed, out)
+        return
+    out.writelines(f"{escaped(text)}\n" for text in listing.remarks(answer, datetime.now(UTC)))
+    table(listing.head, [listing.row(one) for one in listed], out)
+
+
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
     """Print columns with a head; without rows, nothing."""
-    out.writelines(f"{line}\n" for line in columns(head, rows))
-
-
-def columns(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the lines of a table, the head first; none without rows."""
     if not rows:
-        return []
+        return
     cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    out.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def due(left: float | None) -> str:

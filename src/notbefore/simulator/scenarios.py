@@ -1,4 +1,4 @@
-"""The scenarios, pure: what the document shows at a given time of each.
+"""The scenarios of scenarios.json: what the document shows at a given time of each.
 
 Timing and texts follow Microsoft's documents of the service and captures of real VMs: minimum notice by type, some
 seconds of impact, about ten minutes from Started to gone.
@@ -7,8 +7,10 @@ seconds of impact, about ten minutes from Started to gone.
 import math
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 MINUTE: Final = 60.0
@@ -33,97 +35,8 @@ class Scenario(Struct, frozen=True):
 
 SCENARIOS: Final = {
     scenario.name: scenario
-    for scenario in (
-        Scenario(
-            "live-migration",
-            "a VM is moved while it runs, and pauses for some seconds",
-            "Freeze",
-            "Platform",
-            "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-            5,
-            15 * MINUTE,
-            10 * MINUTE,
-        ),
-        Scenario(
-            "host-agent-maintenance",
-            "the host's agent is updated: a pause of less than a second",
-            "Freeze",
-            "Platform",
-            "Host server is undergoing maintenance.",
-            0,
-            15 * MINUTE,
-            4 * MINUTE,
-        ),
-        Scenario(
-            "memory-preserving-update",
-            "the host is updated under the paused VM",
-            "Freeze",
-            "Platform",
-            "Host server is undergoing maintenance.",
-            9,
-            15 * MINUTE,
-            10 * MINUTE,
-        ),
-        Scenario(
-            "user-reboot",
-            "somebody restarts the VM from the portal",
-            "Reboot",
-            "User",
-            "Virtual machine is going to be restarted as requested by authorized user.",
-            -1,
-            15 * MINUTE,
-            7 * MINUTE,
-        ),
-        Scenario(
-            "platform-redeploy",
-            "failing hardware: the VM is moved to another node",
-            "Redeploy",
-            "Platform",
-            "Virtual machine is being moved to another host because of a degraded node.",
-            -1,
-            10 * MINUTE,
-            10 * MINUTE,
-        ),
-        Scenario(
-            "user-redeploy",
-            "somebody redeploys the VM",
-            "Redeploy",
-            "User",
-            "Virtual machine is going to be redeployed as requested by authorized user.",
-            -1,
-            10 * MINUTE,
-            10 * MINUTE,
-        ),
-        Scenario(
-            "hardware-failure",
-            "the hardware has failed: no notice, recovery is under way",
-            "Reboot",
-            "Platform",
-            "Virtual machine is being restarted because the host has failed.",
-            -1,
-            0,
-            10 * MINUTE,
-        ),
-        Scenario(
-            "spot-preemption",
-            "a Spot VM is evicted, with half a minute of notice",
-            "Preempt",
-            "Platform",
-            "Virtual machine is being evicted because Azure needs the capacity back.",
-            -1,
-            30.0,
-            MINUTE,
-        ),
-        Scenario(
-            "scale-set-termination",
-            "a VM of a scale set is deleted",
-            "Terminate",
-            "Platform",
-            "Virtual machine is being deleted from its scale set.",
-            -1,
-            5 * MINUTE,
-            2 * MINUTE,
-        ),
+    for scenario in msgspec.json.decode(
+        Path(__file__).with_name("scenarios.json").read_bytes(), type=tuple[Scenario, ...]
     )
 }
 

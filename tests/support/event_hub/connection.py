@@ -22,9 +22,9 @@ from proton import (
     timestamp,
 )
 
-from notbefore.simulator import amqp
-from notbefore.simulator.hub_log import Hub
-from notbefore.simulator.hub_server import BUSY, HubServer, Reader, condition
+from support.event_hub import amqp
+from support.event_hub.log import Hub
+from support.event_hub.server import BUSY, HubServer, Reader, condition
 
 CREDIT = 300
 
@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
     # ---- octets
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a server's is
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.server.clients.add(self)
         self.flush()

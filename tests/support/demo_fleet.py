@@ -1,4 +1,4 @@
-"""``notbefore demo --fleet``: 200 VMs in six scale sets, an Event Hub and instances of ``notbefore fleet``.
+"""``make demo-fleet``: 200 VMs in six scale sets, an Event Hub and instances of ``notbefore fleet``.
 
 The hub is the one that the tests use, and the VMs are simulated; what is notified comes from real instances over a real
 webhook. Checkpoints are in files, so the second instance is started when the first one is gone: several at a time need
@@ -18,20 +18,19 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from notbefore.commands.client import AgentClient
 from notbefore.commands.demo_agent import start_agent
-from notbefore.commands.fleet import LIBRARY
 from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.commands.fleet_report import show as show_report
-from notbefore.commands.watch import show as show_board
-from notbefore.config.checks import installed
+from notbefore.commands.tables import show_listing
 from notbefore.core.record import Heartbeat, Record, Vm
-from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.errors import NotBeforeError
 from notbefore.fleet.history import read_past
 from notbefore.fleet.report import Report
-from notbefore.simulator import fleet
+from support.fleet_maintenance import Maintenance, heartbeats, maintenance, message, scale_set
+from support.hub import Hub
 
 SETS: Final = {"web": 40, "data": 40, "batch": 30, "cache": 30, "queue": 30, "front": 30}
 SILENT: Final = ("data_3", "data_17")
@@ -39,7 +38,6 @@ HEARTBEAT_INTERVAL: Final = 4.0  # seconds between two heartbeats of a VM
 PROMISED_INTERVAL: Final = 20.0  # what they say that it is: a slow machine, which sends them late, makes nobody silent
 NOTICE: Final = 10.0  # seconds; of the last event 20 more
 AT_A_TIME: Final = 8  # VMs that one event of the maintenance affects
-KEY: Final = "ZGVtbw=="  # of the simulated hub, which is gone in a minute
 PATIENCE: Final = 120.0  # seconds for one step: a machine may be slow
 SETTINGS: Final = {
     "group_by": ["scale_set", "event_type"],  # the events of one scale set are one wave
@@ -50,8 +48,6 @@ SETTINGS: Final = {
 
 def run_demo(*, keep: bool) -> int:
     """Play; returns 0 if everything came as expected. Raises ``NotBeforeError`` when something does not start."""
-    if not all(map(installed, (LIBRARY, "azure.eventhub", "proton"))):
-        raise ConfigError("notbefore demo --fleet needs more libraries: pip install 'azure-notbefore[demo]'")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-")))
         show = _Show(directory, stack)
@@ -72,7 +68,7 @@ class _Show:
         self._directory, self._stack = directory, stack
         self._notified: queue.Queue[Record] = queue.Queue()
         self._seen: list[tuple[str, str]] = []  # type and change of each notification
-        self._connection = _start_hub(stack)
+        self._connection = stack.enter_context(Hub(directory)).connection_string()
         self._listen = f"127.0.0.1:{_start_receiver(self._notified, stack)}"
         self._vms = Vms(self._connection, stack)
         self._config = directory / "fleet.yml"
@@ -92,13 +88,13 @@ class _Show:
         vms.silence(SILENT)
         self._say(f"-- two VMs stop sending heartbeats: {', '.join(SILENT)}")
         web = [vm for vm in vms.all if vm.scale_set == "web"]
-        wave = fleet.maintenance(web, AT_A_TIME, datetime.now(UTC), NOTICE)
+        wave = maintenance(web, AT_A_TIME, datetime.now(UTC), NOTICE)
         self._say(
             f"-- a maintenance of the scale set web is announced: {len(wave)} events, and {len(web)} VMs see each"
         )
         vms.report(web, wave, "announced")
         self._expect("Freeze", "announced")
-        show_board(OF_FLEET, self._ask(), sys.stdout)
+        show_listing(OF_FLEET, self._ask(), sys.stdout)
         for number, event in enumerate(wave):
             if number == len(wave) // 2:
                 self._take_over()
@@ -189,7 +185,7 @@ class Vms:
     def __init__(self, connection: str, stack: ExitStack) -> None:
         from azure.eventhub import EventHubProducerClient  # noqa: PLC0415 - only the demo of a fleet needs it
 
-        self.all: list[Vm] = [vm for name, count in SETS.items() for vm in fleet.scale_set(name, count)]
+        self.all: list[Vm] = [vm for name, count in SETS.items() for vm in scale_set(name, count)]
         self.sent = 0  # records of events
         self._silent: frozenset[str] = frozenset()
         self._lock = threading.RLock()
@@ -205,9 +201,9 @@ class Vms:
         with self._lock:
             self._silent = frozenset(names)
             last = [vm for vm in self.all if vm.name in names]
-            self._send(fleet.heartbeats(last, datetime.now(UTC), HEARTBEAT_INTERVAL))
+            self._send(heartbeats(last, datetime.now(UTC), HEARTBEAT_INTERVAL))
 
-    def report(self, vms: list[Vm], events: list[fleet.Maintenance], kind: Any) -> None:
+    def report(self, vms: list[Vm], events: list[Maintenance], kind: Any) -> None:
         """Each VM reports that step of each event."""
         now = datetime.now(UTC)
         records = [event.seen(vm, kind, now) for vm in vms for event in events]
@@ -218,14 +214,14 @@ class Vms:
         while not self._over.wait(HEARTBEAT_INTERVAL):
             with self._lock:
                 alive = [vm for vm in self.all if vm.name not in self._silent]
-                self._send(fleet.heartbeats(alive, datetime.now(UTC), PROMISED_INTERVAL))
+                self._send(heartbeats(alive, datetime.now(UTC), PROMISED_INTERVAL))
 
     def _send(self, records: list[Record] | list[Heartbeat]) -> None:
         from azure.eventhub import EventData  # noqa: PLC0415 - as above
 
         groups: dict[str, list[bytes]] = {}
         for record in records:
-            key, body = fleet.message(record)
+            key, body = message(record)
             groups.setdefault(key, []).append(body)
         with self._lock:
             for key, bodies in groups.items():
@@ -263,25 +259,8 @@ def _start_receiver(notified: queue.Queue[Record], stack: ExitStack) -> int:
     return int(server.server_address[1])
 
 
-def _start_hub(stack: ExitStack) -> str:
-    """Start the hub; returns its connection string."""
-    command = [sys.executable, "-m", "notbefore.simulator.event_hub"]
-    words = ["--port", "0", "--hub", "changes:4", "--key", f"demo={KEY}"]
-    hub = subprocess.Popen([*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
-    stack.callback(_end, hub)
-    out: IO[str] | None = hub.stdout
-    line = out.readline() if out is not None else ""
-    if not line.startswith("listening"):
-        raise NotBeforeError("the simulated Event Hub did not start: see above")
-    port = line.strip().rpartition(":")[2]
-    return (
-        f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=demo;SharedAccessKey={KEY};"
-        "EntityPath=changes;UseDevelopmentEmulator=true"
-    )
-
-
 def _start(stack: ExitStack, *words: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - our own command
+    process = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL)
     stack.callback(_end, process)
     return process
 
@@ -296,3 +275,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_demo(keep="--keep" in sys.argv[1:]))

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from proton import Condition, symbol
 
-from notbefore.simulator import amqp
-from notbefore.simulator.hub_log import Hub
+from support.event_hub import amqp
+from support.event_hub.log import Hub
 
 BUSY = (
     "com.microsoft:server-busy",

@@ -1,6 +1,6 @@
-"""A small Event Hub on loopback, for the tests and `notbefore demo --fleet`; the extra `demo` has what it needs.
+"""A small Event Hub on loopback, for the tests and `make demo-fleet`; the extra `peers` has what it needs.
 
-``python -m notbefore.simulator.event_hub --hub changes:4 --key root=SECRET`` starts it.
+``python -m support.event_hub --hub changes:4 --key root=SECRET`` starts it.
 
 AMQP 1.0 by the Qpid Proton engine; asyncio moves the octets. It speaks what the unmodified Azure SDK asks for with
 ``UseDevelopmentEmulator=true``: SASL, ``$cbs`` with a real check of the SAS signature, ``$management`` READ, senders
@@ -19,8 +19,8 @@ import asyncio
 import ssl
 import sys
 
-from notbefore.simulator.hub_connection import ClientConnection
-from notbefore.simulator.hub_server import HubServer
+from support.event_hub.connection import ClientConnection
+from support.event_hub.server import HubServer
 
 
 async def serve(server: HubServer) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from notbefore.fleet.merge import FINISHED, SCHEDULED, STARTED, Standing, Story
 from notbefore.fleet.reading import Beat, Report, read
-from notbefore.simulator.fleet import heartbeats, maintenance, message, scale_set
+from support.fleet_maintenance import heartbeats, maintenance, message, scale_set
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 VMS = scale_set("web", 10)

@@ -1,0 +1,1 @@
+"""An Event Hub on loopback: ``python -m support.event_hub``."""
