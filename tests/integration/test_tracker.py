@@ -169,6 +169,7 @@ def test_an_update_over_a_boot_is_reported_once_the_vm_is_known(agents: Agents) 
     agents.sees({**MINE, "Description": "another"})
     assert agents.last("change") == ("announced",)
     agents.identify(THIS_VM)
+    agents.waits(1, UNCHANGED)
     assert agents.last("change", "scope") == ("updated", "self")
 
 
@@ -243,7 +244,7 @@ def test_a_machine_that_goes_on_as_another_vm_reports_what_is_listed_as_that_one
         (Vm(name=ME, vm_id="A-1"), Vm(name=ME, vm_id="a-2"), False),
         (Vm(name=ME), Vm(name=ME.lower(), vm_id="a-1"), True),  # without an id the name
         (Vm(name=ME, vm_id="A-1"), Vm(name=PEER), False),
-        (None, Vm(name=ME), False),  # nobody knows whose it was
+        (None, Vm(name=ME), True),  # nothing says that it was another one's
     ],
 )
 def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
@@ -252,6 +253,7 @@ def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
     clock = SteppedClock()
     agents = Agents(tmp_path / "other", clock, before)
     agents.sees()
+    agents.waits(10, UNCHANGED)
     agents.sees(OTHERS)
     agents.die()
     agents.clock.go(60)
@@ -262,8 +264,8 @@ def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
     assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == (["ended"] if own else [])
 
 
-@pytest.mark.parametrize(("vm_id", "kinds"), [("0-1", ["finished", "ended"]), ("0-7", [])])
-def test_what_was_gone_over_a_boot_waits_until_it_is_known_whose_it_was(
+@pytest.mark.parametrize(("vm_id", "kinds"), [("0-1", ["announced", "finished", "ended"]), ("0-7", ["announced"])])
+def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
     agents: Agents, caplog: pytest.LogCaptureFixture, vm_id: str, kinds: list[str]
 ) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
@@ -278,10 +280,92 @@ def test_what_was_gone_over_a_boot_waits_until_it_is_known_whose_it_was(
     agents.die()
     agents.boot("second", vm=None)  # a restart forgets nothing of it
     agents.sees(item("new", Resources=[PEER]))  # nor does another document
-    assert [one["azure.scheduled_event.id"] for one in agents.said[reported:]] == ["new"]
+    assert len(agents.said) == reported
+    assert not agents.now.listed.answered
     agents.identify(Vm(name=ME, vm_id=vm_id))
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported + 1 :]] == kinds
-    assert ("this disk was another VM's" in caplog.text) == (not kinds)
+    agents.waits(1, UNCHANGED)
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == kinds
+    assert ("this disk was another VM's" in caplog.text) == (vm_id != "0-1")
+    ids = [one["azure.scheduled_event.change_id"] for one in agents.said]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE, OTHERS)
+    agents.die()
+    agents.clock.go(60)
+    agents.boot("second", vm=None)
+    reported = len(agents.said)
+    agents.sees({**MINE, "Description": "another"})
+    agents.waits(9, UNCHANGED)
+    assert len(agents.said) == reported
+    agents.waits(1, UNCHANGED)
+    assert agents.last("change", "scope") == ("updated", "unknown")
+    assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
+
+
+def test_what_was_gone_over_a_boot_and_is_listed_before_the_vm_is_known_goes_on(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.die()
+    agents.clock.go(5000)
+    agents.boot("second", vm=None)
+    reported = len(agents.said)
+    agents.sees()
+    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 15:00:00 GMT"})
+    assert len(agents.said) == reported
+    agents.identify(THIS_VM)
+    agents.waits(1, UNCHANGED)
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == ["updated"]
+
+
+def test_a_disk_that_was_another_vms_gives_no_id_twice(agents: Agents) -> None:
+    agents.identify(Vm(name=ME, vm_id="0-1"))
+    agents.sees()
+    agents.sees(OTHERS)
+    agents.die()
+    agents.boot("second", vm=None)
+    agents.sees()
+    agents.identify(Vm(name=PEER, vm_id="0-2"))
+    agents.sees(OTHERS)
+    ids = [one["azure.scheduled_event.change_id"] for one in agents.said]
+    assert len(ids) == len(set(ids)) == 2
+
+
+def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    agents.die()
+    for boot in ("second", "third"):
+        agents.boot(boot, vm=None)
+        agents.sees(OTHERS)
+        agents.waits(10, UNCHANGED)
+        agents.sees(OTHERS, BEGUN)
+        agents.die()
+        agents.clock.go(60)
+    assert [one["azure.scheduled_event.change"] for one in agents.said] == [
+        "announced",
+        "started",
+        "finished",
+        "started",
+    ]
+    assert agents.last("reason") == ("came_back",)
+    assert "another VM's" not in caplog.text
+
+
+def test_a_vm_that_is_named_too_late_forgets_what_another_one_saw(
+    agents: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
+    agents.identify(Vm(name=ME, vm_id="0-1"))
+    agents.sees()
+    agents.sees(MINE)
+    agents.die()
+    agents.boot("second", vm=None)
+    agents.sees(MINE)
+    agents.waits(10, UNCHANGED)
+    assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
+    agents.identify(Vm(name=PEER, vm_id="0-2"))
+    assert agents.last("change", "reason", "scope") == ("announced", "first_seen_scheduled", "peer")
+    assert "this disk was another VM's: 1 events of that VM are forgotten" in caplog.text
 
 
 def test_what_was_answered_while_an_event_was_started_is_known_after_a_crash(agents: Agents) -> None:
@@ -398,13 +482,14 @@ def test_after_a_boot_imds_has_to_say_anew_who_the_vm_is(agents: Agents) -> None
     agents.die()
     agents.boot("second", vm=None)
     agents.sees(MINE)
+    agents.waits(10, UNCHANGED)
     assert agents.now.known.vm is None
     assert agents.last("change", "scope") == ("announced", "unknown")
     agents.die()
     agents.boot("second", vm=None)
     assert agents.now.known.vm is None
-    agents.sees(MINE)
     agents.identify(Vm(name=PEER))
+    agents.sees(MINE)
     assert agents.now.listed.events[ID.casefold()].scope == "peer"
 
 
@@ -415,6 +500,7 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     agents.boot("second", vm=None)
     agents.routes("chat", remind_before=(Duration("5m"),))
     agents.sees(MINE)
+    agents.waits(10, UNCHANGED)
     agents.identify(Vm(name=PEER))
     assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
     agents.clock.go(15 * 60 - 120)

@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
     @rule(named=st.booleans())
     def a_dead_agent_is_started_again(self, *, named: bool) -> None:
         self.world.run(2.0)
-        self.observer.start(named=named)
+        self.observer.start(named=named or self.observer.unknown_disk)
         self.observer.seconds(1)
 
     @rule(
@@ -130,10 +130,13 @@ class Machine(RuleBasedStateMachine):
         (self.observer.stop if in_order else self.observer.kill)()
         if vm != self.world.vm:
             self.observer.account.move(vm)
+            self.observer.unknown_disk = True
         self.world.reboot(seconds, vm)
         self.observer.account.perturb(rebooted=True)
         self.observer.start(named=named)
-        self.observer.seconds(1)
+        self.observer.seconds(self.world.chance.randint(1, 8))
+        if self.observer.unknown_disk:  # where IMDS does not name another VM within ten seconds, that is not noticed
+            self.observer.learn_name()
 
     @rule()
     def imds_says_which_vm_this_is(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from notbefore.core.change import Change
-from notbefore.core.lifecycle import diff
+from notbefore.core.lifecycle import as_another_vm, diff
 from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, at, document, item, now
 
@@ -21,6 +21,7 @@ class Answer(Struct):
     items: tuple[dict[str, Any], ...] = ()
     since: dict[str, Any] = {}
     by: int = 1  # by how much DocumentIncarnation went up
+    to_another_vm: bool = False  # the disk was moved
 
 
 def restarted(silence: float) -> dict[str, Any]:
@@ -86,12 +87,12 @@ STORIES: Final[dict[str, tuple[Answer, ...]]] = {
     "the disk is moved to another VM, which boots; gone": (
         EMPTY,
         ONE,
-        Answer(960, (), booted(959.0, 905, own=False, vm=PEER), 4),
+        Answer(960, (), booted(959.0, 905, vm=PEER), 4, to_another_vm=True),
     ),
     "the disk is moved to another VM, which is listed as well": (
         EMPTY,
         Answer(1, (item(Resources=[ME, PEER]),)),
-        Answer(60, (item(Resources=[ME, PEER]),), booted(59.0, 30, own=False, vm=PEER)),
+        Answer(60, (item(Resources=[ME, PEER]),), booted(59.0, 30, vm=PEER), to_another_vm=True),
     ),
     "gone, then listed again under the same EventId, gone": (
         EMPTY,
@@ -139,6 +140,7 @@ def played(answers: tuple[Answer, ...]) -> Iterator[Change]:
     tracked, incarnation = Tracked(), 0
     for answer in answers:
         incarnation += answer.by
+        tracked = as_another_vm(tracked) if answer.to_another_vm else tracked
         step = diff(tracked, document(*answer.items, incarnation=incarnation), now(answer.seconds, **answer.since))
         tracked = step.tracked
         yield from step.changes

@@ -99,6 +99,7 @@ class Observer:
         self.read = 0  # rows of the history
         self.tracker: Tracker | None = None
         self.named = False
+        self.unknown_disk = False  # it was moved, and IMDS has not named its VM yet
         self.start(named=True)
 
     def start(self, *, named: bool) -> None:
@@ -110,6 +111,7 @@ class Observer:
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
         self.tracker.use_api_version("2020-07-01")
         self.last_body: bytes | None = None
+        self.first_answer: float | None = None
         self.named = False
         self.account.perturb()
         if named:
@@ -127,6 +129,7 @@ class Observer:
             self.judge()
             self.kill()
             return
+        self.unknown_disk = False
         self.judge()
 
     def kill(self) -> None:
@@ -186,7 +189,17 @@ class Observer:
             return
         self.last_body = body
         self.judge()
-        self.account.shown(self.world.ask(), unread)
+        if not self.waits():
+            self.account.shown(self.world.ask(), unread)
+
+    def waits(self) -> bool:
+        """The agent says that it has not looked at an answer yet: for ten seconds it waits for the VM's name."""
+        if self.first_answer is None:
+            self.first_answer = self.world.uptime
+        waits = self.state.snapshot.poll.answered is None
+        assert not (waits and self.named), "it waits for a name that it knows"
+        assert not (waits and self.world.uptime - self.first_answer > 10), "it waits for too long"
+        return waits
 
     def fail(self) -> None:
         """No good answer."""

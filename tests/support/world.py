@@ -211,8 +211,6 @@ class Account:
         self.timid: list[str] = []
         self.reports = 0
         self.unknown = 0
-        self.before_boot: dict[str, dict[str, Any] | None] = {}
-        self.named = False
         self.memories: dict[str, tuple[dict[str, Sight], set[str]]] = {}
         self.move(world.vm)
 
@@ -228,10 +226,8 @@ class Account:
         """Something happened that may keep an observer from being certain."""
         for sight in self.sights.values():
             sight.perturbed = True
-        if rebooted:  # what changed over the boot may be reported once it is known which VM this is
+        if rebooted:
             self.same_boot = False
-            before = {key: None if sight.partial else sight.item for key, sight in self.sights.items()}
-            self.before_boot = before | self.before_boot
 
     def judge(self, records: list[dict[str, Any]], name: str | None) -> None:
         """Hold the reports that the last answer led to against what happened."""
@@ -245,13 +241,10 @@ class Account:
                 known = self._certain(record)
                 if known:
                     self.timid.append(f"{self.world.now:.1f}: {known}: {record}")
-        self.named = name is not None
 
     def shown(self, items: list[dict[str, Any]], unread: dict[str, bool]) -> None:
         """The observer has now been shown this; ``unread``: EventIds, and whether the whole event could not be read."""
         now = self.world.now
-        if self.named:
-            self.before_boot = {}
         for item in items:
             key = item["EventId"]
             if unread.get(key):
@@ -301,8 +294,7 @@ class Account:
         return "; ".join(wrong + list(self._wrong_durations(record, truth, sight)))
 
     def _same(self, truth: Happening, sight: Sight) -> bool:
-        before = self.before_boot.get(truth.event_id, sight.item)
-        return truth.item() == sight.item == before and not sight.partial
+        return truth.item() == sight.item and not sight.partial
 
     def _wrong_durations(self, record: dict[str, Any], truth: Happening, sight: Sight | None) -> Iterator[str]:
         now = self.world.now

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Change, Gap, change_id
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, attributed, diff, with_scopes
+from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, as_another_vm, diff, with_scopes
 from notbefore.core.tracked import WATCHED, Observation, Phase, Tracked, scope_of
 from support.azure import ID, ME, PEER, STARTED, at, body, document, instant, item, now
 
@@ -32,7 +32,6 @@ class Story:
         self.tracked = Tracked()
         self.changes: list[Change] = []
         self.incarnation = 0
-        self.foreign: tuple[str, ...] = ()
 
     def sees(self, seconds: float, *items: Any, by: Any = 1, **fields: Any) -> "Story":
         """A document whose DocumentIncarnation is higher ``by`` so much than the last one's."""
@@ -40,7 +39,6 @@ class Story:
         step = diff(self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields))
         self.tracked = step.tracked
         self.changes += step.changes
-        self.foreign = step.foreign
         return self
 
     @property
@@ -271,86 +269,22 @@ def test_after_a_boot_it_is_decided_anew_whom_an_event_affects() -> None:
     assert (story.last.kind, story.last.scope, story.last.interruption) == ("finished", "peer", None)
 
 
-def test_what_is_on_the_disk_of_another_vm_is_forgotten() -> None:
+def test_of_what_another_vm_saw_nothing_is_claimed_and_what_is_listed_is_seen_for_the_first_time() -> None:
     story = Story().sees(0).sees(1, item("mine", EventType="Reboot", **STARTED), item("theirs"))
-    story.sees(60, item("theirs", Resources=[PEER]), vm=PEER, **rebooted(30, own=False))
-    assert story.foreign == ("mine",)
+    story.tracked = as_another_vm(story.tracked)
+    story.sees(60, item("theirs", Resources=[PEER]), vm=PEER, **rebooted(30))
     assert story.kinds == ["started", "announced", "announced"]
     assert (story.last.scope, story.last.reason, story.last.notice_seconds) == ("self", "first_seen_scheduled", None)
     assert len({change.id for change in story.changes}) == 3
     assert list(story.tracked.events) == ["theirs"]
-    assert (story.tracked.events["theirs"].seen.wall, story.tracked.before_boot) == (at(60), {})
+    assert story.tracked.events["theirs"].seen.wall == at(60)
 
 
-def booted_nameless() -> Story:
-    story = Story().sees(0).sees(1, item(EventType="Reboot", **STARTED))
-    return story.sees(60, vm=None, **rebooted(30, own=None)).sees(61, vm=None)
-
-
-def test_while_nobody_knows_which_vm_this_is_nothing_is_claimed_of_the_time_before_the_boot() -> None:
-    story = booted_nameless()
-    assert story.kinds == ["started"]
-    assert (story.tracked.events, list(story.tracked.before_boot)) == ({}, [ID.casefold()])
-
-
-def test_once_it_is_known_the_claims_are_made() -> None:
-    result = attributed(booted_nameless().tracked, ME, own=True)
-    (change,) = result.changes
-    assert (change.kind, change.scope, change.reason) == ("finished", "self", "machine_rebooted")
-    assert (change.time, change.interruption) == (at(60), Gap(40.0, 0.0))
-    assert (result.tracked.before_boot, result.tracked.boot) == ({}, None)
-    assert ID.casefold() in result.tracked.departed
-
-
-def test_once_it_is_known_to_have_been_another_vm_nothing_is_claimed() -> None:
-    result = attributed(booted_nameless().tracked, PEER, own=False)
-    assert (result.changes, result.foreign, result.tracked.before_boot) == ((), (ID,), {})
-
-
-def test_without_a_boot_there_is_nothing_to_attribute() -> None:
-    tracked = Story().sees(0, item()).tracked
-    assert attributed(tracked, ME, own=True).tracked is tracked
-
-
-def test_what_comes_back_before_it_is_known_goes_on_as_it_was() -> None:
-    story = booted_nameless().sees(62, item(EventType="Reboot", **STARTED), vm=None)
-    assert story.kinds == ["started"]
-    assert (story.tracked.before_boot, story.tracked.borrowed) == ({}, frozenset({ID.casefold()}))
-
-
-def nameless_and_listed() -> Story:
-    """Announced before a boot, listed as Started after it; nobody knows yet which VM this is."""
-    story = Story().sees(0).sees(1, item(), item("other", Resources=[PEER]))
-    return story.sees(60, item(**STARTED), item("other", Resources=[PEER]), vm=None, **rebooted(30, own=None))
-
-
-def test_what_is_listed_goes_on_without_durations_while_its_beginning_may_be_another_vms() -> None:
-    story = nameless_and_listed()
-    assert (story.last.kind, story.last.notice_seconds, story.last.scheduled_seconds) == ("started", None, None)
-    named = attributed(story.tracked, ME, own=True)
-    assert (named.changes, named.tracked.borrowed, named.tracked.boot) == ((), frozenset(), None)
-    assert named.tracked.events[ID.casefold()].notice == 899
-
-
-def test_an_update_over_a_boot_waits_until_it_is_known_whose_event_it_is() -> None:
-    later = item(NotBefore="Sun, 01 Mar 2026 12:25:00 GMT")
-    story = Story().sees(0).sees(1, item()).sees(60, later, vm=None, **rebooted(30, own=None)).sees(61, later, vm=None)
-    assert story.kinds == ["announced"]
-    story.tracked = attributed(story.tracked, ME, own=True).tracked
-    assert story.sees(62, later).kinds == ["announced", "updated"]
-
-
-def test_what_was_another_vms_is_announced_by_this_one_as_seen_for_the_first_time() -> None:
-    story = nameless_and_listed()
-    story.tracked = attributed(story.tracked, PEER, own=False).tracked
-    assert story.tracked.events == {}
-    story.sees(61, item(**STARTED), item("other", Resources=[PEER]), vm=PEER)
-    assert {(change.event.event_id, change.reason, change.scope) for change in story.changes[-2:]} == {
-        (ID, "first_seen_started", "peer"),
-        ("other", "first_seen_scheduled", "self"),
-    }
-    assert {change.notice_seconds for change in story.changes[-2:]} == {None}
-    assert len({change.id for change in story.changes}) == len(story.changes)
+def test_what_another_vm_saw_go_did_not_come_back_to_this_one() -> None:
+    story = Story().sees(0).sees(1, item()).sees(2)
+    story.tracked = as_another_vm(story.tracked)
+    story.sees(60, item(), vm=PEER, **rebooted(30))
+    assert (story.last.reason, len({change.id for change in story.changes})) == ("first_seen_scheduled", 3)
 
 
 def test_learning_the_name_changes_scopes_and_nothing_else() -> None:
@@ -641,7 +575,7 @@ moments = st.fixed_dictionaries(
         "silence": st.sampled_from([INTERVAL, INTERVAL, INTERVAL, 60.0, None]),
         "rebooted": st.booleans(),
         "down": st.sampled_from([None, at(20)]),
-        "own": st.sampled_from([True, True, None, False]),
+        "another": st.sampled_from([False, False, True]),
         "gap": st.sampled_from([None, Gap(0.0, 0.0), Gap(2.0, 3.0)]),
         "vm": st.sampled_from([ME, None]),
     }
@@ -654,12 +588,13 @@ def test_whatever_comes_the_changes_tell_one_story(
 ) -> None:
     tracked, seen, alive = Tracked(), set[str](), set[str]()
     for number, (items, fields, damaged) in enumerate(steps):
-        moment: Observation = now(number * INTERVAL, **(fields | ({} if fields["rebooted"] else {"own": True})))
+        another = fields.pop("another")
+        moment: Observation = now(number * INTERVAL, **fields)
         content = parse(body(*items, *([{"EventId": 5}] if damaged else []), incarnation=number))
+        if another:  # all that was known is forgotten
+            tracked, alive = as_another_vm(tracked), set()
         step = diff(tracked, content, moment)
         assert diff(tracked, content, moment) == step  # pure
-        if moment.own is False:  # another VM: all that was known is forgotten
-            alive = set()
         for change in step.changes:
             key = change.event.key
             assert change.id not in seen
@@ -674,10 +609,9 @@ def test_whatever_comes_the_changes_tell_one_story(
             (alive.discard if ends else alive.add)(key)
         tracked = step.tracked
         present = {event.key for event in content.events}
-        assert alive == set(tracked.events) | set(tracked.before_boot)
+        assert alive == set(tracked.events)
         assert present <= alive
-        assert not (tracked.departed.keys() | tracked.before_boot.keys()) & set(tracked.events)
-        assert (tracked.boot is None) == (not tracked.before_boot and not tracked.borrowed)
+        assert not tracked.departed.keys() & set(tracked.events)
 
 
 @given(st.lists(st.lists(listed, max_size=3), min_size=1, max_size=8))
@@ -762,13 +696,6 @@ def test_another_status_that_goes_unseen_has_ended_whatever_the_incarnation_says
 def test_another_status_that_goes_after_missed_polls_is_still_said_to_be_gone_from_it() -> None:
     story = Story().sees(890, item(EventStatus="Pondered")).sees(900, by=2, silence=10.0)
     assert (story.last.kind, story.last.reason) == ("ended", "gone_from_other_status")
-
-
-@pytest.mark.parametrize("before", [{"own": None}, {"own": True}])
-def test_events_wait_for_the_vms_name_only_after_a_boot(before: dict[str, Any]) -> None:
-    story = Story().sees(0).sees(1, item(), **before).sees(2, **before)
-    assert story.kinds == ["announced", "canceled"]
-    assert story.tracked.before_boot == {}
 
 
 # ---- durations that are left out
@@ -886,17 +813,6 @@ def test_what_goes_while_the_name_is_unknown_keeps_whom_it_affects() -> None:
 def test_after_a_boot_without_a_name_nobody_is_said_to_be_affected() -> None:
     story = Story().sees(0, item(EventType="Reboot", **STARTED)).sees(40, **rebooted(1, vm=None))
     assert (story.last.scope, story.last.interruption) == ("unknown", None)
-
-
-def test_the_first_answer_after_the_boot_is_what_counts_later() -> None:
-    story = booted_nameless()
-    assert story.tracked.boot is not None
-    assert story.tracked.boot.time == at(60)
-    story.sees(70, vm=None, **rebooted(65, own=None))  # a second boot, before anybody knew
-    assert story.tracked.boot is not None
-    assert story.tracked.boot.time == at(60)
-    result = attributed(story.tracked, ME, own=True)
-    assert [change.incarnation for change in result.changes] == [story.incarnation]
 
 
 def test_ids_count_from_the_first_of_each_step() -> None:

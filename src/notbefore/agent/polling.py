@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # in a VNet nobody needs it
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
-IDENTITY_PATIENCE: Final = 2.0  # seconds that the first answer waits, so that its events are known as ours or not
 FIRST_TRIES: Final = 3  # without any answer, after which IMDS is looked for elsewhere,
 FIRST_PATIENCE: Final = 15.0  # or seconds
 SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for elsewhere
+FIRST_ASKING: Final = 2.0  # seconds that the first poll waits, so that the first answer finds the VM's name known
 SEARCH_PAUSES: Final = (10.0, 30.0, 60.0, 300.0)  # seconds between two searches; the last one again and again
 STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
 
@@ -47,10 +47,9 @@ class Polling:
         self._tracker = tracker
         self._state = state
         self._clock = clock = state.clock
-        self._name = config.vm.name
         self._api_version = config.imds.api_version
         self._stop = threading.Event()
-        self._identified = threading.Event()  # it is known who this VM is
+        self._asked = threading.Event()  # who this VM is, once
         self._answered = False  # IMDS has answered this object
         self._ask_identity = threading.Event()  # wakes the thread `identity`
         self._configured = config.imds.endpoint
@@ -80,7 +79,7 @@ class Polling:
         """Ask no more; a request under way is cut off."""
         self._stop.set()
         self._ask_identity.set()
-        self._identified.set()
+        self._asked.set()
         for client in (self._poll_client, self._identity_client):
             client.abort()
         for thread, client in zip(self._threads, (self._identity_client, self._poll_client), strict=True):
@@ -103,6 +102,8 @@ class Polling:
         return self._may_search and self._configured == configured
 
     def _poll(self) -> None:
+        if self._state.snapshot.vm_name is None:
+            self._asked.wait(FIRST_ASKING)
         self.poller.run(self._handle, self._stop, lambda: self._errors.guarded("poll"))
 
     def _handle(self, poll: Poll) -> None:
@@ -111,9 +112,6 @@ class Polling:
         if poll.error is None and not self._answered:  # IMDS answers: now it can say who this VM is as well
             self._answered = True
             self._ask_identity.set()
-            self._identified.wait(0.0 if self._name else IDENTITY_PATIENCE)
-            if self._stop.is_set():
-                return
         self._tracker.handle(poll)
         if poll.error is not None and self._is_silent():
             self._ask_identity.set()
@@ -125,7 +123,7 @@ class Polling:
     def _never_answered(self, failures: int) -> bool:
         """IMDS had time enough to answer and did not. While a VM boots, the network may come up after the agent."""
         tried = failures >= FIRST_TRIES or self._clock.monotonic() - self._started > FIRST_PATIENCE
-        return self._state.snapshot.poll.answered is None and tried
+        return self._state.snapshot.poll.answered is None and not self._answered and tried
 
     def _identify(self) -> None:
         with self._errors.guarded("identity", "at the start", vital=False):
@@ -135,6 +133,7 @@ class Polling:
             known = elsewhere = False
             with self._errors.guarded("identity", vital=False):  # the events are polled without it
                 known, elsewhere = self._ask_identity_once(failures)
+            self._asked.set()
             if elsewhere:
                 continue
             wait = IDENTITY_REFRESH if known else IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
@@ -152,7 +151,6 @@ class Polling:
             if failures == 0 and not self._stop.is_set():
                 log.warning("IMDS does not say who this VM is (%s); asking again", error)
             return False, False
-        self._identified.set()
         return True, self._is_silent() and self._found_elsewhere()
 
     def _found_elsewhere(self) -> bool:

@@ -218,8 +218,7 @@ class AgentState:
         if poll.answered is None:  # this process knows no better than the last one
             return state
         seen = self.clock.instant(poll.answered, poll.date)
-        # while it is not known which VM this is, that of the events from before the boot stays
-        owner = self.vm_of(state) if state.tracked.boot is None else state.seen_by
+        owner = self.vm_of(state) or state.seen_by  # what nobody is known to own is this VM's
         return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False, unanswered=False)
 
     def _now(self) -> Instant:

@@ -16,7 +16,7 @@ from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
 from notbefore.core.clock import Instant, believable, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
-from notbefore.core.lifecycle import DiffResult, attributed, diff, with_scopes
+from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import DocumentError
@@ -29,12 +29,17 @@ from notbefore.store.state_file import StoredState
 
 MAX_LOGGED: Final = 10  # EventIds in a line of the log
 COMMIT_PATIENCE: Final = 0.3  # seconds: a disk that hangs does not keep IMDS from being asked
+NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
 log = logging.getLogger("notbefore.agent.tracker")
 
 
 class Tracker:
-    """What is known of the present document, and how it was watched."""
+    """What is known of the present document, and how it was watched.
+
+    The first comparison waits until it is known which VM this is, ``NAME_PATIENCE`` at most: after a boot the disk may
+    be another VM's. Until then no answer counts as one.
+    """
 
     def __init__(self, state: AgentState, store: Store, freeze_meter: FreezeMeter) -> None:
         self._state = state
@@ -46,6 +51,7 @@ class Tracker:
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
+        self._first_answer: float | None = None  # monotonic seconds
         self._expected: Tracked | None = None  # what `_imminent_from` was computed of, once and not each second
         self._imminent_from: datetime | None = None
 
@@ -91,35 +97,43 @@ class Tracker:
         self._state.publish(replace(status, figures=figures, failure=reason))
 
     def _answered(self, poll: Poll) -> None:
-        snapshot, document, now = self._state.snapshot, self._document, self._clock.read()
-        last = self._state.poll
+        last, document, now = self._state.poll, self._document, self._clock.read()
         if last.failure is not None:
             log.info("IMDS answers again")
+        figures = last.figures.plus("changed" if poll.body is not None else "unchanged", poll.lag, poll.duration)
+        if poll.body is not None and document is not None:
+            figures = _with_flaws(figures, document.flaws)
+        if last.answered is None and self._waits_for_name(now):
+            self._state.publish(replace(last, figures=figures, failure=None))
+            return
         # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
-        result = "changed" if poll.body is not None else "unchanged"
-        figures = last.figures.plus(result, poll.lag, poll.duration)
         # while an event of this VM is started, each poll may lengthen the interruption
-        tracked = snapshot.state.tracked
-        if document is None or (poll.body is None and not tracked.interrupting):
+        tracked = self._state.snapshot.state.tracked
+        same = poll.body is None and last.answered is not None and not tracked.interrupting
+        if document is None or same:
             self._state.publish(PollStatus(figures, now, poll.date, None, False, last.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
             self._expect(tracked, now, poll.date)
             return
-        if poll.body is not None:
-            figures = _with_flaws(figures, document.flaws)
-        status = PollStatus(figures, now, poll.date, flaws=document.flaws)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             observation = self._observation(state, self._clock.instant(now, poll.date), gap)
-            known = DiffResult(state.tracked) if observation.rebooted else self._attributed(state)
-            compared = diff(known.tracked, document, observation)
-            _log_foreign(compared)
-            made = self._next(state, compared.tracked, (*known.changes, *compared.changes))
+            known = state.tracked
+            if observation.rebooted and not _is_same(state.seen_by, self._state.vm_of(state)):
+                known = _forgotten(known)
+            compared = diff(known, document, observation)
+            made = self._next(state, compared.tracked, compared.changes)
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if last.answered is None else None)
 
-        self._state.commit(step, status, COMMIT_PATIENCE)
+        self._state.commit(step, PollStatus(figures, now, poll.date, flaws=document.flaws), COMMIT_PATIENCE)
         self._expect(self._state.snapshot.state.tracked, now, poll.date)
+
+    def _waits_for_name(self, now: ClockReading) -> bool:
+        """No comparison is made yet: it is not known which VM this is."""
+        if self._first_answer is None:
+            self._first_answer = now.monotonic
+        return self._state.snapshot.vm_name is None and now.monotonic - self._first_answer < NAME_PATIENCE
 
     def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
@@ -132,7 +146,7 @@ class Tracker:
         self._freeze_meter.switch(on=imminent)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
-        poll, vm = self._state.poll, self._state.vm_of(state)
+        poll = self._state.poll
         rebooted = state.seen is not None and state.seen.boot != at.boot
         last, measured = state.seen, None
         if poll.answered is not None:
@@ -142,12 +156,11 @@ class Tracker:
             measured = self._gap_over_boot(state, at)
         return Observation(
             at=at,
-            vm=name_of(vm),
+            vm=name_of(self._state.vm_of(state)),
             silence=silence(last, at) if last is not None else None,
             rebooted=rebooted,
             last=last.date if last is not None else None,
             down=_down(state, at) if rebooted else None,
-            own=_is_own(state, vm) if rebooted else True,
             gap=measured,
             interval=self._interval,
         )
@@ -163,16 +176,6 @@ class Tracker:
         since_start = at.uptime - self._started.boot
         return Gap(max(0.0, between - since_start), 0.0) if between is not None else None
 
-    def _attributed(self, state: StoredState) -> DiffResult:
-        """What became of the events that were gone over the boot, where it is known whose they were."""
-        vm = self._state.vm_of(state)
-        own = _is_same(state.seen_by, vm)
-        if state.tracked.boot is None or own is None:
-            return DiffResult(state.tracked)
-        result = attributed(state.tracked, name_of(vm), own=own)
-        _log_foreign(result)
-        return result
-
     def _next(
         self, state: StoredState, tracked: Tracked, changes: Sequence[Change]
     ) -> tuple[StoredState, Sequence[Change]] | None:
@@ -185,33 +188,26 @@ class Tracker:
     def identify(self, vm: Vm | None) -> None:
         """Take in who this VM is, as IMDS says; ``None``: the configuration may have another name for it.
 
-        What is listed may be this VM's, or another's, now that the name is known; so may be what was gone over a boot.
-        No answer about events was read: nothing else is claimed.
+        What is listed may be this VM's, or another's, now that the name is known. No answer about events was read:
+        nothing else is claimed.
         """
         others: list[str] = []
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             identified = replace(state, vm=vm or state.vm)
-            name = name_of(self._state.vm_of(identified))
-            if self._state.poll.answered is None:  # what is stored may be another VM's: see ``diff``
+            if self._state.poll.answered is None:  # what is stored may be another VM's: the first comparison finds out
                 return (identified, ()) if identified != state else None
-            before = with_scopes(state.tracked, name)
-            others.extend(
-                key for key, one in before.events.items() if one.scope == "peer" != state.tracked.events[key].scope
-            )
-            seen = Observation(self._clock.instant(self._clock.read()), name, silence=None, gap=None)
-            if vm is not None and _is_other(state.vm, vm) and self._document is not None:
-                # it goes on as another VM, without a boot
-                result = diff(before, self._document, replace(seen, own=False))
-                _log_foreign(result)
+            name = name_of(self._state.vm_of(identified))
+            if vm is not None and _has_another_id(state.seen_by, vm) and self._document is not None:
+                # it goes on as another VM, without a boot; or IMDS said too late that this disk is another VM's
+                seen = Observation(self._clock.instant(self._clock.read()), name, silence=None, gap=None)
+                result = diff(_forgotten(state.tracked), self._document, seen)
                 return replace(identified, tracked=result.tracked), result.changes
-            result = self._attributed(replace(identified, tracked=before))
-            changes = result.changes
-            if result.tracked.boot != before.boot and self._document is not None:
-                # what was another VM's is new to this one; what was this VM's may have changed over the boot
-                result = diff(result.tracked, self._document, seen)
-                changes = (*changes, *result.changes)
-            made = self._next(identified, result.tracked, changes)
+            named = with_scopes(state.tracked, name)
+            others.extend(
+                key for key, one in named.events.items() if one.scope == "peer" != state.tracked.events[key].scope
+            )
+            made = self._next(identified, named, ())
             return made or ((identified, ()) if identified != state else None)
 
         self._state.commit(step)
@@ -241,39 +237,27 @@ def _down(state: StoredState, at: Instant) -> datetime | None:
     return min(booted, noted.date) if noted is not None and noted.date is not None else booted
 
 
-def _is_own(state: StoredState, vm: Vm | None) -> bool | None:
-    """Whether what is stored is of this VM; ``None`` while it is not known which VM this is."""
-    if state.tracked.boot is not None:  # during the whole boot before it was not known which VM that was
-        return False
-    return _is_same(state.seen_by, vm)
+def _is_same(owner: Vm | None, vm: Vm | None) -> bool:
+    """Whether what ``owner`` saw is this VM's memory. It is, unless something says otherwise."""
+    if owner is None or vm is None:
+        return True
+    if owner.vm_id and vm.vm_id:
+        return owner.vm_id.casefold() == vm.vm_id.casefold()
+    return owner.name.casefold() == vm.name.casefold()
 
 
-def _is_same(one: Vm | None, other: Vm | None) -> bool | None:
-    """Whether both are the same VM; ``None`` while it is not known who the other one is.
-
-    A state whose VM was never known is never taken for this one's.
-    """
-    if one is None:
-        return False
-    if other is None:
-        return None
-    if one.vm_id and other.vm_id:
-        return one.vm_id.casefold() == other.vm_id.casefold()
-    return one.name.casefold() == other.name.casefold()
-
-
-def _is_other(known: Vm | None, vm: Vm) -> bool:
+def _has_another_id(owner: Vm | None, vm: Vm) -> bool:
     """IMDS has named another VM before."""
-    return bool(known and known.vm_id and vm.vm_id) and not _is_same(known, vm)
+    return bool(owner and owner.vm_id and vm.vm_id) and not _is_same(owner, vm)
 
 
-def _log_foreign(result: DiffResult) -> None:
-    if result.foreign:
-        log.warning(
-            "this disk was another VM's: %d events of that VM are forgotten (%s)",
-            len(result.foreign),
-            ", ".join(result.foreign[:MAX_LOGGED]),
-        )
+def _forgotten(tracked: Tracked) -> Tracked:
+    """What remains of another VM's memory."""
+    events = [known.event.event_id for known in tracked.events.values()]
+    if events:
+        names = ", ".join(events[:MAX_LOGGED])
+        log.warning("this disk was another VM's: %d events of that VM are forgotten (%s)", len(events), names)
+    return as_another_vm(tracked)
 
 
 def _log_flaws(flaws: Iterable[Flaw]) -> None:

@@ -53,11 +53,10 @@ OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished"
 
 
 class DiffResult(Struct, frozen=True):
-    """What is remembered from now on, what changed, and which events were another VM's (their EventIds)."""
+    """What is remembered from now on, and what changed."""
 
     tracked: Tracked
     changes: tuple[Change, ...] = ()
-    foreign: tuple[str, ...] = ()
 
 
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
@@ -66,51 +65,30 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     Events that the document rejected keep their last known state, but nothing is claimed of the time in which they
     could not be read; while one could not even be identified, no event that is missing counts as gone, since the
     unreadable one may be it.
-
-    After a boot the disk may be in another VM. What is missing then is claimed only once it is known to have been this
-    VM's (``attributed``), and forgotten if it was another's.
     """
-    if now.own is False:
-        return _of_another_vm(tracked, document, now)
-    held = now.rebooted and now.own is None
-    borrowed = frozenset(tracked.events) if held else tracked.borrowed
     events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
     changes: list[Change] = []
     for event in document.events:
-        known, change = _listed(tracked, event, document, now)
-        if event.key in borrowed and change is not None:
-            if change.kind == "updated":  # another VM may have seen what was before: it waits until that is known
-                known, change = tracked.events[event.key], None
-            else:
-                change = _unmeasured(change)
-        events[event.key] = known
+        events[event.key], change = _listed(tracked, event, document, now)
         if change is not None:
             changes.append(change)
     rejected = {flaw.event_id.casefold() for flaw in document.flaws if flaw.rejected and flaw.event_id is not None}
     unidentified = any(flaw.rejected and flaw.event_id is None for flaw in document.flaws)
-    before_boot = {key: known for key, known in tracked.before_boot.items() if key not in events}
     for key, known in tracked.events.items():
         if key in events:
             continue
         if unidentified or key in rejected:
             events[key] = _unread(_measured(known, now), now)
-        elif held:
-            before_boot[key] = known
         else:
             departed[key], change = _gone(known, tracked.incarnation, document.incarnation, now)
-            changes.append(_unmeasured(change) if key in borrowed else change)
-    borrowed = (borrowed | (tracked.before_boot.keys() - before_boot.keys())) & events.keys()
-    pending = bool(before_boot or borrowed)
+            changes.append(change)
     remembered = Tracked(
         events=events,
         departed=_bounded({key: steps for key, steps in departed.items() if key not in events}),
         incarnation=document.incarnation,
         unidentified=unidentified,
         unread=frozenset(rejected - events.keys()),
-        before_boot=before_boot,
-        borrowed=borrowed,
-        boot=(now if held and tracked.boot is None else tracked.boot) if pending else None,
     )
     return DiffResult(remembered, tuple(changes))
 
@@ -121,42 +99,10 @@ def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
     return replace(tracked, events=events)
 
 
-def attributed(tracked: Tracked, vm: str | None, *, own: bool) -> DiffResult:
-    """What became of the events that were gone over a boot, now that it is known whether they were this VM's."""
-    if tracked.boot is None:
-        return DiffResult(tracked)
-    now = replace(tracked.boot, vm=vm)
-    without = replace(tracked, before_boot={}, borrowed=frozenset(), boot=None)
-    if not own:
-        return _not_ours(tracked, without)
-    departed, changes = dict(tracked.departed), []
-    for key, known in tracked.before_boot.items():
-        departed[key], change = _gone(known, None, tracked.incarnation or 0, now)
-        changes.append(change)
-    return DiffResult(replace(without, departed=_bounded(departed)), tuple(changes))
-
-
-def _not_ours(tracked: Tracked, without: Tracked) -> DiffResult:
-    """What is remembered was another VM's. What is still listed is seen for the first time in the next document."""
-    departed = {**tracked.departed, **{key: tracked.events[key].steps for key in tracked.borrowed}}
-    events = {key: known for key, known in tracked.events.items() if key not in tracked.borrowed}
-    mine = replace(without, events=events, departed=_bounded(departed), unread=tracked.unread | tracked.borrowed)
-    return DiffResult(mine, foreign=tuple(known.event.event_id for known in tracked.before_boot.values()))
-
-
-def _unmeasured(change: Change) -> Change:
-    """The change without durations: they may begin with what another VM saw."""
-    return replace(change, notice_seconds=None, scheduled_seconds=None, started_seconds=None, interruption=None)
-
-
-def _of_another_vm(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
-    """What is remembered is another VM's: everything listed is seen for the first time, under ids of its own."""
-    steps = {key: known.steps for key, known in (*tracked.events.items(), *tracked.before_boot.items())}
-    mine = replace(now, own=True, silence=None, gap=None)
-    blank = Tracked(departed={**tracked.departed, **steps}, unread=frozenset(steps))
-    listed = {event.key for event in document.events}
-    lost = tuple(known.event.event_id for key, known in tracked.events.items() if key not in listed)
-    return replace(diff(blank, document, mine), foreign=lost)
+def as_another_vm(tracked: Tracked) -> Tracked:
+    """What remains of the memory of another VM: this one sees each event for the first time, under ids of its own."""
+    departed = {**tracked.departed, **{key: known.steps for key, known in tracked.events.items()}}
+    return Tracked(departed=_bounded(departed), unread=frozenset(departed))
 
 
 def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -168,7 +114,7 @@ def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
 
 
 def _listed(tracked: Tracked, event: Event, document: Document, now: Observation) -> tuple[TrackedEvent, Change | None]:
-    old = tracked.events.get(event.key) or tracked.before_boot.get(event.key)
+    old = tracked.events.get(event.key)
     if old is None:
         return _new(tracked, event, document.incarnation, now)
     event = _last_known(old.event, event, document.flaws)

@@ -46,7 +46,6 @@ class Observation(Struct, frozen=True):
     rebooted: bool = False  # the machine was booted since the last good answer
     last: datetime | None = None  # when the last good answer was given, by IMDS's clock
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
-    own: bool | None = True  # what is remembered is of this VM, not of another one's disk; None while that is not known
     gap: Gap | None = Gap(0.0, 0.0)  # the longest delay since the last good answer; None: not measured
     interval: float = 1.0  # seconds between polls
 
@@ -120,9 +119,6 @@ class Tracked(Struct, frozen=True):
     incarnation: int | None = None
     unidentified: bool = False  # the last document listed an event of which not even the EventId could be read
     unread: frozenset[str] = frozenset()  # keys of events that it listed, and that have never been read
-    before_boot: dict[str, TrackedEvent] = {}  # gone over a boot, and it is not known yet whether they were this VM's
-    borrowed: frozenset[str] = frozenset()  # still listed after it; their beginnings may be another VM's
-    boot: Observation | None = None  # the first answer after that boot
 
     @property
     def unreadable(self) -> bool:
