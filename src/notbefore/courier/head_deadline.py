@@ -1,42 +1,56 @@
-"""``HeadDeadlineMixin``: the head of an HTTP answer has an end as a whole."""
+"""``HeadDeadlineMixin``: an HTTP answer has an end as a whole.
 
+A timeout of a socket is for its next bytes alone: an answer that drips would never end.
+"""
+
+import io
 import socket
-import threading
-from contextlib import suppress
-from http.client import HTTPException
+import time
+from http.client import HTTPResponse
 from typing import Any, Final
 
-LONGEST_HEAD: Final = 300.0  # seconds for the head of an answer, where no timeout says less
+LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
 
 
 class HeadDeadlineMixin:
-    """Beside a class of connections, of ``http.client`` or urllib3.
-
-    (A timeout of a socket is for its next bytes alone: a head that drips would never end.)
-    """
+    """Beside a class of connections, of ``http.client`` or urllib3."""
 
     sock: Any
 
     def getresponse(self) -> Any:
-        """As of the class beside it; raises ``TimeoutError`` where the head does not end within the timeout."""
-        sock, late = self.sock, threading.Event()
+        """As of the class beside it; raises ``TimeoutError`` where the answer does not end within the timeout."""
+        timeout = self.sock.gettimeout() if self.sock is not None else None
+        deadline = time.monotonic() + (timeout or LONGEST)
 
-        def cut() -> None:
-            late.set()
-            with suppress(OSError, AttributeError):  # it has ended after all
-                sock.shutdown(socket.SHUT_RDWR)
+        def response(sock: Any, *args: Any, **options: Any) -> HTTPResponse:
+            return HTTPResponse(_Until(sock, deadline), *args, **options)  # type: ignore[arg-type] # it makes a file of it
 
-        timer = threading.Timer((sock.gettimeout() if sock is not None else None) or LONGEST_HEAD, cut)
-        timer.daemon = True
-        timer.start()
-        response = None
-        try:
-            response = super().getresponse()  # type: ignore[misc] # of the class beside it
-        except (OSError, HTTPException):
-            if not late.is_set():
-                raise
-        finally:
-            timer.cancel()
-        if late.is_set():  # a head that was cut off looks like one that has ended, or like a receiver that hung up
+        self.response_class = response
+        return super().getresponse()  # type: ignore[misc] # of the class beside it
+
+
+class _Until:
+    """A socket for the one who reads an answer from it."""
+
+    def __init__(self, sock: Any, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Its bytes, until the deadline."""
+        raw = _Bytes(self._sock, "r")
+        raw.deadline = self._deadline
+        self._sock._io_refs += 1  # noqa: SLF001 - as its own makefile does
+        return io.BufferedReader(raw)
+
+
+class _Bytes(socket.SocketIO):
+    deadline: float  # monotonic seconds
+    _sock: Any
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
             raise TimeoutError("no answer in time")
-        return response
+        self._sock.settimeout(left)
+        return super().readinto(buffer)

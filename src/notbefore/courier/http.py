@@ -4,6 +4,7 @@ Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PRO
 requests does it; a ``.netrc`` is not.
 """
 
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -69,8 +70,9 @@ class Http:
         self._guarded = guarded
         self._most = most
         self._session = requests.Session()
-        self._session.auth = lambda request: request  # else requests takes passwords from a .netrc
-        self._ca_file = ca_file
+        self._session.trust_env = False  # no .netrc; and it would read the whole environment for each message
+        self._proxies: dict[str, dict[str, str]] = {}  # by address
+        self._verify = ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
         if cert is not None:
             self._session.cert = cert if cert[1] is not None else cert[0]  # type: ignore[assignment] # its stubs know less
         for scheme in ("http://", "https://"):
@@ -92,9 +94,11 @@ class Http:
     ) -> HttpResponse:
         timeout = timeout or self._timeout
         deadline = time.monotonic() + timeout
+        if (proxies := self._proxies.get(url)) is None:
+            proxies = self._proxies[url] = get_environ_proxies(url)
         try:
             if self._guarded:
-                check_target(url, proxied=select_proxy(url, get_environ_proxies(url)) is not None)
+                check_target(url, proxied=select_proxy(url, proxies) is not None)
             with self._session.request(
                 method,
                 url,
@@ -103,7 +107,8 @@ class Http:
                 timeout=(max(timeout / CONNECT_SHARE, min(timeout, SHORTEST_CONNECT)), timeout),
                 allow_redirects=False,
                 stream=True,
-                verify=self._ca_file,  # None: what the environment says, or the bundle of certifi
+                proxies=proxies,
+                verify=self._verify,
             ) as response:
                 content = _bounded(response, deadline, self._most)
                 return HttpResponse(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
