@@ -16,6 +16,7 @@ class HeadDeadlineMixin:
     """Beside a class of connections, of ``http.client`` or urllib3."""
 
     sock: Any
+    response_class: Any
 
     def getresponse(self) -> Any:
         """As of the class beside it; raises ``TimeoutError`` where the answer does not end within the timeout."""
