@@ -148,7 +148,7 @@ def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]
     approvals: tuple[tuple[str, MessageKind, str], ...] = (
         ("Approved", "approved", "accepted"),
         ("Approval failed", "approval_failed", "refused"),
-        ("Approval skipped", "approval_skipped", "not_ready"),
+        ("Approval skipped", "approval_skipped", "several_resources"),
     )
     for heading, kind, reason in approvals:
         fields = {"change": kind, "reason": reason, "approval_rule": "drained", "approval_by": "rule"}

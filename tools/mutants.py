@@ -42,10 +42,10 @@ TESTS: Final = {
     "store/agent_outbox": ["tests/integration/test_agent_outbox.py"],
     "agent/tracker": ["tests/integration/test_tracker.py"],
     "agent/state": ["tests/integration/test_tracker.py"],
-    "agent/approval_log": ["tests/integration/test_tracker.py", "tests/integration/test_start_request.py"],
+    "agent/approval_log": ["tests/integration/test_tracker.py", "tests/integration/test_approver.py"],
     "process/clock": ["tests/integration/test_tracker.py", "tests/integration/test_freeze.py"],
     "agent/freeze": ["tests/integration/test_freeze.py"],
-    "agent/start_request": ["tests/integration/test_start_request.py"],
+    "agent/approver": ["tests/integration/test_approver.py"],
 }
 # of functions and classes: what says nothing about their behaviour, or says it to Python alone
 SKIPPED_FIELDS: Final = {

@@ -19,6 +19,7 @@ if [ "$EVENT_STATUS" = Scheduled ] && [ -n "${NOTBEFORE_EVENT_NOT_BEFORE-}" ]; t
     EVENT_NOTBEFORE=$(LC_ALL=C date -u -d "$NOTBEFORE_EVENT_NOT_BEFORE" '+%a, %d %b %Y %H:%M:%S GMT')
 fi
 export EVENT_ID EVENT_SOURCE EVENT_STATUS EVENT_TYPE EVENT_RESOURCES EVENT_RESOURCETYPE EVENT_NOTBEFORE
+[ "${NOTBEFORE_EVENT_RESOURCES+given}" ] || unset EVENT_RESOURCES # too long for a variable: the record on standard input has it
 
 case $NOTBEFORE_CHANGE:${NOTBEFORE_EVENT_REASON-} in
     announced:* | started:first_seen_started) exec sh -c "$1" ;; # what had started when it was first seen was never announced

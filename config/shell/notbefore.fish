@@ -51,7 +51,7 @@ function _shtab_notbefore_using
 end
 
 set -g _shtab_notbefore_commands run fleet fleet-report check-config discover events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo version
-set -g _shtab_notbefore_opts_with_value --ca-file --cert-file --change --config --dir --fault --html --imds --key-file --limit --listen --log-level --password-file --reason --scenario --severity --since --sink --speed --state --state-dir --url --user --vm --wait
+set -g _shtab_notbefore_opts_with_value --ca-file --cert-file --change --config --dir --fault --html --imds --key-file --limit --listen --log-level --password-file --reason --scenario --severity --since --sink --speed --state --state-dir --unchanged --url --user --vm --wait
 
 complete -c notbefore -e
 complete -c notbefore -f
@@ -145,6 +145,7 @@ complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npo
 complete -c notbefore -n '_shtab_notbefore_using approve' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using approve' -l yes -d 'approve without asking for confirmation'
 complete -c notbefore -n '_shtab_notbefore_using approve' -l reason -x -d 'why, for the record'
+complete -c notbefore -n '_shtab_notbefore_using approve' -l unchanged -x -d 'only if the event is still as in this record: a file with its JSON, or - for standard input'
 complete -c notbefore -n '_shtab_notbefore_using approve' -l json -d 'what came of it as JSON, with the event; needs --yes'
 complete -c notbefore -n '_shtab_notbefore_using approve' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'the agent'"'"'s configuration: it names the state directory'
 complete -c notbefore -n '_shtab_notbefore_using approve' -l state-dir -xka "(__fish_complete_directories)" -d 'the state directory of the agent, whatever the configuration says'

@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,39 +14,47 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from notbefore.courier.process import run, variables
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually
+from support.agent import RunningAgent, eventually, notbefore
+from support.azure import FUTURE, body, item
 
 VMS: Final = ("web_0", "web_1", "web_2")
 RECIPE: Final = (
     Path(__file__).parents[2].joinpath("docs/approval.md").read_text(encoding="utf-8").partition("## When all")[2]
 )
 
+(SCRIPT,) = re.findall(r"```sh\n(.*?)```", RECIPE, re.DOTALL)
+
 
 class Prepared:
     """Each VM's own word that it is prepared, and the recipe that asks for it."""
 
-    def __init__(self, directory: Path, timeout: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self._files = directory / "prepared"
         for vm in VMS:
             (self._files / vm).mkdir(parents=True)
         handler = partial(_Handler, directory=str(self._files))
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        self.config = self._install(directory, timeout)
+        self.config = self._install(directory)
 
-    def _install(self, directory: Path, timeout: str) -> Path:
+    def _install(self, directory: Path) -> Path:
         script = directory / "all-prepared"
-        (text,) = re.findall(r"```sh\n(.*?)```", RECIPE, re.DOTALL)
-        assert "http://$vm:8080/" in text
-        script.write_text(text.replace("http://$vm:8080/", f"http://127.0.0.1:{self.server.server_port}/$vm/"), "utf-8")
+        text = SCRIPT.replace("http://$vm:8080/", f"http://127.0.0.1:{self.server.server_port}/$vm/")
+        here = f"{sys.executable} -m notbefore approve --state-dir {directory}/$NOTBEFORE_VM"
+        script.write_text(text.replace("notbefore approve", here), "utf-8")
         script.chmod(0o755)
         (settings,) = re.findall(r"```yaml\n(.*?)```", RECIPE, re.DOTALL)
         values = yaml.safe_load(settings)
-        values["approval"]["rules"][0]["approve_when"] = {"command": [str(script)], "timeout": timeout}
+        values["sinks"]["prepared"]["command"]["command"] = [str(script)]
         config = directory / "notbefore.yml"
         config.write_text(json.dumps(values), encoding="utf-8")
         return config
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
     def prepare(self, vm: str) -> None:
         (self._files / vm / "prepared").touch()
@@ -71,8 +80,8 @@ def waited(imds: Simulator, polls: int = 30) -> None:
     eventually(lambda: imds.requests > now + polls)
 
 
-def test_three_agents_approve_once_and_not_before_the_last_is_prepared(imds: Simulator, tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path, "60s")
+def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulator, tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
     with ExitStack() as stack:
         agents = [
             stack.enter_context(
@@ -92,14 +101,52 @@ def test_three_agents_approve_once_and_not_before_the_last_is_prepared(imds: Sim
         for agent in agents:
             eventually(partial(has_started, agent))
         waited(imds)
-        assert imds.start_requests == [event_id]
-        assert [agent.kinds.count("approved") for agent in agents] == [1, 0, 0]
-    prepared.server.shutdown()
-    prepared.server.server_close()
+        assert set(imds.start_requests) == {event_id}  # the deputies may have asked in the same moment
+        by = [one for agent in agents for one in agent.records if "azure.scheduled_event.approval.by" in one]
+        assert {one["azure.scheduled_event.approval.reason"] for one in by} == {"all VMs are prepared"}
+    prepared.close()
+
+
+def test_every_one_of_400_vms_is_asked_by_its_whole_name(tmp_path: Path) -> None:
+    names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
+    for name, script in (("curl", 'for url; do :; done; echo "$url" >> asked'), ("notbefore", 'echo "$@" > approved')):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\ncd {tmp_path}; {script}\n", encoding="utf-8")
+        program.chmod(0o755)
+    environment = variables({"azure.scheduled_event.id": "a", "azure.scheduled_event.resources": names}, {})
+    record = json.dumps({"azure.scheduled_event.resources": names}).encode()
+    code, said = run(["/bin/sh", "-c", SCRIPT], record, environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"}, 60)
+    assert (code, said) == (0, "")
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert asked == [f"http://{name}:8080/prepared" for name in names]
+    assert (tmp_path / "approved").read_text(encoding="utf-8").startswith("approve a --yes --unchanged -")
+
+
+def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    with RunningAgent(imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval") as agent:
+        agent.ready()
+        event = item("a", NotBefore=FUTURE, Resources=[VMS[0]])
+        imds.set_document(body(event, incarnation=2))
+        agent.reported("announced")
+        record = tmp_path / "record.json"
+        record.write_text(json.dumps(agent.records[0]), encoding="utf-8")
+        imds.set_document(body({**event, "Resources": list(VMS)}, incarnation=3))
+        agent.reported("announced", "updated")
+        words = ("approve", "a", "--yes", "--state-dir", str(agent.state), "--unchanged")
+        refused = notbefore(*words, str(record))
+        assert (refused.returncode, "not the one of the record any more" in refused.stderr) == (1, True)
+        record.write_text("no record", encoding="utf-8")
+        assert notbefore(*words, str(record)).returncode == 2
+        assert notbefore(*words, str(tmp_path / "nothing")).returncode == 2
+        assert imds.start_requests == []
+        record.write_text(json.dumps(agent.records[1]), encoding="utf-8")
+        assert notbefore(*words, str(record)).returncode == 0
+    prepared.close()
 
 
 def test_the_next_vm_approves_where_the_leader_s_agent_is_down(imds: Simulator, tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path, "2s")
+    prepared = Prepared(tmp_path)
     for vm in VMS:
         prepared.prepare(vm)
     with ExitStack() as stack:
@@ -118,7 +165,5 @@ def test_the_next_vm_approves_where_the_leader_s_agent_is_down(imds: Simulator, 
         for agent in agents:
             eventually(partial(has_started, agent))
         waited(imds)
-        assert imds.start_requests == [event_id]
-        assert [agent.kinds.count("approved") for agent in agents] == [1, 0]
-    prepared.server.shutdown()
-    prepared.server.server_close()
+        assert set(imds.start_requests) == {event_id}
+    prepared.close()

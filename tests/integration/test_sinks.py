@@ -431,6 +431,17 @@ def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypat
     assert "PAGER_TOKEN" not in environment
 
 
+def test_a_command_is_never_given_half_a_list_of_vms(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
+    names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
+    sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), message({"Resources": names}))
+    record, environment = json.loads(out.read_text(encoding="utf-8"))
+    assert record["azure.scheduled_event.resources"] == names
+    assert "NOTBEFORE_EVENT_RESOURCES" not in environment
+    assert environment["NOTBEFORE_EVENT_TYPE"] == "Freeze"
+
+
 def test_what_azure_says_is_no_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     evil = f"$(touch {out}); `touch {out}` && touch {out}\0"

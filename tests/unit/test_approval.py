@@ -11,9 +11,7 @@ from notbefore.config.load import load
 from notbefore.core.approval import (
     ApprovalAttempt,
     ApprovalContext,
-    CommandRun,
     Policy,
-    ReadinessCheck,
     Rule,
     RuleMatch,
     content_of,
@@ -219,12 +217,7 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 
 def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = tracked(), tracked(DurationInSeconds=6)
-    check, other = ReadinessCheck(("drained", "a")), ReadinessCheck(("drained",))
-    done = (
-        ApprovalAttempt(one, "a", "step")
-        .with_run(check, CommandRun("failed", "no"))
-        .ended("approval_skipped (not_ready): no")
-    )
+    done = ApprovalAttempt(one, "a", "step").ended("approval_skipped (dry_run)")
     assert (done.state, done.records, done.is_settled(one, "step"), done.is_settled(one, "another")) == (
         "done",
         1,
@@ -232,27 +225,20 @@ def test_an_attempt_settles_its_step_alone() -> None:
         False,
     )
     again = done.next(moved, "b", "another")
-    assert (again.state, again.records, again.rule, again.is_settled(one, "step")) == ("checking", 1, "b", True)
-    assert again.run_of(check) == CommandRun("failed", "no")  # whichever rule asks
-    assert again.run_of(other) is None
+    assert (again.state, again.records, again.rule, again.is_settled(one, "step")) == ("sending", 1, "b", True)
     approved = msgspec.structs.replace(done, approved=content_of(one))
     assert approved.is_settled(one, "another")
     assert not approved.is_settled(moved, "another")
     back = msgspec.structs.replace(one, seen=instant(500))  # it was gone meanwhile
     anew = approved.next(back, "a", "another")
-    assert (anew.run_of(check), anew.records, anew.is_settled(back, "step"), anew.is_settled(back, "other")) == (
-        None,
-        1,
-        True,
-        True,
-    )
+    assert (anew.records, anew.is_settled(back, "step"), anew.is_settled(back, "other")) == (1, True, True)
     assert ApprovalAttempt(one, OPERATOR).ended("approved").settled == ()
 
 
 def test_a_new_attempt_has_done_nothing_yet() -> None:
     attempt = ApprovalAttempt(tracked(), "a")
     assert (attempt.state, attempt.step, attempt.by, attempt.requests, attempt.records) == (
-        "checking",
+        "sending",
         "",
         "rule",
         0,
@@ -260,7 +246,6 @@ def test_a_new_attempt_has_done_nothing_yet() -> None:
     )
     assert (attempt.outcome, attempt.approved, attempt.approved_by, attempt.settled) == ("", "", "", ())
     assert attempt.next(tracked(), "b").step == ""
-    assert CommandRun("running").said == ""
     assert Policy().approving == ()
 
 
@@ -288,11 +273,10 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
     known = {
         step(Rule("all"), tracked()),
         step(Rule("all", approve_after=Duration("1s")), tracked()),
-        step(Rule("all", approve_when=ReadinessCheck(("drained",))), tracked()),
         step(Rule("all", name="a"), tracked()),
         step(Rule("all"), tracked(DurationInSeconds=6)),
     }
-    assert len(known) == 5
+    assert len(known) == 4
     assert step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known  # the list flapped
     assert step(Rule("all"), tracked(Resources=[ME.upper()])) in known
 
@@ -326,11 +310,6 @@ def test_a_pattern_for_approval_is_for_all_resources_and_one_to_leave_alone_is_e
     assert judge(Policy(rules=rules), both, ME).rule == "not here"
 
 
-def test_who_comes_next_leaves_the_leader_time_for_its_command() -> None:
-    guarded = Rule("all", for_all_resources="leader", approve_when=ReadinessCheck(("drained",), Duration("40s")))
-    assert judge(Policy(rules=(guarded,)), tracked(Resources=[PEER, ME]), ME).at == at(RANK_DELAY + 40)
-
-
 def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0) -> Any:
     return ApprovalAttempt(tracked(), rule, records=records).change(kind, reason, "why", ApprovalContext(at(5), vm, 7))
 
@@ -352,7 +331,7 @@ def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
     for kind, reason in (
         ("approved", "accepted"),
         ("approval_failed", "refused"),
-        ("approval_skipped", "not_ready"),
+        ("approval_skipped", "changed"),
         ("approval_skipped", "dry_run"),
     ):
         totals = totals.plus(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
@@ -391,13 +370,12 @@ approval:
     - {match: {event_source: User}, action: approve, name: users}
     - match: {event_type: Freeze, duration: {min: 0, max: 8}}
       approve_after: 60s
-      approve_when: {command: [/bin/true], timeout: 5s}
       for_all_resources: leader
     - {action: leave}
 """
     found = policy(text, tmp_path)
     assert found.approving == ("users", "rules[1]")
-    assert found.rules[1].approve_when == ReadinessCheck(("/bin/true",), Duration("5s"))
+    assert found.rules[1].approve_after == Duration("60s")
 
 
 @pytest.mark.parametrize(
@@ -405,7 +383,6 @@ approval:
     [
         ("{action: leave, approve_after: 5s}", "action: leave has no use for approve_after"),
         ("{action: leave, approve_before: 5s}", "action: leave has no use for approve_after"),
-        ("{action: leave, approve_when: {command: [a]}}", "action: leave has no use for approve_after"),
         ("{action: leave, for_all_resources: each}", "action: leave has no use for for_all_resources"),
         ("{}", "match: expected event_type"),
         ("{match: {}}", "match: expected event_type"),
@@ -425,8 +402,6 @@ approval:
             "event_source: Azure has no 'Usr': did you mean 'User'? Expected one of Platform, User",
         ),
         ("{action: perhaps}", "expected one of approve, leave"),
-        ("{approve_when: {command: []}}", "expected a program"),
-        ("{approve_when: {command: ['']}}", "expected a program"),
         ("{match: {scope: unknown}}", "expected one of self, peer"),
         ("{match: {resource: '('}}", "expected a regular expression"),
         ("{for_all_resources: everybody}", "expected one of leader, each"),
@@ -434,8 +409,6 @@ approval:
         ("{match: all, approve_after: 2592001s}", "approve_after: expected at most 30d"),
         ("{match: all, approve_before: 2592001s}", "approve_before: expected 1s to 30d"),
         ("{match: all, approve_before: 900ms}", "approve_before: expected 1s to 30d"),
-        ("{approve_when: {command: [a], timeout: 99ms}}", "expected 100ms to 1h"),
-        ("{approve_when: {command: [a], timeout: 3601s}}", "expected 100ms to 1h"),
         (f"{{match: all, name: {OPERATOR}}}", "approved by hand"),
     ],
 )
@@ -448,8 +421,7 @@ def test_a_mistake_in_a_rule_is_named(rule: str, said: str, tmp_path: Any) -> No
 def test_the_bounds_of_a_rule_are_within(tmp_path: Any) -> None:
     for rule in (
         "approve_after: 30d, approve_before: 30d",
-        "approve_before: 1s, approve_when: {command: [a], timeout: 100ms}",
-        "approve_when: {command: [a], timeout: 1h}",
+        "approve_before: 1s",
     ):
         assert len(policy(f"approval: {{rules: [{{match: all, {rule}}}]}}", tmp_path).rules) == 1
 

@@ -1,49 +1,86 @@
 """``Approver``: approves events where both switches are on, and exactly those that the rules or an operator name.
 
-One thread decides; each event to approve gets a thread of its own, because its command may take a minute.
+One thread decides, and sends one start request after the other. Before each of them IMDS is asked once more for the
+event, then it is written down what is about to be done, and right before the request everything that allows it is
+looked at again.
 """
 
 import logging
+import queue
 import threading
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.agent.approval_log import ApprovalLog, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
-from notbefore.agent.start_request import ApprovalSettings, StartRequest
+from notbefore.agent.start_request import ApprovalSettings, post, why_not_listed
 from notbefore.agent.unforeseen import UnforeseenErrors
-from notbefore.core.approval import ApprovalAttempt, CommandRun, ReadinessCheck, content_of, judge
-from notbefore.core.change import BY_RULE, OPERATOR, Reason
+from notbefore.core.approval import ApprovalAttempt, Decision, content_of, judge, unreadable
+from notbefore.core.change import BY_RULE, OPERATOR, ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED
 from notbefore.core.listing import PendingApproval, PendingEvent
 from notbefore.core.tracked import TrackedEvent
-from notbefore.imds.client import TIMEOUT
+from notbefore.errors import ImdsError
+from notbefore.imds.client import ImdsClient
 
-SHORT_WAIT: Final = 1.0  # seconds to the next decision: something is due, and waits for IMDS or the disk
+SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
-OPERATOR_PATIENCE: Final = 30.0  # seconds for which an operator waits for an answer
-MAX_REQUESTS: Final = 16  # at the same time, each with a thread
-STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
+OPERATOR_PATIENCE: Final = 45.0  # seconds after which what an operator asked for is not begun any more
+STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
+PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds after each unusable answer; then the last one
+LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
+WOULD_APPROVE: Final = "it would be approved now"
+INTERRUPTED: Final = "the agent ended before it had the answer: ask again"
 
 log = logging.getLogger("notbefore.approval")
 
 
+class Objection(Struct, frozen=True):
+    """Why an event is not to be approved now."""
+
+    reason: Reason
+    words: str
+
+
+class UnansweredRequest(Struct, frozen=True):
+    """IMDS gave no usable answer about an event."""
+
+    count: int  # in a row
+    error: str
+    again: float  # monotonic seconds
+
+
+class OperatorOrder:
+    """What an operator asks for; the thread sets ``reply``, then ``done``."""
+
+    def __init__(self, tracked: TrackedEvent, user: str, reason: str, until: float) -> None:
+        self.tracked = tracked
+        self.user = user
+        self.reason = reason
+        self.until = until  # monotonic seconds: it is not begun later
+        self.reply = ControlReply(done=False, words="it is not decided: see `notbefore history`")
+        self.done = threading.Event()
+
+
 class Approver:
-    """Decides and has requests sent. ``settings`` gives those in use: what is under way is judged by them as well."""
+    """``settings`` gives those in use: they are asked for again right before each request."""
 
     def __init__(
         self, approvals: ApprovalLog, settings: Callable[[], ApprovalSettings], errors: UnforeseenErrors
     ) -> None:
         self._approvals = approvals
+        self._clock = approvals.clock
         self._settings = settings
         self._errors = errors
-        self._requests: dict[str, StartRequest] = {}  # under way, by the event's key
-        self._threads: dict[str, threading.Thread] = {}  # of these
         self._contents: dict[str, tuple[str, datetime]] = {}  # of each listed event, and since when it has it
-        self._lock = threading.Lock()  # of the first two; never held over the network or the disk
+        self._unanswered: dict[str, UnansweredRequest] = {}  # by the event's key
+        self._orders = queue.SimpleQueue[OperatorOrder]()
+        self._client: ImdsClient | None = None  # of the request that is under way
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
@@ -70,14 +107,11 @@ class Approver:
         """Send nothing more. What is under way is cut off; the state says how far it came."""
         self._stop.set()
         self._woken.set()
-        with self._lock:
-            threads = [self._thread, *self._threads.values()]
-            requests = list(self._requests.values())
-        for request in requests:
-            request.abort()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(STOP_PATIENCE)
+        client = self._client
+        if client is not None:
+            client.abort()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_PATIENCE)
 
     # ---- deciding
 
@@ -90,17 +124,50 @@ class Approver:
             self._woken.wait(wait)
 
     def decide(self) -> float:
-        """Begin what is due; returns seconds until something else may be."""
+        """Do what is due; returns seconds until something else may be."""
+        while not self._orders.empty():
+            self._carry_out(self._orders.get())
         listed = self._approvals.listed()
-        left_over = [one for one in listed.attempts.values() if one.state != "done" and not self._is_busy(one)]
-        waits = [SHORT_WAIT if left_over else LONG_WAIT]
-        if listed.answered:
-            for attempt in left_over:
-                self._resume(attempt, listed)
-        if not self._settings().off:
-            self._contents = {key: known for key, known in self._contents.items() if key in listed.events}
-            waits += [self._consider(tracked, listed) for tracked in listed.events.values()]
-        return min(waits)
+        self._contents = {key: known for key, known in self._contents.items() if key in listed.events}
+        begun = {key for key, attempt in listed.attempts.items() if attempt.state != "done"}
+        waits = [self._go_on(key) for key in begun]
+        first_due = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
+        waits += [self._consider(one.event.key) for one in first_due if one.event.key not in begun]
+        self._unanswered = {key: known for key, known in self._unanswered.items() if key in listed.events}
+        return min([LONG_WAIT, *waits])
+
+    def _consider(self, key: str) -> float:
+        """Do what the rules say of a listed event; returns seconds until more may be due."""
+        settings, listed = self._settings(), self._approvals.listed()
+        tracked, before = listed.events.get(key), listed.attempts.get(key)
+        if tracked is None or settings.off or self._stop.is_set():
+            return LONG_WAIT
+        decision = self._decision(settings, tracked, listed, self._unchanged_since(tracked, listed))
+        dry_run = settings.mode == "dry_run"
+        step = f"{decision.step} dry run" if dry_run else decision.step
+        nothing_to_do = decision.action == "leave" and decision.skipped is None
+        if nothing_to_do or (before is not None and before.is_settled(tracked, step)):
+            return LONG_WAIT
+        wait = (decision.at - listed.context.now).total_seconds() if decision.at is not None else 0.0
+        if wait <= 0 and self._answers(key, listed):
+            attempt = _next(before, tracked, decision.rule, step)
+            if decision.skipped is None and not dry_run:
+                return self._send(attempt)
+            self._give_up(attempt, decision.skipped or "dry_run", decision.why if decision.skipped else WOULD_APPROVE)
+        return min(max(wait, SHORT_WAIT), LONG_WAIT)
+
+    def _answers(self, key: str, listed: ListedEvents) -> bool:
+        """IMDS has just listed the event, and does not owe an answer about it."""
+        unanswered = self._unanswered.get(key)
+        if unanswered is not None and self._clock.monotonic() < unanswered.again:
+            return False
+        return listed.fresh and listed.readable(key) is not None
+
+    def _decision(
+        self, settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents, since: datetime | None
+    ) -> Decision:
+        flawed = tracked.event.key in listed.flawed
+        return judge(settings.policy, tracked, listed.context.vm, flawed=flawed, since=since)
 
     def _unchanged_since(self, tracked: TrackedEvent, listed: ListedEvents) -> datetime:
         """When this process first saw the event as it is."""
@@ -109,117 +176,124 @@ class Approver:
             self._contents[key] = content, listed.context.now
         return self._contents[key][1]
 
-    def _consider(self, tracked: TrackedEvent, listed: ListedEvents) -> float:
-        """Begin what is due of one event; returns seconds until more may be due."""
-        settings, key, now = self._settings(), tracked.event.key, listed.context.now
-        dry_run = settings.mode == "dry_run"
-        flawed, since = key in listed.flawed, self._unchanged_since(tracked, listed)
-        decision = judge(settings.policy, tracked, listed.context.vm, flawed=flawed, since=since)
-        step = f"{decision.step} dry run" if dry_run else decision.step
-        before = listed.attempts.get(key)
-        begun = before is not None and (before.state != "done" or before.is_settled(tracked, step))
-        if begun or (decision.action == "leave" and decision.skipped is None):
-            return LONG_WAIT
-        wait = (decision.at - now).total_seconds() if decision.at is not None else 0.0
-        if wait > 0:
-            return min(wait, LONG_WAIT)
-        if listed.fresh and listed.readable(key) is not None:
-            attempt = _next(before, tracked, decision.rule, step)
-            if decision.skipped is not None:
-                self._skip(attempt, before, decision.skipped, decision.why)
-            elif dry_run:
-                first = f", after {decision.check.command[0]} had exited with 0" if decision.check is not None else ""
-                self._skip(attempt, before, "dry_run", f"it would be approved now{first}")
-            else:
-                self._begin(attempt, before, decision.check)
-        return SHORT_WAIT
+    def _go_on(self, key: str) -> float:
+        """Go on with what was begun: IMDS has not answered it, or it could not be written down."""
+        listed = self._approvals.listed()
+        attempt = listed.attempts.get(key)
+        if attempt is None or not listed.answered or self._stop.is_set():
+            return SHORT_WAIT
+        objection, unanswered = self._objection(attempt, listed), self._unanswered.get(key)
+        if objection is not None:
+            words = f"{objection.words}; {unanswered.error}" if unanswered is not None else objection.words
+            return self._give_up(attempt, objection.reason, words)
+        if attempt.rule == OPERATOR:
+            return self._give_up(attempt, "no_answer", INTERRUPTED)
+        return self._send(attempt) if self._answers(key, listed) else SHORT_WAIT
 
-    def _resume(self, attempt: ApprovalAttempt, listed: ListedEvents) -> None:
-        """Go on with what the agent before this one had begun, or what could not be written down."""
-        tracked = listed.events.get(attempt.tracked.event.key)
-        if tracked is None or tracked.event.event_status != SCHEDULED:
-            words = "it is no longer Scheduled, and the agent ended meanwhile"
-            self._skip(attempt, attempt, "no_longer_scheduled", words)
-        elif attempt.rule == OPERATOR:
-            self._skip(attempt, attempt, "interrupted", "the agent ended meanwhile: ask again")
-        else:
-            decision = judge(self._settings().policy, tracked, listed.context.vm)
-            check = decision.check if decision.step == attempt.step else None
-            ran = attempt.run_of(check) if check is not None else None
-            if check is not None and ran is not None and ran.state == "running":
-                words = "the agent ended while the command ran, and it runs once"
-                self._skip(attempt.with_run(check, CommandRun("failed", words)), attempt, "interrupted", words)
-            else:
-                self._begin(attempt, attempt, check)
+    def _objection(self, attempt: ApprovalAttempt, listed: ListedEvents) -> Objection | None:
+        """Why a decision does not hold any more: by the event, the time, the settings, the rules, or this VM's name."""
+        tracked, settings = listed.events.get(attempt.tracked.event.key), self._settings()
+        if tracked is None:
+            return Objection("no_longer_scheduled", "it is gone")
+        if tracked.event.event_status != SCHEDULED:
+            return Objection("no_longer_scheduled", f"it is {tracked.event.event_status}")
+        if tracked.not_before is not None and listed.context.now >= tracked.not_before:
+            return Objection("too_late", "NotBefore came first")
+        if settings.mode != "on":
+            return Objection("switched_off", settings.off or "approval.dry_run is true")
+        words = self._changed(attempt, tracked, settings, listed)
+        return Objection("changed", words) if words else None
 
-    # ---- doing; ``before`` is the attempt that was known at the decision
+    def _changed(
+        self, attempt: ApprovalAttempt, tracked: TrackedEvent, settings: ApprovalSettings, listed: ListedEvents
+    ) -> str:
+        """What has changed since the decision, in words; empty if nothing has."""
+        if content_of(tracked) != content_of(attempt.tracked):
+            return "the event has changed"
+        if attempt.rule == OPERATOR:
+            return unreadable(tracked, flawed=tracked.event.key in listed.flawed)
+        decision = self._decision(settings, tracked, listed, None)
+        if decision.action != "approve" or decision.step != attempt.step:
+            return f"the rules say {decision.action} now: {decision.why}"
+        return "it is another VM's turn now" if decision.at is not None and listed.context.now < decision.at else ""
 
-    def _is_busy(self, attempt: ApprovalAttempt) -> bool:
-        with self._lock:
-            return attempt.tracked.event.key in self._requests
+    # ---- doing
 
-    def _reserve(self, request: StartRequest, before: ApprovalAttempt | None) -> bool:
-        """Keep others from the event until ``_release``; False if another thread has already taken it up.
+    def _send(self, attempt: ApprovalAttempt) -> float:
+        """Ask IMDS once more, then send; returns seconds until it is to be tried again, if it is."""
+        settings = self._settings()
+        with self._connected(settings) as client:
+            try:
+                why = why_not_listed(client, settings, attempt.tracked)
+            except ImdsError as error:
+                return self._not_answered(attempt, error)
+            if why:  # the next poll sees it as well
+                return self._give_up(attempt, "changed", why) if attempt.rule == OPERATOR else SHORT_WAIT
+            return self._post(attempt, client, settings)
 
-        Called with the lock. What is known of an event without a request is also written: its last request has ended.
-        """
-        key = request.attempt.tracked.event.key
-        if key in self._requests or self._approvals.listed().attempts.get(key) is not before:
-            return False
-        self._requests[key] = request
-        return True
-
-    def _release(self, request: StartRequest) -> None:
-        key = request.attempt.tracked.event.key
-        with self._lock:
-            del self._requests[key]
-            self._threads.pop(key, None)
-
-    def _skip(self, attempt: ApprovalAttempt, before: ApprovalAttempt | None, reason: Reason, words: str) -> None:
-        """Record that nothing is sent. Does nothing if another thread has already taken up the event."""
-        request = StartRequest(self._approvals, self._settings, self._stop, attempt)
-        with self._lock:
-            if not self._reserve(request, before):
-                return
+    def _post(self, attempt: ApprovalAttempt, client: ImdsClient, settings: ApprovalSettings) -> float:
+        """Write down what is about to be done, look at everything again, and do it."""
+        counted = replace(attempt, requests=attempt.requests + 1)
+        written = self._approvals.write(counted)
+        listed = self._approvals.listed()
+        objection = self._objection(attempt, listed)  # the last look
+        if objection is not None:
+            return self._give_up(attempt, objection.reason, objection.words)
+        if not written and attempt.rule == OPERATOR:
+            return self._give_up(attempt, "state_not_written", "the state cannot be written, so nothing was sent")
+        if not written or not listed.fresh or self._stop.is_set():
+            self._approvals.write(attempt)  # nothing was done of what was written ahead
+            return SHORT_WAIT
         try:
-            request.give_up(reason, words)
+            post(client, settings, attempt.tracked, listed.context)
+        except ImdsError as refusal:
+            if refusal.reason == "bad_request":
+                return self._end(counted, "approval_failed", "refused", str(refusal))
+            return self._not_answered(counted, refusal)
+        return self._end(counted.accepted(attempt.tracked, self._clock.now()), "approved", "accepted", "")
+
+    @contextmanager
+    def _connected(self, settings: ApprovalSettings) -> Iterator[ImdsClient]:
+        """A connection to IMDS that ``stop`` can cut off."""
+        client = self._client = ImdsClient(settings.endpoint)
+        try:
+            if self._stop.is_set():  # it is set before `stop` looks for the client
+                client.abort()
+            yield client
         finally:
-            self._release(request)
+            self._client = None
+            client.close()
 
-    def _begin(
-        self,
-        attempt: ApprovalAttempt,
-        before: ApprovalAttempt | None,
-        check: ReadinessCheck | None,
-        patience: float | None = None,
-    ) -> StartRequest | None:
-        """Begin a request in a thread of its own; ``None`` if another has taken up the event, or too many run.
-
-        ``patience``: see ``StartRequest``.
-        """
+    def _not_answered(self, attempt: ApprovalAttempt, failure: ImdsError) -> float:
+        """IMDS gave no usable answer; returns seconds until it is asked again. An operator is told so at once."""
         key = attempt.tracked.event.key
-        request = StartRequest(self._approvals, self._settings, self._stop, attempt, patience)
-        thread = threading.Thread(target=self._work, args=(request, check), name=f"approve {key[:8]}", daemon=True)
-        with self._lock:
-            full = len(self._threads) >= MAX_REQUESTS or self._stop.is_set()
-            if full or not self._reserve(request, before):
-                return None
-            self._threads[key] = thread
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no thread for it
-            self._release(request)
-            raise
-        return request
+        if self._stop.is_set():  # the next agent goes on from what is written
+            return LONG_WAIT
+        if attempt.rule == OPERATOR:
+            return self._give_up(attempt, "no_answer", str(failure))
+        count = self._unanswered[key].count + 1 if key in self._unanswered else 1
+        pause = PAUSES[min(count, len(PAUSES)) - 1]
+        if failure.retry_after is not None:
+            pause = min(max(failure.retry_after, PAUSES[0]), PAUSES[-1])
+        self._unanswered[key] = UnansweredRequest(count, str(failure), self._clock.monotonic() + pause)
+        if count <= LOGGED_FAILURES or count % 60 == 0:
+            log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)
+        return pause
 
-    def _work(self, request: StartRequest, check: ReadinessCheck | None) -> None:
-        with self._errors.guarded("approve", "a request", vital=False):  # the state says how far it came
-            if check is None or request.check_ready(check):
-                request.send(check)
-        self._release(request)
-        request.done.set()
-        if request.attempt.state == "done":  # otherwise it waits, for the disk for example
-            self._woken.set()
+    def _give_up(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
+        """Record that it ended without an answer: as skipped, or as failed if IMDS was asked."""
+        if attempt.requests:
+            return self._end(attempt, "approval_failed", "no_answer", words)
+        return self._end(attempt, "approval_skipped", reason, words)
+
+    def _end(self, attempt: ApprovalAttempt, kind: ApprovalKind, reason: Reason, words: str) -> float:
+        """Record how it ended."""
+        change = attempt.change(kind, reason, words, self._approvals.listed().context)
+        outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
+        self._unanswered.pop(attempt.tracked.event.key, None)
+        self._approvals.write(attempt.ended(outcome), change)
+        log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, attempt.rule, outcome)
+        return SHORT_WAIT
 
     # ---- what people ask
 
@@ -231,8 +305,7 @@ class Approver:
         content, since = self._contents.get(tracked.event.key, ("", None))
         if content != content_of(tracked):  # it has just changed
             since = listed.context.now
-        flawed = tracked.event.key in listed.flawed
-        decision = judge(settings.policy, tracked, listed.context.vm, flawed=flawed, since=since)
+        decision = self._decision(settings, tracked, listed, since)
         attempt = listed.attempts.get(tracked.event.key)
         return PendingApproval(
             action=decision.action,
@@ -250,33 +323,45 @@ class Approver:
         tracked = listed.events.get(key)
         if tracked is None:
             return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
-        if request.content:
-            return self._approve_by_hand(tracked, request, user)
-        words = _approved(listed.attempts.get(key), tracked)
-        event = PendingEvent.of(tracked, listed.context.now, self.preview(tracked, listed))
-        return ControlReply(done=True, words=words, event=event, content=content_of(tracked))
-
-    def _approve_by_hand(self, tracked: TrackedEvent, asked: ControlRequest, user: str) -> ControlReply:
-        """Approve a listed event because ``user`` says so; returns when IMDS has answered."""
+        if not request.content:
+            words = _approved(listed.attempts.get(key), tracked)
+            event = PendingEvent.of(tracked, listed.context.now, self.preview(tracked, listed))
+            return ControlReply(done=True, words=words, event=event, content=content_of(tracked))
         settings = self._settings()
         if settings.mode != "on":
             return ControlReply(done=False, words=f"nothing is sent: {settings.off or 'approval.dry_run is true'}")
-        if content_of(tracked) != asked.content:
+        if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
-        before = self._approvals.listed().attempts.get(tracked.event.key)
-        if words := _approved(before, tracked):
-            return ControlReply(done=True, words=words)
-        attempt = replace(_next(before, tracked, OPERATOR, by=user), reason=asked.reason)
-        request = self._begin(attempt, before, None, OPERATOR_PATIENCE)
-        if request is None:
-            return ControlReply(
-                done=False, words="an approval of it is under way, or too many are: see `notbefore events`"
-            )
-        request.done.wait(OPERATOR_PATIENCE + SHORT_WAIT + TIMEOUT)
-        outcome = request.attempt.outcome
-        return ControlReply(
-            done=outcome.startswith("approved"), words=outcome or "it is not decided: see `notbefore history`"
-        )
+        order = OperatorOrder(tracked, user, request.reason, self._clock.monotonic() + OPERATOR_PATIENCE)
+        self._orders.put(order)
+        self.wake()
+        order.done.wait(OPERATOR_PATIENCE)
+        return order.reply
+
+    def _carry_out(self, order: OperatorOrder) -> None:
+        """Approve a listed event because an operator says so, unless that is needless by now."""
+        listed, key = self._approvals.listed(), order.tracked.event.key
+        before = listed.attempts.get(key)
+        if self._clock.monotonic() >= order.until:
+            return
+        if words := _approved(before, order.tracked):
+            order.reply = ControlReply(done=True, words=words)
+        elif before is not None and before.state != "done":
+            words = "an approval of it is under way: see `notbefore events`"
+            order.reply = ControlReply(done=False, words=words)
+        else:
+            attempt = replace(_next(before, order.tracked, OPERATOR, by=order.user), reason=order.reason)
+            objection = self._objection(attempt, listed)
+            if objection is not None:
+                self._give_up(attempt, objection.reason, objection.words)
+            elif not listed.fresh or listed.readable(key) is None:
+                self._give_up(attempt, "no_answer", "IMDS does not answer: nothing was sent")
+            else:
+                self._send(attempt)
+            ended = self._approvals.listed().attempts.get(key)
+            if ended is not None and ended.outcome:
+                order.reply = ControlReply(done=ended.outcome.startswith("approved"), words=ended.outcome)
+        order.done.set()
 
 
 def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:

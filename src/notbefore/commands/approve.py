@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlRequest, ask
 from notbefore.commands.options import add_json, add_state, load_state_configuration
 from notbefore.commands.tables import due, print_json
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
+from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line
 from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
@@ -21,18 +24,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
     parser.add_argument("--yes", action="store_true", help="approve without asking for confirmation")
     parser.add_argument("--reason", default="", help="why, for the record")
+    parser.add_argument(
+        "--unchanged",
+        metavar="FILE",
+        help="only if the event is still as in this record: a file with its JSON, or - for standard input",
+    )
     add_json(parser, "what came of it as JSON, with the event; needs --yes")
     add_state(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the event, ask, and approve it; returns the exit code. Raises ``NotBeforeError``."""
+    record = _read_record(options.unchanged) if options.unchanged is not None else None
     directory = Path(load_state_configuration(options).state.dir)
     if len(options.reason) > MAX_REASON:
         raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
     shown = ask(directory, ControlRequest(options.event_id))
     if shown.event is None:
         raise NotBeforeError(shown.words)
+    if record is not None and _facts(record) != _facts(shown.event):
+        raise NotBeforeError("nothing was sent: the event is not the one of the record any more")
     if options.json and not options.yes:
         raise ConfigError("--json: nobody can be asked then: add --yes")
     if not options.json:
@@ -47,6 +58,28 @@ def run(options: argparse.Namespace) -> int:
     reply = ask(directory, ControlRequest(options.event_id, shown.content, options.reason, sudo_user))
     _report(shown.event, reply.words, done=reply.done, as_json=options.json)
     return 0 if reply.done else 1
+
+
+def _read_record(path: str) -> Record:
+    """The record that a command was given; raises ``ConfigError`` where there is none."""
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return Record.read(content)
+    except OSError as error:
+        raise ConfigError(f"--unchanged: {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"--unchanged: {path}: this is no record of an event: {error}") from None
+
+
+def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
+    """What an approval is given for: which event, what it does, to whom, and for how long."""
+    return (
+        event.event_id.casefold(),
+        event.event_type,
+        event.event_source,
+        sorted({name.casefold() for name in event.resources}),
+        event.expected_duration_seconds,
+    )
 
 
 def _report(event: PendingEvent, words: str, *, done: bool, as_json: bool) -> None:

@@ -85,9 +85,6 @@ def _broken(config: Config) -> Iterator[tuple[str, str]]:
             yield f"sinks.{name}.command.command", problem
         if problem := webhook_problem(sink):
             yield f"sinks.{name}.webhook.url", problem
-    for number, rule in enumerate(config.approval.rules):
-        if rule.approve_when is not None and (problem := command_problem(rule.approve_when.command[0])):
-            yield f"approval.rules[{number}].approve_when", problem
 
 
 _GROUPED: Final = {  # what a route of the fleet asks for -> the label of `group_by`

@@ -23,7 +23,6 @@ from notbefore.core.tracked import TrackedEvent
 
 MAX_SETTLED: Final = 100  # decisions of one event that are remembered
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
-LONGEST_COMMAND: Final = 3600.0  # seconds
 
 
 class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
@@ -57,19 +56,6 @@ def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
                 yield key, f"Azure has no {word!r}{one_of(word, known)}"
 
 
-class ReadinessCheck(Struct, frozen=True, forbid_unknown_fields=True):
-    """A command that exits with 0 if the machine is ready: drained, failed over, checkpointed."""
-
-    command: tuple[str, ...]
-    timeout: Duration = Duration("60s")
-
-    def __post_init__(self) -> None:
-        if not self.command or not self.command[0]:
-            raise ValueError("command: expected a program and its arguments, such as [/usr/local/bin/drained]")
-        if not 0.1 <= self.timeout.seconds <= LONGEST_COMMAND:  # noqa: PLR2004 - the bounds of the documentation
-            raise ValueError("timeout: expected 100ms to 1h")
-
-
 class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``approval.rules``."""
 
@@ -78,12 +64,11 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""  # in metrics and records; default: `rules[0]` and so on
     approve_after: Duration = Duration("0s")  # not earlier than so long after the event was first seen
     approve_before: Duration | None = None  # not earlier than so long before NotBefore; with `approve_after`, both hold
-    approve_when: ReadinessCheck | None = None  # must exit with 0; it runs once for each event
     for_all_resources: Literal["leader", "each"] | None = None  # needed if the event has several resources
 
     def __post_init__(self) -> None:
-        if self.action == "leave" and (self.approve_after.seconds or self.approve_before or self.approve_when):
-            raise ValueError("action: leave has no use for approve_after, approve_before and approve_when")
+        if self.action == "leave" and (self.approve_after.seconds or self.approve_before):
+            raise ValueError("action: leave has no use for approve_after and approve_before")
         if self.action == "leave" and self.for_all_resources:
             raise ValueError("action: leave has no use for for_all_resources")
         if self.action == "approve" and self.match != "all" and not self.match.selects:
@@ -134,7 +119,6 @@ class Decision(Struct, frozen=True):
     rule: str = ""  # the name of the first one that matches
     step: str = ""  # identifies the decision: the content of the event and the text of the rule
     at: datetime | None = None  # for ``approve``: not earlier
-    check: ReadinessCheck | None = None
     skipped: Reason | None = None  # for ``leave``: why it is not approved although the rule would approve it
 
 
@@ -200,22 +184,14 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None, since: datetime)
             if vm is None or vm.casefold() not in names:
                 return Decision("leave", "another VM decides for all of them")
             rank = names.index(vm.casefold())
-    turn = RANK_DELAY + (rule.approve_when.timeout.seconds if rule.approve_when is not None else 0.0)
     at = tracked.first_seen + timedelta(seconds=rule.approve_after.seconds)
     if rule.approve_before is not None and tracked.not_before is not None:
         at = max(at, tracked.not_before - timedelta(seconds=rule.approve_before.seconds))
     if rank:  # the VMs before this one decide first, again for each new content
-        at = max(at, since) + timedelta(seconds=rank * turn)
+        at = max(at, since) + timedelta(seconds=rank * RANK_DELAY)
     if tracked.not_before is not None and at >= tracked.not_before:
         return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
-    return Decision("approve", "the rule says so", at=at, check=rule.approve_when)
-
-
-class CommandRun(Struct, frozen=True):
-    """The result of a readiness check; ``said`` is the end of its output."""
-
-    state: Literal["running", "ready", "failed"]
-    said: str = ""
+    return Decision("approve", "the rule says so", at=at)
 
 
 class ApprovalAttempt(Struct, frozen=True):
@@ -224,7 +200,7 @@ class ApprovalAttempt(Struct, frozen=True):
     tracked: TrackedEvent  # the event at the decision
     rule: str
     step: str = ""  # of the decision; empty for approvals by hand
-    state: Literal["checking", "sending", "done"] = "checking"
+    state: Literal["sending", "done"] = "sending"
     by: str = BY_RULE
     reason: str = ""  # why, in the words of the user who approved it by hand
     requests: int = 0  # start requests, counted before they are sent
@@ -232,7 +208,6 @@ class ApprovalAttempt(Struct, frozen=True):
     settled: tuple[str, ...] = ()  # the decisions that were carried out
     approved: str = ""  # the content of the event that was approved
     approved_by: str = ""  # who approved it and when, in words
-    commands: dict[str, CommandRun] = {}  # by command; each runs once for the event, whichever rule asks
     records: int = 0  # that were made of it
 
     def is_settled(self, tracked: TrackedEvent, step: str) -> bool:
@@ -240,7 +215,7 @@ class ApprovalAttempt(Struct, frozen=True):
         return step in self.settled or self.approved == content_of(tracked)
 
     def next(self, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
-        """Return the attempt for a new decision. If the event was gone meanwhile, the commands run again."""
+        """Return the attempt for a new decision."""
         return ApprovalAttempt(
             tracked,
             rule,
@@ -249,7 +224,6 @@ class ApprovalAttempt(Struct, frozen=True):
             settled=self.settled[-MAX_SETTLED:],
             approved=self.approved,
             approved_by=self.approved_by,
-            commands=self.commands if tracked.first_seen == self.tracked.first_seen else {},
             records=self.records,
         )
 
@@ -258,14 +232,6 @@ class ApprovalAttempt(Struct, frozen=True):
         who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
         how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
         return replace(self, approved=content_of(tracked), approved_by=how)
-
-    def run_of(self, check: ReadinessCheck) -> CommandRun | None:
-        """Return the result of the check for this event; ``None`` if it has not run."""
-        return self.commands.get("\n".join(check.command))
-
-    def with_run(self, check: ReadinessCheck, ran: CommandRun) -> "ApprovalAttempt":
-        """Return it with this result."""
-        return replace(self, commands={**self.commands, "\n".join(check.command): ran})
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
         """Return it as done; a record of it was made."""

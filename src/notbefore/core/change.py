@@ -47,8 +47,6 @@ Reason = Literal[
     "no_answer",  # IMDS gave no usable answer in the time that was left
     "dry_run",  # nothing is sent: it would have been approved
     "several_resources",  # it stands for other VMs as well, and the rule does not say `for_all_resources`
-    "not_ready",  # the command of `approve_when` did not exit with 0
-    "interrupted",  # the agent ended while the command ran, and it runs once
     "changed",  # the event is not any more what was to be approved
     "no_longer_scheduled",  # it began, or was gone, before it was approved
     "too_late",  # NotBefore came first
@@ -83,8 +81,6 @@ APPROVALS: Final[dict[str, str]] = {
     "no_answer": "Azure did not answer in time",
     "dry_run": "this is a dry run, so nothing was sent",
     "several_resources": "the event affects other VMs as well, and the rule does not allow that",
-    "not_ready": "the command of `approve_when` says that the VM is not ready",
-    "interrupted": "the agent ended while the command of `approve_when` ran",
     "changed": "the event changed meanwhile",
     "no_longer_scheduled": "the event started or was gone before that",
     "too_late": "NotBefore came first",

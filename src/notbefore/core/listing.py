@@ -17,7 +17,7 @@ class PendingApproval(Struct, frozen=True):
     at: datetime | None  # not before
     mode: str  # on, dry_run, off
     off: str  # which key is missing, in words
-    state: str  # how far it is: checking, sending, or how it ended; empty where nothing was begun
+    state: str  # how far it is: sending, or how it ended; empty where nothing was begun
 
 
 class PendingEvent(Struct, frozen=True):

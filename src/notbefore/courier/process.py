@@ -10,16 +10,14 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
 from notbefore.errors import SendError
 
 NOT_RUNNABLE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR)
-POLL: Final = 0.5  # seconds between two looks whether it is to be ended early
-MAX_VARIABLE: Final = 10_000  # characters; the kernel takes 128 KiB of one
+MAX_VARIABLE: Final = 10_000  # characters; what is longer is no variable, and never cut: the record has it whole
 MAX_OUTPUT: Final = 200  # characters: the end of its output
 TAIL: Final = 4 * MAX_OUTPUT  # bytes of its output that are kept
 DRAIN_SECONDS: Final = 1.0  # for the last of its output, once it has ended
@@ -30,33 +28,21 @@ _PREFIX: Final = "azure.scheduled_event."
 _GUARD: Final = ("/bin/sh", "-c", "read -r _; kill -s KILL 0")
 
 
-def run(
-    command: Sequence[str],
-    line: bytes,
-    environment: dict[str, str],
-    timeout: float,
-    stopped: Callable[[], bool] = lambda: False,
-) -> tuple[int, str]:
+def run(command: Sequence[str], line: bytes, environment: dict[str, str], timeout: float) -> tuple[int, str]:
     """Run it with ``line`` on its standard input; returns its exit code (negative: a signal) and the end of its output.
 
-    Raises ``SendError`` where it cannot be started, is not done after ``timeout`` seconds, or ``stopped`` says so.
+    Raises ``SendError`` where it cannot be started, or is not done after ``timeout`` seconds.
     """
-    deadline = time.monotonic() + timeout
     with _Output() as output, _Group() as group:
         try:
             process = group.start(command, stdin=subprocess.PIPE, stdout=output.end, stderr=output.end, env=environment)
         except OSError as error:
             raise SendError(f"{command[0]}: {error.strerror}", permanent=error.errno in NOT_RUNNABLE) from None
         output.close_end()
-        text: bytes | None = line + b"\n"
-        while True:
-            try:
-                process.communicate(text, min(POLL, max(0.0, deadline - time.monotonic())))
-                break
-            except subprocess.TimeoutExpired:
-                text = None  # the rest of it is still being written
-                if stopped() or time.monotonic() >= deadline:
-                    raise SendError(f"not done after {timeout:g} s: ended") from None
+        try:
+            process.communicate(line + b"\n", timeout)
+        except subprocess.TimeoutExpired:
+            raise SendError(f"not done after {timeout:g} s: ended") from None
         return process.returncode, output.tail()
 
 
@@ -154,7 +140,10 @@ class _Output:
 
 
 def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:
-    """The environment of a command: nothing of ours but what it needs to run, and the record's plain values."""
+    """The environment of a command: nothing of ours but what it needs to run, and the record's plain values.
+
+    A value of more than ``MAX_VARIABLE`` characters is left out: half a list of VMs is worse than none.
+    """
     passed = {name: os.environ[name] for name in INHERITED if name in os.environ}
     found = dict(own)
     for name, value in record.items():
@@ -162,4 +151,6 @@ def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:
             key = name.removeprefix(_PREFIX).upper().replace(".", "_")
             found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, list) else str(value))
     # a NUL cannot be in a variable, and is in no name that means something; the whole record is on standard input
-    return passed | {f"NOTBEFORE_{name}": value.replace("\0", "")[:MAX_VARIABLE] for name, value in found.items()}
+    return passed | {
+        f"NOTBEFORE_{name}": value.replace("\0", "") for name, value in found.items() if len(value) <= MAX_VARIABLE
+    }

@@ -219,14 +219,14 @@ class ImdsClient:
         condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
         target = self._target
         request = f"GET {target.prefix}{path} HTTP/1.1\r\n{target.headers}{condition}\r\n"
-        return self._request(target, request.encode("ascii"), timeout, etag)
+        return self._request(target, request.encode("ascii"), timeout, etag, again=True)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
-        """POST JSON to ``path`` within ``timeout`` seconds; raises ``ImdsError`` for everything but 200."""
+        """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         target = self._target
         request = f"POST {target.prefix}{path} HTTP/1.1\r\n{target.headers}{what}\r\n"
-        return self._request(target, request.encode("ascii") + body, timeout, None)
+        return self._request(target, request.encode("ascii") + body, timeout, None, again=False)
 
     def abort(self) -> None:
         """End the request that is under way, from another thread; later requests fail at once."""
@@ -242,18 +242,20 @@ class ImdsClient:
             self._connection.socket.close()
         self._connection = None
 
-    def _request(self, target: "_Target", request: bytes, timeout: float, etag: str | None) -> ImdsAnswer:
+    def _request(
+        self, target: "_Target", request: bytes, timeout: float, etag: str | None, *, again: bool
+    ) -> ImdsAnswer:
         if target is not self._connected_to:
             self.close()
             self._connected_to = target
         deadline = time.monotonic() + timeout
-        reused = self._connection is not None
+        again = again and self._connection is not None
         try:
             try:
                 return self._exchange(request, deadline, etag)
             except ConnectionError:
                 # IMDS may have closed the kept connection meanwhile: that is not a failure of the request
-                if not reused or self._aborted.is_set():
+                if not again or self._aborted.is_set():
                     raise
                 self.close()
                 return self._exchange(request, deadline, etag)

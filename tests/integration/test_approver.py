@@ -1,0 +1,622 @@
+"""The approver against an IMDS that counts, in a world that changes at the moment in which something is sent."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from notbefore.agent.approval_log import ApprovalLog
+from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, Approver
+from notbefore.agent.control_socket import ControlReply, ControlRequest
+from notbefore.agent.start_request import ApprovalSettings
+from notbefore.agent.state import AgentState
+from notbefore.agent.unforeseen import UnforeseenErrors
+from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
+from notbefore.core.change import Change
+from notbefore.core.record import Vm
+from notbefore.core.routing import RANK_DELAY
+from notbefore.errors import ImdsError
+from notbefore.imds.client import TIMEOUT, ImdsAnswer, ImdsClient
+from notbefore.imds.poller import Poll
+from notbefore.process.clock import Clock
+from notbefore.simulator.server import Simulator
+from support.agent import eventually
+from support.azure import FUTURE, ID, ME, PEER, body, item
+from support.tracking import Tracking
+
+FREEZES = RuleMatch(event_type=("Freeze",))
+ON = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES),))
+
+
+def listed(**fields: Any) -> bytes:
+    return body(item(**{"NotBefore": FUTURE, **fields}))
+
+
+class ShiftedClock(Clock):
+    """The real clocks, ``ahead`` by some seconds."""
+
+    ahead = 0.0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.ahead)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+    def boot_time(self) -> float:
+        return super().boot_time() + self.ahead
+
+
+class WatchedLog(ApprovalLog):
+    """Something happens right after the next thing is written down."""
+
+    def __init__(self, state: AgentState) -> None:
+        super().__init__(state)
+        self.after_write: Callable[[], None] = lambda: None
+
+    def write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
+        written = super().write(attempt, change)
+        act, self.after_write = self.after_write, lambda: None
+        act()
+        return written
+
+
+class World:
+    """A tracker that knows of one event, an IMDS that counts, and what happens when something is written down."""
+
+    def __init__(self, imds: Simulator, directory: Path) -> None:
+        self.imds = imds
+        self.clock = ShiftedClock()
+        self.agent = Tracking(directory, self.clock)
+        self.agent.tracker.identify(Vm(name=ME))
+        self.approvals = WatchedLog(self.agent.state)
+        self.policy, self.allowed, self.api_version, self.conflict = ON, True, "2020-07-01", ""
+        self.errors = UnforeseenErrors()
+        self.approver = self.successor()
+        self.sees(listed())
+
+    def successor(self) -> Approver:
+        return Approver(self.approvals, self.settings, self.errors)
+
+    def sees(self, document: bytes) -> None:
+        self.imds.set_document(document)
+        self.agent.tracker.handle(Poll(0.0, 0.0, document))
+
+    def settings(self) -> ApprovalSettings:
+        return ApprovalSettings(self.policy, self.imds.endpoint, self.api_version, self.allowed, self.conflict)
+
+    def decide(self) -> str:
+        """Decide once; the reason in the record of the approval, if there is one."""
+        self.approver.decide()
+        return self.reason
+
+    def wait(self, seconds: float, document: bytes | None = None) -> None:
+        """So much later; IMDS has just answered."""
+        self.clock.ahead += seconds
+        self.sees(document or listed())
+
+    def waits(self, most: int = 20) -> list[float]:
+        """Decide until there is a record of the approval; the seconds that each decision waited for the next."""
+        found = []
+        for _ in range(most):
+            wait = self.approver.decide()
+            if self.reason:
+                break
+            found.append(wait)
+            self.wait(wait)
+        return found
+
+    def by_hand(self, reason: str = "") -> ControlReply:
+        """What an operator is answered, who approves the event as it is listed."""
+        content = self.approver.answer(ControlRequest(ID), "eve").content
+        with ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(self.approver.answer, ControlRequest(ID, content, reason), "eve")
+            while not reply.done():
+                self.approver.decide()
+        return reply.result()
+
+    @property
+    def attempt(self) -> ApprovalAttempt:
+        """What is remembered of the one event."""
+        (attempt,) = self.approvals.listed().attempts.values()
+        return attempt
+
+    @property
+    def ends(self) -> list[dict[str, Any]]:
+        """The records of approvals."""
+        return [
+            {
+                name.removeprefix("azure.scheduled_event.").removeprefix("approval."): value
+                for name, value in one.items()
+            }
+            for one in self.agent.said
+            if "approv" in one["azure.scheduled_event.change"]
+        ]
+
+    @property
+    def reason(self) -> str:
+        return str(self.ends[-1]["reason"]) if self.ends else ""
+
+    @property
+    def end(self) -> tuple[str, str, str]:
+        """The change, reason and detail of the last record of an approval."""
+        last = self.ends[-1]
+        return last["change"], last["reason"], last.get("detail", "")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with Simulator((ME, PEER)) as imds:
+        found = World(imds, tmp_path)
+        yield found
+        found.agent.close()
+
+
+def test_what_a_rule_names_is_approved_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    assert world.decide() == "accepted"
+    assert world.imds.start_requests == [ID]
+    assert world.attempt.approved == content_of(world.attempt.tracked)
+    assert world.attempt.approved_by.startswith("rule rules[0] at 2")
+    assert f"Freeze {ID}, rules[0]: approved (accepted)" in [one.getMessage() for one in caplog.records]
+    assert world.approver.decide() == LONG_WAIT
+    assert world.imds.start_requests == [ID]
+    assert len({one["azure.scheduled_event.change_id"] for one in world.agent.said}) == len(world.agent.said)
+
+
+# ---- the last look
+
+
+def switched(world: World, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(world, name, value)
+
+
+MEANWHILE = [
+    ({"policy": msgspec.structs.replace(ON, dry_run=True)}, "switched_off: approval.dry_run is true"),
+    ({"policy": msgspec.structs.replace(ON, enabled=False)}, "switched_off: approval.enabled is not true"),
+    ({"allowed": False}, "switched_off: `notbefore run` was started without --allow-approval"),
+    ({"conflict": "two names"}, "switched_off: two names"),
+    (
+        {"policy": msgspec.structs.replace(ON, rules=(Rule(FREEZES, action="leave"),))},
+        "changed: the rules say leave now: the rule says so",
+    ),
+    (
+        {"policy": msgspec.structs.replace(ON, rules=(Rule(FREEZES, name="other"),))},
+        "changed: the rules say approve now: the rule says so",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), MEANWHILE)
+@pytest.mark.parametrize("when", ["while IMDS confirms the event", "while it is written down"])
+def test_what_is_switched_off_meanwhile_is_not_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], says: str, when: str
+) -> None:
+    get = ImdsClient.get
+
+    def slow(client: ImdsClient, path: str, **options: Any) -> ImdsAnswer:
+        answer = get(client, path, **options)
+        switched(world, **change)  # a SIGHUP came while IMDS took its seconds
+        return answer
+
+    if when == "while it is written down":
+        world.approvals.after_write = lambda: switched(world, **change)
+    else:
+        monkeypatch.setattr(ImdsClient, "get", slow)
+    world.approver.decide()
+    assert world.imds.start_requests == []
+    kind, reason, words = world.end
+    assert (kind, f"{reason}: {words}") == ("approval_skipped", says)
+    assert world.ends[-1]["requests"] == 0
+
+
+def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> None:
+    rule = Rule(RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader")
+    world.policy = Policy(enabled=True, dry_run=False, rules=(rule,))
+    world.sees(listed(Resources=[ME, PEER]))
+    world.approvals.after_write = lambda: world.agent.tracker.identify(Vm(name="WestNO_9"))
+    world.approver.decide()
+    assert world.imds.start_requests == []
+    assert world.end[1:] == ("changed", "the rules say leave now: another VM decides for all of them")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason", "words"),
+    [
+        (body(), "no_longer_scheduled", "it is gone"),
+        (listed(EventStatus="Started", NotBefore=""), "no_longer_scheduled", "it is Started"),
+        (listed(DurationInSeconds=9), "changed", "the event has changed"),
+        (listed(EventType="Terminate", Resources=[ME, PEER]), "changed", "the event has changed"),
+        (listed(EventSource=17), "changed", "the rules say leave now: a part of it could not be read"),
+    ],
+)
+def test_an_event_that_becomes_another_is_not_approved(world: World, document: bytes, reason: str, words: str) -> None:
+    world.approvals.after_write = lambda: world.sees(document)
+    world.approver.decide()
+    assert world.end == ("approval_skipped", reason, words)
+    assert world.imds.start_requests == []
+
+
+def test_nothing_is_sent_at_not_before(world: World) -> None:
+    soon = world.clock.now().replace(microsecond=0) + timedelta(seconds=30)
+    world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
+
+    def then() -> None:
+        world.clock.ahead += 31
+
+    world.approvals.after_write = then
+    world.approver.decide()
+    assert (world.imds.start_requests, world.end[1:]) == ([], ("too_late", "NotBefore came first"))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        listed(EventType="Terminate", Resources=[ME, PEER]),
+        listed(DurationInSeconds=6),
+        listed(EventStatus="Started", NotBefore=""),
+        listed(Description=5),
+        listed(ResourceType=7),  # the same in all that counts, and flawed
+        listed(EventId="other"),  # the same content, and another event
+        body(),
+    ],
+)
+def test_what_imds_does_not_confirm_is_not_sent(world: World, document: bytes) -> None:
+    """The tracker has not seen yet what IMDS says now: its poll hangs, say."""
+    world.imds.set_document(document)
+    assert world.approver.decide() == SHORT_WAIT
+    assert (world.reason, world.imds.start_requests) == ("", [])
+    assert not world.approvals.listed().attempts
+
+
+def test_an_answer_that_is_no_document_confirms_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.imds.set_document(b"<html>")
+    assert world.approver.decide() == 1.0
+    assert f"approval of {ID}: rejected: " in caplog.text
+    assert world.imds.start_requests == []
+    world.wait(1.0)
+    assert world.decide() == "accepted"
+    assert world.ends[-1]["requests"] == 1
+
+
+def test_a_flaw_of_another_event_keeps_nothing_from_being_sent(world: World) -> None:
+    nameless = item(NotBefore=FUTURE) | {"EventId": ""}
+    world.imds.set_document(body(item(NotBefore=FUTURE), item("other", NotBefore="soon"), nameless))
+    assert world.decide() == "accepted"
+
+
+def test_the_list_flaps(world: World) -> None:
+    def flap() -> None:
+        world.sees(body())
+        world.sees(listed())
+
+    world.approvals.after_write = flap
+    assert world.decide() == "accepted"
+    assert world.imds.start_requests == [ID]
+
+
+def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: World) -> None:
+    assert world.decide() == "accepted"
+    world.sees(body())
+    world.sees(listed())
+    assert world.approver.decide() == LONG_WAIT
+    for number in range(30):
+        world.sees(listed(EventId=f"e-{number}"))
+        (tracked,) = world.approvals.listed().events.values()
+        world.approvals.write(ApprovalAttempt(tracked, "rules[0]").ended("approved"))
+    assert len(world.approvals.listed().attempts) == 21
+    assert world.imds.start_requests == [ID]
+
+
+def test_after_each_change_the_second_waits_for_the_leader_anew(world: World) -> None:
+    world.policy = Policy(enabled=True, dry_run=False, rules=(Rule("all", for_all_resources="leader"),))
+    for number in range(3):
+        document = listed(Resources=[PEER, ME], DurationInSeconds=number)
+        world.wait(60, document)
+        assert world.approver.decide() == pytest.approx(RANK_DELAY, abs=0.5)
+        world.wait(RANK_DELAY - 1, document)
+        assert world.approver.decide() == pytest.approx(1, abs=0.5)
+    world.wait(1, document)
+    assert world.decide() == "accepted"  # the leader has not approved it: this VM does
+
+
+def test_an_event_that_could_not_be_read_is_not_approved_until_it_can_be(world: World) -> None:
+    world.sees(body({"EventType": "Freeze"}))  # it may be this one: it has no id
+    assert world.approver.decide() == SHORT_WAIT
+    world.sees(listed())
+    assert world.decide() == "accepted"
+
+
+def test_nothing_is_approved_on_old_knowledge(world: World) -> None:
+    world.clock.ahead += 16
+    assert world.approver.decide() == SHORT_WAIT
+    assert world.imds.start_requests == []
+    world.sees(listed())
+    assert world.decide() == "accepted"
+
+
+def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: World) -> None:
+    def slow() -> None:
+        world.clock.ahead += 16
+
+    world.approvals.after_write = slow
+    world.approver.decide()
+    assert (world.imds.start_requests, world.attempt.state, world.attempt.requests) == ([], "sending", 0)
+    world.sees(listed())
+    assert world.decide() == "accepted"
+    assert world.ends[-1]["requests"] == 1
+
+
+def test_what_cannot_be_written_down_is_not_sent(world: World) -> None:
+    world.agent.store.degraded = "the disk is full"
+    assert world.decide() == ""
+    assert (world.imds.start_requests, world.attempt.requests) == ([], 0)
+    world.agent.store.retry()
+    assert world.decide() == "accepted"
+
+
+def test_what_could_not_be_sent_before_the_event_went_is_recorded_once(world: World) -> None:
+    world.agent.store.degraded = "the disk is full"
+    world.approver.decide()
+    world.agent.store.retry()
+    world.sees(body())
+    world.approver.decide()
+    world.approver.decide()
+    assert [one["reason"] for one in world.ends] == ["no_longer_scheduled"]
+
+
+# ---- the answers of IMDS
+
+
+def test_it_is_sent_again_until_imds_accepts_it(world: World) -> None:
+    world.imds.fault("start-status", 500, times=9)
+    assert world.waits() == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert world.end[:2] == ("approved", "accepted")
+    assert (world.imds.start_requests, world.ends[-1]["requests"]) == ([ID], 10)
+
+
+def test_a_change_of_another_event_does_not_end_the_pause(world: World) -> None:
+    world.imds.fault("start-status", 500, times=1)
+    assert world.approver.decide() == 1.0
+    assert (world.decide(), world.attempt.requests) == ("", 1)
+    assert world.attempt.state == "sending"
+
+
+def test_the_first_failures_are_logged_and_later_ones_now_and_then(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.imds.fault("start-status", 500, times=70)
+    for _ in range(60):
+        world.wait(60)
+        world.approver.decide()
+    lines = [one.getMessage() for one in caplog.records if one.getMessage().startswith("approval of")]
+    assert [line.rpartition("again in ")[2] for line in lines] == ["1 s", "2 s", "4 s", "8 s", "60 s"]
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(0, 1.0), (7, 7.0), (600, 60.0)])
+def test_what_imds_asks_for_is_waited(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: float, waited: float
+) -> None:
+    def throttled(*_: Any, **__: Any) -> None:
+        raise ImdsError("throttled", retry_after=asked)
+
+    monkeypatch.setattr(ImdsClient, "post", throttled)
+    assert world.approver.decide() == waited
+
+
+def test_while_it_is_sent_people_are_shown_that(world: World) -> None:
+    def shown() -> str:
+        known = world.approvals.listed()
+        (tracked,) = known.events.values()
+        preview = world.approver.preview(tracked, known)
+        return preview.state if preview is not None else ""
+
+    world.imds.fault("start-status", 500, times=1)
+    world.approver.decide()
+    assert shown() == "sending"
+    world.wait(1)
+    world.approver.decide()
+    assert shown() == "approved (accepted)"
+
+
+def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:
+    world.imds.fault("start-status", 400, times=1)
+    assert world.decide() == "refused"
+    assert world.end[0] == "approval_failed"
+    assert world.approver.decide() == LONG_WAIT
+    assert world.imds.start_requests == []
+
+
+def test_a_question_that_imds_refuses_is_no_refusal_of_the_request(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.imds.fault("start-status", 500, times=1)
+    world.approver.decide()
+    with monkeypatch.context() as patched:
+
+        def refused(*_: Any, **__: Any) -> None:
+            raise ImdsError("bad_request")
+
+        patched.setattr(ImdsClient, "get", refused)
+        world.wait(1)
+        assert world.decide() == ""
+    world.wait(2)
+    assert world.decide() == "accepted"
+
+
+def test_where_imds_was_asked_and_never_answered_it_failed_and_says_with_what(world: World) -> None:
+    world.imds.fault("start-status", 500, times=1)
+    world.approver.decide()
+    world.sees(body())
+    world.approver.decide()
+    change, reason, detail = world.end
+    assert (change, reason, world.ends[-1]["requests"]) == ("approval_failed", "no_answer", 1)
+    assert detail.startswith("it is gone; ")
+    assert world.attempt.outcome == f"approval_failed (no_answer): {detail}"
+
+
+def test_the_next_agent_goes_on_with_what_imds_had_not_answered(world: World) -> None:
+    world.imds.fault("start-status", 500, times=1)
+    world.approver.decide()
+    world.approver.stop()
+    world.approver = world.successor()
+    assert world.decide() == "accepted"
+    assert world.ends[-1]["requests"] == 2
+
+
+def test_a_request_under_way_is_cut_off_and_left_to_the_next_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.agent.start_request.TIMEOUT", 300.0)
+    world.imds.fault("start-freeze", 60.0, times=1)
+    world.approver.start()
+    eventually(lambda: world.imds.start_requests)
+    world.approver.stop()
+    eventually(lambda: all(one.name != "approve" for one in threading.enumerate()))
+    assert (world.reason, world.attempt.state, world.attempt.requests) == ("", "sending", 1)
+
+
+def test_an_agent_that_stops_sends_nothing_more(world: World) -> None:
+    world.approvals.after_write = world.approver.stop
+    assert world.decide() == ""
+    assert world.imds.start_requests == []
+    assert (world.attempt.state, world.attempt.requests) == ("sending", 0)
+
+
+def test_imds_is_not_waited_for_beyond_not_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float] = []
+    monkeypatch.setattr(ImdsClient, "post", lambda *_, timeout: timeouts.append(timeout))
+    for seconds in (TIMEOUT - 2, 100):
+        soon = datetime.now(UTC) + timedelta(seconds=seconds)
+        world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
+        assert world.decide() == "accepted"
+    assert 1 <= timeouts[0] <= TIMEOUT - 2
+    assert timeouts[1] == TIMEOUT
+
+
+@pytest.mark.parametrize(("api_version", "incarnation"), [("2017-03-01", 77), ("2020-07-01", None)])
+def test_the_preview_version_is_sent_the_incarnation_as_well(
+    world: World, api_version: str, incarnation: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(ImdsClient, "post", lambda _, path, body, **__: posted.append((path, json.loads(body))))
+    world.sees(body(item(NotBefore=FUTURE), incarnation=77))
+    world.api_version = api_version
+    assert world.decide() == "accepted"
+    ((path, sent),) = posted
+    assert path == f"/metadata/scheduledevents?api-version={api_version}"
+    assert sent["StartRequests"] == [{"EventId": ID}]
+    assert sent.get("DocumentIncarnation") == incarnation
+
+
+# ---- by hand
+
+
+def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: World) -> None:
+    world.policy = msgspec.structs.replace(ON, rules=())
+    assert world.by_hand("CHG-1").done
+    assert (world.imds.start_requests, world.ends[-1]["rule"], world.ends[-1]["by"]) == ([ID], "operator", "eve")
+    world.sees(listed(DurationInSeconds=9, ResourceType=7))
+    reply = world.by_hand()
+    assert (reply.done, world.end[1:]) == (False, ("changed", "a part of it could not be read"))
+    assert world.imds.start_requests == [ID]
+
+
+@pytest.mark.parametrize("flaw", [{"NotBefore": ""}, {"NotBefore": "soon"}, {"DurationInSeconds": "five"}])
+def test_by_hand_nothing_is_approved_that_is_flawed_or_has_no_not_before(world: World, flaw: dict[str, Any]) -> None:
+    world.sees(listed(**flaw))
+    assert not world.by_hand().done
+    assert world.imds.start_requests == []
+
+
+def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:
+    world.policy = msgspec.structs.replace(ON, rules=())
+    world.clock.ahead += 16
+    assert "IMDS does not answer: nothing was sent" in world.by_hand().words
+    world.sees(listed())
+    world.imds.fault("start-status", 500, times=1)
+    assert "500" in world.by_hand().words
+    assert (world.end[:2], world.imds.start_requests) == (("approval_failed", "no_answer"), [])
+    assert world.by_hand().done  # and may ask again
+
+
+def test_an_operator_is_told_that_imds_lists_another_event_by_now(world: World) -> None:
+    world.policy = msgspec.structs.replace(ON, rules=())
+    world.imds.set_document(listed(DurationInSeconds=6))
+    assert "IMDS does not list it like this any more" in world.by_hand().words
+    assert world.imds.start_requests == []
+
+
+def test_an_operator_is_told_that_the_state_cannot_be_written(world: World) -> None:
+    world.policy = msgspec.structs.replace(ON, rules=())
+    world.agent.store.degraded = "the disk is full"
+    assert "the state cannot be written" in world.by_hand().words
+    assert world.imds.start_requests == []
+
+
+def test_an_operator_does_not_interfere_with_a_rule(world: World) -> None:
+    world.imds.fault("start-status", 500, times=1)
+    world.approver.decide()
+    reply = world.by_hand()
+    assert (reply.done, "an approval of it is under way" in reply.words) == (False, True)
+    world.wait(1)
+    assert world.decide() == "accepted"
+    assert "approved already, by rule rules[0]" in world.by_hand().words
+    assert world.imds.start_requests == [ID]
+
+
+def test_what_was_asked_by_hand_when_the_agent_ended_is_not_sent_by_the_next(world: World) -> None:
+    (tracked,) = world.approvals.listed().events.values()
+    world.approvals.write(ApprovalAttempt(tracked, "operator", by="eve", requests=1))
+    world.policy = msgspec.structs.replace(ON, rules=())
+    assert world.decide() == "no_answer"
+    assert "ask again" in world.end[2]
+    assert world.imds.start_requests == []
+
+
+def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.policy = msgspec.structs.replace(ON, rules=())
+    monkeypatch.setattr("notbefore.agent.approver.OPERATOR_PATIENCE", 0.0)
+    content = world.approver.answer(ControlRequest(ID), "eve").content
+    assert "not decided" in world.approver.answer(ControlRequest(ID, content), "eve").words
+    world.approver.decide()
+    assert (world.imds.start_requests, world.ends) == ([], [])
+
+
+# ---- the thread
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed", "mode"),
+    [
+        (ON, True, "on"),
+        (msgspec.structs.replace(ON, dry_run=True), True, "dry_run"),
+        (ON, False, "off"),
+        (msgspec.structs.replace(ON, enabled=False), True, "off"),
+    ],
+)
+def test_both_switches_are_needed(policy: Policy, mode: str, *, allowed: bool) -> None:
+    assert ApprovalSettings(policy, "http://127.0.0.1:9", "2020-07-01", allowed).mode == mode
+
+
+def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
+    def settings() -> ApprovalSettings:
+        if threading.current_thread().name == "approve" and not world.errors.counts["other"]:
+            raise RuntimeError("a bug")
+        return world.settings()
+
+    approver = Approver(world.approvals, settings, world.errors)
+    approver.start()
+    try:
+        eventually(lambda: world.errors.counts["other"] == 1)
+        approver.wake()
+        eventually(lambda: world.reason == "accepted")
+    finally:
+        approver.stop()
