@@ -72,12 +72,12 @@ def pure(bodies: list[bytes]) -> None:
     begin = time.process_time()
     found = [one for one in map(read, bodies) if isinstance(one, Report)]
     rate("reading", len(found), time.process_time() - begin)
-    fold = Partition("0", Grouping(), 3600, lambda *_: None)
+    fold = Partition("0", Grouping(), lambda *_: None)
     begin = time.process_time()
     for one in found:
-        fold._report(one, 0.0)  # noqa: SLF001 - the merge without the reading
+        fold._report(one, Item(b"", 0, "0", 0.0))  # noqa: SLF001 - the merge without the reading
     rate("merge alone", len(found), time.process_time() - begin)
-    fold = Partition("0", Grouping(), 3600, lambda *_: None)
+    fold = Partition("0", Grouping(), lambda *_: None)
     items = [Item(data, number, str(number), 1e9 + number / 1000) for number, data in enumerate(bodies)]
     begin = time.process_time()
     made = sum(1 for item in items for _ in fold.add(item))
@@ -330,7 +330,6 @@ def faults(options: argparse.Namespace) -> None:
         "anew": fleet_faults.made_anew,
         "poison": fleet_faults.poison,
         "clocks": fleet_faults.clocks,
-        "resized": lambda path: fleet_faults.resized(path, 3, (6, 9, 16), quiet=120.0),
     }
     failed = False
     for name in options.only or scenes:
@@ -353,9 +352,7 @@ def main() -> None:
     found.add_argument("--changes", type=int, default=100)
     found.set_defaults(run=way)
     found = commands.add_parser("faults", help=faults.__doc__)
-    found.add_argument(
-        "only", nargs="*", help="alone, kills, fights, store, disk, container, hub, tail, poison, clocks, resized"
-    )
+    found.add_argument()
     found.add_argument("--kills", type=int, default=200)
     found.add_argument("--minutes", type=float, default=60.0, help="after which no more are killed")
     found.add_argument("--seconds", type=float, default=240.0, help="for which the hub or the store is away")

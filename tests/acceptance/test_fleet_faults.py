@@ -57,12 +57,6 @@ def test_what_cannot_be_read_is_set_aside_with_its_place_and_stops_nothing(tmp_p
     nothing_lost(account)
 
 
-def test_events_go_on_where_the_hub_is_given_more_partitions_that_another_instance_reads(tmp_path: Path) -> None:
-    account, _ = fleet_faults.resized(tmp_path, instances=2)
-    nothing_lost(account)
-    assert account.repeated <= account.takeovers
-
-
 def test_a_container_of_checkpoints_that_somebody_deletes_is_made_again(tmp_path: Path) -> None:
     account, _ = fleet_faults.container_deleted(tmp_path)
     nothing_lost(account)

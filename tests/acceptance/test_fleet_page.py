@@ -50,7 +50,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
             hit = [one.name for one in VMS[number * 6 : number * 6 + 6]]
             event = f"WAVE-{number}"
             send(hub, [report(one, "announced", event, resources=hit, not_before=due, notice=840.0) for one in VMS])
-        settings = {"group_by": ["scale_set", "event_type"], "inventory_file": "names.txt", "missing_after": "3s"}
+        settings = {
+            "group_by": ["subscription", "resource_group", "scale_set", "event_type"],
+            "inventory_file": "names.txt",
+            "missing_after": "3s",
+        }
         config = configured(directory, hub, hook.url, **settings)
         with RunningFleet(config, directory / "state") as running:
             running.ready()

@@ -105,7 +105,11 @@ def reports(kind: Any, numbers: range, **more: Any) -> list[Record]:
 
 @pytest.mark.long
 def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: Receivers, tmp_path: Path) -> None:
-    grouping = {"group_by": ["scale_set", "event_type"], "group_wait": "2s", "group_interval": "4s"}
+    grouping = {
+        "group_by": ["subscription", "resource_group", "scale_set", "event_type"],
+        "group_wait": "2s",
+        "group_interval": "4s",
+    }
     with RunningFleet(receivers.configuration(tmp_path, **grouping), tmp_path / "state") as fleet:
         fleet.ready()
         news = 'notbefore_fleet_records_total{result="news"}'

@@ -40,7 +40,12 @@ NOTICE: Final = 10.0  # seconds; of the last event 20 more
 AT_A_TIME: Final = 8  # VMs that one event of the maintenance affects
 PATIENCE: Final = 120.0  # seconds for one step: a machine may be slow
 SETTINGS: Final = {
-    "group_by": ["scale_set", "event_type"],  # the events of one scale set are one wave
+    "group_by": [
+        "subscription",
+        "resource_group",
+        "scale_set",
+        "event_type",
+    ],  # of one scale set
     "group_wait": "2s",
     "group_interval": "5s",
 }

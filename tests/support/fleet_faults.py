@@ -572,30 +572,3 @@ def clocks(directory: Path, seconds: float = 300.0, events: int = 30) -> tuple[A
         at.add()
         at.progress(events)
         return at.settle(), f"clocks from {-seconds / 60:+.0f} to {seconds / 60:+.0f} minutes"
-
-
-def resized(
-    directory: Path, instances: int = 1, sizes: tuple[int, ...] = (8,), quiet: float = 0.0
-) -> tuple[Account, str]:
-    """The hub is given more partitions while events are under way, so that most of them move, and all heartbeats.
-
-    ``quiet``: seconds to go on afterwards, in which no VM may seem silent.
-    """
-    with scene(directory, 4, store=instances > 1, beats=30.0) as at:
-        for _ in range(instances):
-            at.add()
-        at.progress(12)
-        for partitions in sizes:
-            at.hub.order(f"resize:{partitions}")
-            at.progress(12)
-            eventually(lambda: at.metric("notbefore_fleet_partitions") == partitions, patience=PATIENCE)  # noqa: B023 - now
-            at.progress(12)
-        shares = [int(one.metric("notbefore_fleet_partitions")) for one in at.instances]
-        began = time.monotonic()
-        while time.monotonic() - began < quiet:
-            at.progress(12)
-        account = at.settle()._replace(takeovers=at.takeovers())
-        # nothing is left where it came from, to be notified as over an hour later
-        eventually(lambda: at.metric("notbefore_fleet_events_pending") == 0)
-        silent = at.metric("notbefore_fleet_vms_fell_silent_total")
-        return account, f"from 4 partitions to {sizes}, of which the instances read {shares}; {silent:.0f} seem silent"

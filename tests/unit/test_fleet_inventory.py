@@ -39,7 +39,7 @@ def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
 
 def test_the_export_of_az_graph_query_says_where_each_vm_is() -> None:
     found = read_inventory(export(row("db-A")))
-    assert found == {"db-a": ExpectedVm("db-A", Place(SUBSCRIPTION, "rg", "westeurope", ""), "2")}
+    assert found == {f"{SUBSCRIPTION}/rg/db-a": ExpectedVm("db-A", Place(SUBSCRIPTION, "rg", "westeurope", ""), "2")}
     assert (
         read_inventory(json.dumps([row("db-A")]).encode()) == found
     )  # as older versions wrote it, and PowerShell does
@@ -61,7 +61,7 @@ def test_a_vm_of_a_flexible_scale_set_names_it_in_its_properties() -> None:
 
 def test_what_is_no_vm_is_left_out() -> None:
     disk = row("disk", type="microsoft.compute/disks")
-    assert list(read_inventory(export(row("a"), disk))) == ["a"]
+    assert list(read_inventory(export(row("a"), disk))) == [f"{SUBSCRIPTION}/rg/a"]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_vm_that_is_gone_for_a_day_is_forgotten() -> None:
     log.pass_time(600, A, B)
     log.pass_time(86_400 + 3600, A)
     assert log.kinds == ["started", "finished"]
-    assert list(log.fold.silence.heard) == ["web_0"]
+    assert list(log.fold.silence.heard) == ["sub/rg/web_0"]
 
 
 def test_who_takes_over_knows_the_vms_and_who_is_silent() -> None:
@@ -96,7 +96,7 @@ def test_who_takes_over_knows_the_vms_and_who_is_silent() -> None:
     log.pass_time(600, A, B, C)
     log.pass_time(1200, A, B)
     again = Vms(sequence=log.sequence)
-    again.fold = Partition("0", EACH, LIMIT, lambda *_: None)
+    again.fold = Partition("0", EACH, lambda *_: None)
     again.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
     again.now = log.now
     again.pass_time(1200, A, B)
@@ -132,7 +132,7 @@ def test_a_vm_whose_tags_are_others_now_is_heard_from_as_before() -> None:
 def test_the_vms_of_a_place_share_it_also_after_a_restart() -> None:
     log = Vms()
     log.pass_time(60, A, B, C)
-    again = Partition("0", EACH, LIMIT, lambda *_: None)
+    again = Partition("0", EACH, lambda *_: None)
     again.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
     for fold in (log.fold, again):
         assert len({id(one.place) for one in fold.silence.heard.values()}) == 1

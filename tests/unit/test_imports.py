@@ -33,7 +33,6 @@ LATE = (
     "fleet.comparison",
     "fleet.consumer",
     "fleet.keeper",
-    "fleet.moves",
     "fleet.instance",
     "fleet.page",
     "fleet.view",

@@ -15,7 +15,6 @@ import msgspec
 
 from notbefore.config.addresses import unlikely
 from notbefore.config.checks import command_problem, webhook_problem
-from notbefore.config.fleet import FleetConfig
 from notbefore.config.load import ENVIRONMENT_PREFIX, missing_library
 from notbefore.config.model import Config
 from notbefore.config.otel_variables import Variables
@@ -87,18 +86,6 @@ def _broken(config: Config) -> Iterator[tuple[str, str]]:
             yield f"sinks.{name}.webhook.url", problem
 
 
-_GROUPED: Final = {  # what a route of the fleet asks for -> the label of `group_by`
-    "event_type": "event_type",
-    "event_source": "event_source",
-    "vm": "event_id",
-    "scale_set": "scale_set",
-    "resource_group": "resource_group",
-    "subscription": "subscription",
-    "location": "region",
-    "zone": "zone",
-}
-
-
 def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the path of a key, and what is wrong with it."""
     yield from _broken(config)
@@ -106,7 +93,7 @@ def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
     for number, route in enumerate(config.routes):
         fleet = config.fleet
         match = route.match if fleet is None else _without_silent(route.match)
-        alone = _alone(route) if fleet is None else _of_many(route.match, fleet)
+        alone = _alone(route) if fleet is None else _of_many(route.match)
         for key, text in (*_never_matching(match), *alone):
             yield f"routes[{number}].{key}", text
         for name in set(route.sinks) & set(route.fallback):
@@ -165,20 +152,12 @@ def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
         yield "match.duration", "no duration is below 0: for one that Azure does not know write {unknown: true}"
 
 
-def _of_many(match: Match, fleet: FleetConfig) -> Iterator[tuple[str, str]]:
-    """What a route of the fleet asks, and what no notification of it has, or not every one of a wave."""
+def _of_many(match: Match) -> Iterator[tuple[str, str]]:
+    """What a route of the fleet asks, and what no notification of it has."""
     if match.scope and "self" not in match.scope:
         yield "match.scope", "whatever the fleet notifies of has the scope self: leave it out"
     if match.change and set(match.change) <= set(APPROVAL_KINDS):
         yield "match.change", "the fleet reads no approvals, so nothing matches: route them on the agents"
-    if "event_id" in fleet.group_by or match.event_type == (SILENT,):
-        return
-    labels = {label.casefold() for label in fleet.group_by}
-    wanted = [key for key in _GROUPED if getattr(match, key)]
-    for key, label in [(key, _GROUPED[key]) for key in wanted] + [("tags", f"tags.{name}") for name in match.tags]:
-        if label.casefold() not in labels:
-            text = "the events of one wave may differ in it, and then this does not match"
-            yield f"match.{key}", f"{text}: add {label} to fleet.group_by"
 
 
 def _alone(route: Route) -> Iterator[tuple[str, str]]:

@@ -93,5 +93,10 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         for label in self.group_by:
             if label not in GROUP_LABELS[:-1] and not (label.startswith("tags.") and label != "tags."):
                 raise ValueError(f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}")
+        if "event_id" not in self.group_by and not {"subscription", "resource_group"} <= set(self.group_by):
+            raise ValueError(
+                "group_by: add subscription and resource_group: without them events of VMs that have nothing to do with"
+                " each other would be one wave"
+            )
         if self.takeover.seconds < 2 * self.rebalance.seconds:
             raise ValueError("takeover: expected twice `rebalance` or more")

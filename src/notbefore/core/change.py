@@ -41,6 +41,7 @@ Reason = Literal[
     "not_readable",  # gone, and what was listed of it before could not be read
     "machine_rebooted",  # gone, and this machine was booted since the last answer
     "as_far_as_known",  # of a fleet: not every VM that reported it has said that it is over, and the limit has passed
+    "corrected",  # of a fleet: it was over as far as was known, and this is what was learnt late
     # of approvals; see core.approval
     "accepted",  # IMDS answered 200
     "refused",  # IMDS answered 400: it will not take this request
@@ -71,6 +72,7 @@ ENDINGS: Final[dict[str, str]] = {
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
     "as_far_as_known": "over as far as is known: not every VM has said so",
+    "corrected": "a correction: VMs that could not report it then have done so now",
     "status_went_back": "no longer listed, after it went from Started back to Scheduled",
 }
 """Why an ending is reported as it is, in words."""
@@ -145,6 +147,7 @@ class Change(Struct, frozen=True):
     scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end
     interruption: Gap | None = None  # measured on this VM; for events of ``self`` that have started
+    over_since: datetime | None = None  # where it is known that it was over before ``time``
     approval: "Approval | None" = None  # for the kinds of approval
 
     @property

@@ -156,6 +156,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     notice_seconds: float | None = None
     scheduled_seconds: float | None = None
     started_seconds: float | None = None
+    over_since: datetime | None = None
     interruption_seconds: float | None = None
     interruption_wall_seconds: float | None = None
     interruption_monotonic_seconds: float | None = None
@@ -216,6 +217,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             notice_seconds=change.notice_seconds,
             scheduled_seconds=change.scheduled_seconds,
             started_seconds=change.started_seconds,
+            over_since=change.over_since,
             interruption_seconds=round(gap.seconds, 3) if gap else None,
             interruption_wall_seconds=round(gap.wall, 3) if gap else None,
             interruption_monotonic_seconds=round(gap.monotonic, 3) if gap else None,

@@ -48,6 +48,7 @@ _SUMMARIES: Final = {
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
 _MARK: Final = "[EXERCISE]"
 _EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
+_CORRECTION: Final = "This corrects an earlier message: VMs that could not report it then have done so now."
 _SILENT_WORDS: Final = (
     "heard from again",
     "silent",
@@ -112,9 +113,10 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
     if record.event_type == SILENT:
         return _silence(message, links, settings.time_zone)
     time = record.not_before if message.is_ahead else None
+    corrects = record.reason == "corrected"
     return Text(
-        title=marked(one_line(_title(message, time, now)), record),
-        summary=f"{_EXERCISE} {_summary(message)}".strip() if record.exercise else _summary(message),
+        title=marked(one_line(_title(message, time, now) + (" (correction)" if corrects else "")), record),
+        summary=f"{_EXERCISE if record.exercise else ''} {_CORRECTION if corrects else ''} {_summary(message)}".strip(),
         delivery_id=message.delivery_id,
         advice=advice_for(message, settings.advice),
         facts=_facts(message, now, settings.time_zone),
@@ -151,7 +153,7 @@ def _silence(message: Message, links: tuple[Fact, ...], time_zone: str | None) -
         advice="" if message.over else _SILENT_ADVICE,
         facts=_shown(
             Fact(f"{now.capitalize()} since", _clock(record.first_seen, time_zone)),
-            Fact("Over since", _clock(record.time, time_zone) if message.over else ""),
+            Fact("Over since", _clock(record.over_since or record.time, time_zone) if message.over else ""),
             Fact("VMs", _names(record.resources)),
             *_place(record),
             Fact("Severity", message.shown_severity),
@@ -194,6 +196,8 @@ def _under_way(message: Message, now: datetime) -> str:
         return f"has not ended after {words((now - message.record.time).total_seconds())}"
     if message.kind == "updated":
         return "goes on"
+    if message.record.events_to_come and message.record.progress:
+        return f"has begun: {message.record.progress}"
     return "has started" + (" without notice" if message.record.notice_seconds == 0 else "")
 
 
@@ -292,7 +296,10 @@ def _times(message: Message, now: datetime, time_zone: str | None) -> list[Fact]
     seen = _clock(record.time, time_zone)
     if message.over:
         lasted = words(record.started_seconds) if record.started_seconds is not None else ""
-        return [Fact("Over since", seen), Fact("Duration of the event", lasted)]
+        return [
+            Fact("Over since", _clock(record.over_since or record.time, time_zone)),
+            Fact("Duration of the event", lasted),
+        ]
     if message.kind == "started" or record.event_status == STARTED:
         name = "Started" if message.kind in ("started", "reminder") else "Changed"
         return [Fact(name, seen)]

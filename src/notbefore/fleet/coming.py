@@ -5,7 +5,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from notbefore.fleet.waves import Wave, event_of_wave, facts_of, standing_of, vm_of
+from notbefore.fleet.waves import Wave, event_of_wave, facts_of, vm_of
 
 
 class ShownWave(Struct, frozen=True):
@@ -51,8 +51,8 @@ def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
 def shown(wave: Wave, now: datetime) -> ShownWave:
     """A wave that has stories, as it is at ``now``."""
     stories = list(wave.stories.values())
-    standing = standing_of(wave)
-    event, facts, vm = event_of_wave(wave, standing), facts_of(stories), vm_of(stories)
+    standing = wave.standing
+    event, facts, vm = event_of_wave(wave, standing, now), facts_of(stories), vm_of(stories)
     starts = [one.started for one in stories if one.started is not None]
     not_before = event.not_before
     return ShownWave(

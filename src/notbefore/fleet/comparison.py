@@ -67,7 +67,7 @@ class Comparison:
         heard = {name: await self._heard(name) for name in names}
         first = self._keeper.partitions.get(names[0])
         if first is not None:  # it may have gone to another instance meanwhile
-            known = set().union(*heard.values())
+            known = {end for names in heard.values() for key in names for end in ends_of(key)}
             expected = {key: vm for key, vm in vms.items() if key not in known}
             first.fold.missing.expect(expected, max(first.fold.enqueued, self._keeper.now() - MARGIN), self._patience)
         return True
@@ -77,4 +77,10 @@ class Comparison:
         if held is not None:
             return set(held.fold.silence.heard)
         body = await self._snapshots.read_vms(name)
-        return {one.name.casefold() for one in (read_vms(body) if body else ()) if not one.missing}
+        return {key for key, one in (read_vms(body) if body else {}).items() if not one.missing}
+
+
+def ends_of(key: str) -> tuple[str, str, str]:
+    """What an inventory may call a VM: with its subscription and group, with its group, or by its name alone."""
+    _, _, shorter = key.partition("/")
+    return key, shorter, shorter.rpartition("/")[2]

@@ -36,7 +36,6 @@ from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.hub_errors import explained, store_explained
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Outbox
-from notbefore.fleet.moves import Moves
 from notbefore.fleet.outbox import MAX_BODY
 from notbefore.fleet.partition import Item, Partition, PartitionFigures
 from notbefore.fleet.waves import Notification
@@ -98,7 +97,6 @@ class Consumer:
         self._pause = FIRST_PAUSE
         self._failed, self._reading = asyncio.Event(), asyncio.Event()
         self._keeper: Keeper | None = None
-        self._moves: Moves | None = None
         self._client: Any = None
         self._taken: set[str] = set()  # the partitions that this client reads
         self._looked: dict[str, float] = {}
@@ -167,11 +165,9 @@ class Consumer:
             address, takeover = client._address.hostname, self._config.takeover.seconds  # noqa: SLF001 - as the SDK's own processor does
             snapshots.of_hub(address, client.eventhub_name, self._config.consumer_group, takeover)
             names = await self._look_at_hub(client, keeper)
-            moves = self._moves = Moves(self._config, client, keeper, snapshots, names)
-            await moves.begin()
-            positions = await self._positions(client, names, snapshots)
+            positions = await self._positions(client, names, snapshots, keeper)
             receiving = asyncio.create_task(self._receive(client, positions, min(BATCH, BUFFERED // len(names) + 1)))
-            beside = [self._let_go_of_others(keeper), self._watch_size(client, len(names)), moves.run()]
+            beside = [self._let_go_of_others(keeper), self._watch_size(client, len(names))]
             if self._inventory is not None:
                 patience = self._config.missing_after.seconds
                 beside.append(Comparison(self._inventory, keeper, snapshots, names, patience).run())
@@ -208,10 +204,11 @@ class Consumer:
         for name in set(keeper.partitions) - self._taken:
             await keeper.let_go(name)
 
-    async def _positions(self, client: Any, names: list[str], snapshots: Snapshots) -> Any:
+    async def _positions(self, client: Any, names: list[str], snapshots: Snapshots, keeper: Keeper) -> Any:
         """Where to begin what has no checkpoint: the window before now, or before the last record, if that is older."""
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             found = await asyncio.gather(*map(client.get_partition_properties, names))
+        keeper.ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
         begin = {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
@@ -262,8 +259,6 @@ class Consumer:
                 self._failed.set()  # the SDK still has it: another client goes on from what is written
             return
         fold, items = held.fold, list(map(item_of, events))
-        if self._moves is not None:
-            await self._moves.prepare(held, items)
         made: list[Notification] = []
         for item in items:
             made.extend(fold.add(item))

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -48,11 +49,11 @@ class _Export(Struct):
 
 
 def read_inventory(data: bytes) -> dict[str, ExpectedVm]:
-    """The VMs of a file, by their names in lower case; raises ``ValueError`` that says what is wrong with it.
+    """The VMs of a file, by their keys; raises ``ValueError`` that says what is wrong with it.
 
     JSON is what ``az graph query`` writes: an object with ``data``, or the list alone. Each row has a ``name``; the
-    other columns say where the VM is. Rows of another ``type`` are left out. Anything else is names, one a line; ``#``
-    begins a comment.
+    other columns say where the VM is. Rows of another ``type`` are left out. Anything else is VMs, one a line: NAME,
+    RESOURCE_GROUP/NAME or SUBSCRIPTION/RESOURCE_GROUP/NAME; ``#`` begins a comment.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
@@ -61,7 +62,14 @@ def read_inventory(data: bytes) -> dict[str, ExpectedVm]:
         raise ValueError("it names no VM")
     if len(found) > MAX_VMS:
         raise ValueError(f"{len(found)} VMs, expected {MAX_VMS} at most")
-    return {one.name.casefold(): one for one in found}
+    named = Counter(one.key for one in found)
+    twice = next((one for one in found if named[one.key] > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"{twice.key} stands there {named[twice.key]} times: write RESOURCE_GROUP/NAME or"
+            " SUBSCRIPTION/RESOURCE_GROUP/NAME, so that VMs of one name are distinguished"
+        )
+    return {one.key: one for one in found}
 
 
 def _of_lines(data: bytes) -> list[ExpectedVm]:
@@ -69,7 +77,13 @@ def _of_lines(data: bytes) -> list[ExpectedVm]:
     for number, name in enumerate(names, start=1):
         if len(name) > MAX_NAME or not name.isprintable() or " " in name:
             raise ValueError(f"line {number}: expected the name of a VM, got {name[:40]!r}")
-    return [ExpectedVm(name) for name in names if name]
+    return [_of_line(name) for name in names if name]
+
+
+def _of_line(line: str) -> ExpectedVm:
+    place, _, name = line.rpartition("/")
+    subscription, _, group = place.rpartition("/")
+    return ExpectedVm(name, Place(subscription, group))
 
 
 def _of_json(data: bytes) -> list[ExpectedVm]:

@@ -21,15 +21,15 @@ from azure.core.exceptions import AzureError
 from msgspec import MsgspecError
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.core.delivery import Delivery, SinkThread
+from notbefore.core.delivery import Delivery, Routing, SinkThread
 from notbefore.core.digest import sha256
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
-from notbefore.fleet.partition import Item, Partition, Snapshot, mark_of, read_snapshot, read_vms
+from notbefore.fleet.partition import Item, Partition, mark_of, read_snapshot, read_vms
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.waves import Grouping, Notification, Wave
+from notbefore.fleet.waves import Grouping, Notification
 
 LOOK_EVERY: Final = 0.05  # seconds between two looks at what is to be written
 SETTLE_EVERY: Final = 0.01  # the same while something is to be sent: the next delivery waits for it
@@ -85,8 +85,8 @@ class Outbox(Protocol):
         ...
 
     @property
-    def routes(self) -> str:
-        """The routes and sinks as a text, which is another one where they are others."""
+    def routing(self) -> Routing:
+        """The routes and sinks."""
         ...
 
 
@@ -132,8 +132,9 @@ class Keeper:
         self._history = history
         self._failed = failed
         self.partitions: dict[str, Held] = {}
+        self.ends: dict[str, int] = {}  # the last record of each partition as this client began to read
         self.clock = HubClock()
-        self._configured = _digest(config, outbox.routes)
+        self._configured = _digest(config, repr(outbox.routing))
         self._warned: set[str] = set()  # digests of others, of which the log says something already
         self._of_hub = 0  # how many partitions the hub has
         self._created = 0.0  # Unix seconds: since when there is the hub
@@ -263,54 +264,22 @@ class Keeper:
                 " notifications go to other sinks, depending on who reads a partition. Give all instances the same one"
             )
 
-    async def _heard(self, name: str) -> list[Heard]:
+    async def _heard(self, name: str) -> dict[str, Heard]:
         """The VMs that were heard from; none where that cannot be read: they are, as they send their next heartbeat."""
         body = await self._snapshots.read_vms(name)
         try:
-            return read_vms(body) if body else []
+            return read_vms(body) if body else {}
         except (MsgspecError, ValueError) as error:
             log.error("partition %s: the VMs that were heard from cannot be read: %s", name, error)  # noqa: TRY400 - as above
-            return []
+            return {}
 
     def new_fold(self, name: str) -> Partition:
         """The fold of a partition of which nothing is known."""
         config = self._config
-        grouping = Grouping(config.group_by, config.group_wait.seconds, config.group_interval.seconds, self._configured)
-        return Partition(name, grouping, config.over_after.seconds, self._outbox.set_aside, self._of_hub)
-
-    # ---- what moves from one partition to another: see ``fleet.moves``
-
-    def move(self, wave: Wave, source: Held, target: Held) -> None:
-        """Have a wave that ``source`` has given up go on in another partition of this instance."""
-        ids = [one.delivery_id for one in source.unsettled.values() if one.event_key == wave.event_key]
-        target.unsettled |= {one: source.unsettled.pop(one) for one in ids}
-        self._goes_on(target, wave)
-        source.changed, source.not_before = True, 0.0
-
-    def adopt(self, held: Held, wave: Wave, found: Snapshot, accepted: Collection[str]) -> None:
-        """Go on with a wave from the snapshot of another instance, whose marks are ``accepted``."""
-        waiting = [one for one in found.unsettled if one.event_key == wave.event_key]
-        waiting = [one for one in waiting if mark_of(one.delivery_id) not in accepted]
-        threads = [one for one in found.threads if one.event_key == wave.event_key]
-        held.unsettled |= {one.delivery_id: one for one in waiting}
-        held.threads += threads
-        self._outbox.put_threads(threads)
-        self._outbox.put(waiting)
-        self._goes_on(held, wave)
-
-    def _goes_on(self, held: Held, wave: Wave) -> None:
-        held.fold.adopt(wave, self.now())
-        held.changed, held.not_before = True, 0.0  # soon written: so the others see it
-
-    def leave(self, held: Held, key: str) -> None:
-        """Another partition has this event now."""
-        wave = held.fold.leave({key})
-        waiting = [one for one in held.unsettled.values() if wave is not None and one.event_key == wave.event_key]
-        for one in waiting:
-            del held.unsettled[one.delivery_id]
-        if waiting:
-            self._outbox.leave([one.delivery_id for one in waiting])
-        held.changed = True
+        times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
+        grouping = Grouping(config.group_by, *times, self._configured, self._outbox.routing.routes)
+        backlog = self.ends.get(name, -1)
+        return Partition(name, grouping, self._outbox.set_aside, partitions=self._of_hub, backlog=backlog)
 
     # ---- what is made and accepted
 

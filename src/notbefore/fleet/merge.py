@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
-from notbefore.fleet.reading import NOWHERE, Place, Report
+from notbefore.fleet.reading import NOBODY, NOWHERE, Place, Report, group_of
 
 
 class Standing(IntEnum):
@@ -75,7 +75,7 @@ STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
     (ENDED, STARTED): "started",  # as far as was known it was over, and it starts only now
     (ENDED, FINISHED): "finished",
     (ENDED, SCHEDULED): None,
-    (ENDED, CANCELED): None,
+    (ENDED, CANCELED): "canceled",  # learnt late
     (ENDED, ENDED): None,
 } | {(FINISHED, later): None for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
 """From what was notified last to how it stands now: what to notify of. ``None``: nothing, and the last one stays."""
@@ -97,7 +97,7 @@ MAX_VMS: Final = 5_000  # VMs that are remembered of one event: several placemen
 TOGETHER: Final = timedelta(minutes=10)  # the time in which all VMs see an event come back, whatever their clocks
 
 
-class Measures(Struct):
+class Measures(Struct, array_like=True):
     """What one affected VM measured, in seconds; ``None`` where it did not."""
 
     notice: float | None = None
@@ -105,13 +105,15 @@ class Measures(Struct):
     interruption: float | None = None
 
 
-class Story(Struct):
-    """One event, as many VMs report it. Mutable: only ``add`` and the waves change it."""
+class Story(Struct, array_like=True):
+    """One event, as the VMs of one group report it. Mutable: only ``add``, ``Partition`` and ``Waves`` change it."""
 
     event: Event  # the newest content that was reported
     place: Place  # this and the next one: what its VMs have in common, by those that were heard from
     zone: str
     first_seen: datetime  # by the first VM
+    group: str  # subscription and resource group, as ``group_of`` writes them
+    sender: str  # the VM that reported it first
     newest: tuple[datetime, str, str]  # when the content was seen, by which VM, and with which change
     dated: tuple[datetime, str, str]  # the same of NotBefore
     claim: Standing = NEW  # the strongest
@@ -131,7 +133,11 @@ class Story(Struct):
     given_up: bool = False  # the limit has passed: over as far as is known
     heard_at: float = 0.0  # when the hub took in what was said of it last, in Unix seconds
     exercise: bool = False
+    late: bool = False  # it was over as far as was known, and what is learnt now corrects that
     labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
+    noted: Standing = NEW  # as which its wave counts it
+    told: bool = False  # a notification of its wave has named it
+    shares_id: bool = False  # an event of another resource group has its EventId: they are not mixed up
     by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others
 
     @classmethod
@@ -142,6 +148,8 @@ class Story(Struct):
             place=NOWHERE,
             zone="",
             first_seen=report.first_seen,
+            group=report.group,
+            sender=report.vm,
             newest=(report.time, report.vm, report.change_id),
             dated=(report.time, report.vm, report.change_id),
             exercise=report.exercise,
@@ -149,8 +157,13 @@ class Story(Struct):
 
     @property
     def affected(self) -> tuple[str, ...]:
-        """The VMs that it affects."""
+        """The names of the VMs that it affects."""
         return self.event.resources
+
+    @property
+    def vms(self) -> list[str]:
+        """The VMs that it affects, each with its group."""
+        return [self.group + name for name in self.event.vms]
 
     def deadline(self, limit: float) -> float:
         """Unix seconds after which nobody is waited for any longer; ``limit`` in seconds."""
@@ -166,6 +179,8 @@ class Story(Struct):
                 return False
             known = 0
             self.undecided += 1
+        if self.place == NOWHERE:
+            self.locate(report.place, report.zone, affected=report.scope != "peer")
         if known & bit:
             return (kind == "updated" or report.reason == "came_back") and self._take_content(report, vm)
         if bit & _ENDING and not known & _ENDING:
@@ -215,6 +230,8 @@ class Story(Struct):
         """Keep what this VM has in common with those before it; affected VMs count before others."""
         if place == NOWHERE:  # IMDS has not said yet who it is
             return
+        if self.group == NOBODY:
+            self.group = group_of(place.subscription, place.resource_group)
         if self.place == NOWHERE or (affected and not self.by_affected):
             self.place, self.zone, self.by_affected = place, zone, affected
         elif affected == self.by_affected:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
-from msgspec.structs import replace
-
 from notbefore.core.delivery import Delivery, Routing, SinkThread, deliveries
-from notbefore.core.record import Record, Vm, json_line
+from notbefore.core.record import Record, json_line
 from notbefore.errors import StoreError
 from notbefore.fleet.partition import Item, mark_of
 from notbefore.fleet.reading import Poison
-from notbefore.fleet.waves import Notification
+from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.totals import Totals
 from notbefore.store.schema import Inode, connect, inode_of
 from notbefore.store.state import Store
@@ -48,9 +46,9 @@ class FleetOutbox:
         return self._state.totals
 
     @property
-    def routes(self) -> str:
-        """The routes and sinks as a text, which is another one where they are others."""
-        return repr(self._routing)
+    def routing(self) -> Routing:
+        """The routes and sinks."""
+        return self._routing
 
     def commit(self, made: Sequence[Notification], accepted: Collection[str] = ()) -> list[Delivery]:
         """Write notifications with their deliveries in one transaction; returns the deliveries.
@@ -81,7 +79,7 @@ class FleetOutbox:
     def _outgoing(self, made: Notification) -> tuple[bytes, dict[str, Delivery]]:
         """The record of a notification, and its deliveries by their ids."""
         line = Record.of(made.change, made.vm, exercise=made.exercise, fleet=made.facts).line()
-        vms = map(_routed, (*made.before, made.vm))
+        vms = map(known, made.routed)
         return line, {one.delivery_id: one for vm in vms for one in deliveries(made.change, line, self._routing, vm)}
 
     def put(self, sent: Sequence[Delivery]) -> None:
@@ -185,8 +183,3 @@ class FleetOutbox:
                 file.write(json_line(row) + b"\n")
         except OSError as error:
             log.warning("%s cannot be written: %s", self._aside, error)
-
-
-def _routed(vm: Vm) -> Vm:
-    """What routes ask for: with an id, since what is empty is then known to be, and does not match."""
-    return replace(vm, vm_id="fleet") if vm.subscription_id else vm

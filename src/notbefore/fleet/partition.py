@@ -6,25 +6,40 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, SinkThread
-from notbefore.fleet.merge import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, VANISHING, Standing, Story, from_unix
-from notbefore.fleet.reading import Beat, Place, Poison, Report, read
+from notbefore.fleet.merge import (
+    CANCELED,
+    ENDED,
+    NEW,
+    OVER,
+    STARTED,
+    STRENGTH,
+    VANISHING,
+    Standing,
+    Story,
+    from_unix,
+)
+from notbefore.fleet.reading import NOBODY, Beat, Poison, Report, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
-FORM: Final = 1  # of a snapshot
+FORM: Final = 2  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
 UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away
 MAX_AHEAD: Final = 60.0  # seconds by which the clock of a VM may be ahead of the hub's
+YEAR: Final = timedelta(days=366)  # no time that a VM reports is further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
+MAX_OPEN: Final = 20_000  # events that are open
+MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group, whose VMs can report what they like of each other
+MAX_OPEN_OF_ONE: Final = 1_000  # of them reported by one VM first
 
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
 """What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
@@ -40,9 +55,10 @@ class Item(Struct, frozen=True):
     properties: dict[Any, Any] | None = None
 
 
-class Closed(Struct):
+class Closed(Struct, array_like=True):
     """An event that is over."""
 
+    event_key: str
     standing: Standing  # its own, whatever the rest of its wave did
     at: float  # Unix seconds of the hub's clock
     nth: int
@@ -66,9 +82,10 @@ class Snapshot(Struct):
     closed: dict[str, Closed] = {}
     unsettled: list[Delivery] = []
     threads: list[SinkThread] = []
-    partitions: int = 0  # of the hub, as long as all that is open here had its records come here
+    partitions: int = 0  # of the hub
     vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
     configured: str = ""  # see ``Grouping``
+    backlog: int = -1  # see ``Partition``
 
 
 class PartitionFigures(Struct):
@@ -85,32 +102,40 @@ class PartitionFigures(Struct):
 
 
 class Partition:
-    """The fold. ``limit``: seconds after NotBefore, or the start, until which it is over, whoever says so."""
+    """The fold.
+
+    ``partitions``: how many the hub has. ``backlog``: the last record that the hub had before it was read for the first
+    time: what is over by then is history, and no news; -1 without one.
+    """
 
     def __init__(
         self,
         name: str,
         grouping: Grouping,
-        limit: float,
         on_poison: Callable[[str, Item, Poison], None],
+        *,
         partitions: int = 0,
+        backlog: int = -1,
     ) -> None:
         self.name = name
-        self.partitions = partitions  # see ``Snapshot``
+        self.partitions = partitions
         self._configured = grouping.configured
         self.figures = PartitionFigures()
         self.sequence = -1  # of the last record
         self.offset = ""
         self.enqueued = 0.0
         self.waves = Waves(grouping)
-        self.stories: dict[str, Story] = {}
-        self.silence = Silence(grouping, self._is_gone, self._is_explained)
-        self.missing = Silence(grouping, self._is_gone, self._is_explained, missing=True)
+        self.stories: dict[str, Story] = {}  # by resource group and EventId
+        self.silence = Silence(grouping, self._is_gone, self._explained)
+        self.missing = Silence(grouping, self._is_gone, self._explained, missing=True)
         self.closed: dict[str, Closed] = {}
-        self._limit = limit
+        self._backlog = backlog
+        self._limit = grouping.over_after
         self._on_poison = on_poison
         self._looked = 0.0
         self._vanished: dict[str, float] = {}  # VM -> when it was deleted, by an event
+        self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
+        self._open: Counter[str] = Counter()  # by group, and by the VM that reported it first
 
     # ---- snapshots
 
@@ -136,73 +161,35 @@ class Partition:
                 self.partitions,
                 self._vanished,
                 self._configured,
+                self._backlog,
             )
         )
 
-    def restore(self, found: Snapshot, heard: Iterable[Heard] = ()) -> None:
-        """Go on from a snapshot; ``heard``: the VMs as they were written down, which may be some minutes older."""
-        heard = list(heard)
+    def restore(self, found: Snapshot, heard: dict[str, Heard] | None = None) -> None:
+        """Go on from a snapshot; ``heard``: the VMs as they were written down, which may be some minutes older.
+
+        Where the hub was given more partitions since, these VMs may send their heartbeats to another one.
+        """
+        heard = heard if heard and found.partitions in (0, self.partitions) else {}
         self.silence.restore(found.silent, heard)
         self.missing.restore(found.missing, heard)
         self.sequence, self.offset, self.enqueued = found.sequence, found.offset, found.enqueued
-        self._looked = found.enqueued
-        self.partitions = found.partitions or self.partitions
+        self._looked, self._backlog = found.enqueued, found.backlog
         self.waves.restore(found.waves)
         for wave in found.waves:
-            self.stories.update(wave.stories)
+            for story in wave.stories.values():
+                self._keep(story.group + story.event.key, story)
         self.closed, self._vanished = found.closed, found.vanished
+        for key, closed in found.closed.items():
+            self._by_id.setdefault(closed.event_key, key)
 
     def begin_anew(self) -> None:
         """The log is another one: its sequence numbers start again. What is open stays open."""
-        self.sequence, self.offset = -1, ""
+        self.sequence, self.offset, self._backlog = -1, "", -1
 
     def vms(self) -> bytes:
         """The VMs that were heard from, as JSON; see ``read_vms``."""
-        return msgspec.json.encode([*self.silence.heard.values(), *self.missing.heard.values()])
-
-    # ---- what moves to another partition: see ``fleet.moves``
-
-    def unknown(self, items: Iterable[Item]) -> dict[str, Report]:
-        """The events of which nothing is known here, with the first report of each."""
-        found: dict[str, Report] = {}
-        for item in items:
-            one = read(item.body, item.properties)
-            if isinstance(one, Report):
-                key = one.event_id.casefold()
-                if key not in self.stories and key not in self.closed:
-                    found.setdefault(key, one)
-        return found
-
-    def give(self, report: Report) -> Wave | None:
-        """Give up what the event of a report belongs to: of its wave all that comes from the same place."""
-        story = Story.begin(report)
-        story.add(report)
-        wave = wave_of(self.waves.open.values(), report, self.waves.key_of(story))
-        return None if wave is None else self.leave({key for key in wave.stories if from_place(wave, key, report)})
-
-    def leave(self, keys: Collection[str]) -> Wave | None:
-        """Give up events of one wave: their records come in another partition now. Returns the wave that they are."""
-        wave = next((one for one in self.waves.open.values() if one.stories.keys() & keys), None)
-        for key in keys:
-            self.stories.pop(key, None)
-        return None if wave is None else self.waves.split(wave, keys)
-
-    def adopt(self, wave: Wave, now: float) -> None:
-        """Go on with a wave of another partition; ``now``: Unix seconds of the hub's clock."""
-        for story in wave.stories.values():
-            story.heard_at = max(now, story.heard_at + 0.001)  # later than where it was, whatever the clocks
-        self.waves.add(wave)
-        self.stories |= wave.stories
-
-    def settle(self, partitions: int, since: float) -> None:
-        """Say that nothing moves away from here any more, once nothing was last heard of before ``since``.
-
-        ``partitions`` of the hub, ``since`` in Unix seconds of the hub's clock.
-        """
-        at = [story.heard_at for story in self.stories.values()]
-        at += [one.at for one in self.silence.heard.values()]
-        if min(at, default=since) >= since:
-            self.partitions = partitions
+        return msgspec.json.encode(self.silence.heard | self.missing.heard)
 
     # ---- the fold
 
@@ -214,10 +201,7 @@ class Partition:
             self.begin_anew()  # newer than all that was read: the hub was made anew, and counts from 0 again
         if 0 <= self.sequence < item.sequence - 1:
             self.figures.missing += item.sequence - 1 - self.sequence
-        next_due = min(
-            self.waves.next_due, self.silence.waves.next_due, self.missing.waves.next_due, self._looked + LOOK_EVERY
-        )
-        if item.enqueued >= next_due:
+        if item.enqueued >= self.next_due:
             yield from self.advance(item.enqueued)
         self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
         try:
@@ -231,48 +215,63 @@ class Partition:
             result = self._set_aside(Poison("failed", f"{type(error).__name__}: {error}"), item)
         self.figures.records[result] += 1
 
+    @property
+    def next_due(self) -> float:
+        """Unix seconds of the hub's clock: before, ``advance`` has nothing to do."""
+        return min(self.waves.next_due, self.silence.next_due, self.missing.next_due, self._looked + LOOK_EVERY)
+
     def advance(self, now: float) -> Iterator[Notification]:
         """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then."""
+        if self.sequence < self._backlog:
+            return
         try:
             yield from self._advance(now)
         except Exception:  # noqa: BLE001 - nobody foresaw it: the next call goes on with what comes after it
             self.figures.failures.append(traceback.format_exc())
 
     def _advance(self, now: float) -> Iterator[Notification]:
+        if self._backlog >= 0:
+            self._backlog = -1
+            self._close_all(self.waves.forget_over(), now)
         if now - self._looked >= LOOK_EVERY:
             self._look(now)
         for wave, made in self.waves.flush(now):
             if wave.key not in self.waves.open:  # it is over
-                for key, story in wave.stories.items():
-                    if self.stories.get(key) is story:  # else it came back, in another wave
-                        self._close(key, story, now)
+                self._close_all(wave.stories.values(), now)
             if made is not None:
                 yield made
         yield from self.silence.flush(now)
         yield from self.missing.flush(now)
 
     def _take(self, found: Report | Beat | Poison | None, item: Item) -> str:
-        if isinstance(found, Report):
-            self.silence.hear(found, item.enqueued)
-            return self._report(found, item.enqueued)
-        if isinstance(found, Beat):
-            self.silence.hear(found, item.enqueued)
-            for event_id in found.listed:  # so it is not over
-                if (story := self.stories.get(event_id.casefold())) is not None:
-                    story.heard_at = item.enqueued
-            return "beat"
         if found is None:
             return "skipped"
-        return self._set_aside(found, item)
+        if isinstance(found, Poison):
+            return self._set_aside(found, item)
+        if not self.silence.hear(found, item.enqueued):
+            return self._set_aside(Poison("too_many", f"VMs in the group {found.group}"), item)
+        if isinstance(found, Report):
+            return self._report(found, item)
+        for event_id in found.listed:  # so it is not over
+            if (story := self.stories.get(self._key_of(found.group, event_id))) is not None:
+                story.heard_at = item.enqueued
+        return "beat"
 
     def _set_aside(self, poison: Poison, item: Item) -> str:
         self.figures.poison[poison.reason] += 1
         self._on_poison(self.name, item, poison)
         return "poison"
 
+    def _key_of(self, group: str, event_id: str) -> str:
+        """Of an event. A VM that does not know yet where it is reports the one that has this id."""
+        event_key = event_id.casefold()
+        first = self._by_id.get(event_key)
+        joins = first is not None and (group == NOBODY or first.startswith(NOBODY))
+        return first if first is not None and joins else group + event_key
+
     def _end_if_back(self, report: Report, now: float) -> Iterator[Notification]:
         """End an open event whose id is another event's now; its wave may go on."""
-        key = report.event_id.casefold()
+        key = self._key_of(report.group, report.event_id)
         story = self.stories.get(key)
         if story is None or not story.comes_back(report):
             return
@@ -285,45 +284,61 @@ class Partition:
         if key in self.stories:
             self._close(key, story, now)
 
-    def _report(self, report: Report, now: float) -> str:
-        key = report.event_id.casefold()
+    def _report(self, report: Report, item: Item) -> str:
+        now, key = item.enqueued, self._key_of(report.group, report.event_id)
         story = self.stories.get(key)
-        if story is not None and story.is_of_before(report):
+        if story is None:
+            return self._begin(key, report, item)
+        if story.is_of_before(report):
             return "late"
-        if story is not None:
-            story.heard_at = now
-            contradicted = story.contradicted
-            news = story.add(report)
-            self.figures.contradictions += story.contradicted > contradicted
-            if news:
-                if not story.by_affected:
-                    self._locate(story)
-                self.waves.note(story, now)
-            return "news" if news else "known"
+        story.heard_at = now
+        contradicted = story.contradicted
+        news = story.add(report)
+        self.figures.contradictions += story.contradicted > contradicted
+        if news:
+            if not story.by_affected:
+                self._locate(story)
+            self.waves.note(story, now)
+        return "news" if news else "known"
+
+    def _begin(self, key: str, report: Report, item: Item) -> str:
+        """A report of an event that is not open."""
         closed = self.closed.get(key)
         if closed is not None and not _reopens(closed, report):
             return "late"
-        story = Story.begin(report)
-        story.heard_at = now
-        notified = NEW
+        sender = report.group + report.vm
+        if (
+            len(self.stories) >= MAX_OPEN
+            or self._open[report.group] >= MAX_OPEN_OF_GROUP
+            or self._open[sender] >= MAX_OPEN_OF_ONE
+        ):
+            return self._set_aside(Poison("too_many", f"open events of {sender}"), item)
+        story, notified = Story.begin(report), NEW
+        story.heard_at = item.enqueued
         if closed is not None:
             came_back = report.reason == "came_back"
             story.nth, story.ids = closed.nth + came_back, closed.ids
             if came_back:
                 story.begin_again(closed.back, report)
-            notified = NEW if came_back else closed.standing
-            self.figures.contradictions += closed.standing is CANCELED and not came_back
+            else:
+                notified, story.late = closed.standing, report.time.timestamp() <= closed.at
+                self.figures.contradictions += closed.standing is CANCELED
             del self.closed[key]
-        self.stories[key] = story
+        self._keep(key, story)
         story.add(report)
         self._locate(story)
         story.place = self.silence.one_of(story.place)
-        self.waves.note(story, now, notified)
+        self.waves.note(story, item.enqueued, notified)
         return "news"
+
+    def _keep(self, key: str, story: Story) -> None:
+        self.stories[key] = story
+        story.shares_id = self._by_id.setdefault(story.event.key, key) != key
+        self._open.update((story.group, story.group + story.sender))
 
     def _locate(self, story: Story) -> None:
         """The affected VMs are where their heartbeats say, whoever reports the event first."""
-        for name in map(str.casefold, story.affected):
+        for name in story.vms:
             heard = self.silence.heard.get(name)
             if heard is not None:
                 story.locate(heard.place, heard.zone, affected=True)
@@ -346,68 +361,63 @@ class Partition:
         forgotten = [key for key, one in self.closed.items() if now - one.at > CLOSED_SECONDS]
         self._vanished = {vm: at for vm, at in self._vanished.items() if now - at < CLOSED_SECONDS}
         for key in forgotten + list(self.closed)[: max(0, len(self.closed) - MAX_CLOSED)]:
-            self.closed.pop(key, None)
+            closed = self.closed.pop(key, None)
+            if closed is not None and self._by_id.get(closed.event_key) == key:
+                del self._by_id[closed.event_key]
 
     def _is_gone(self, vm: str) -> bool:
         """A Preempt or a Terminate of the VM is over, and it has not come back."""
         at, heard = self._vanished.get(vm), self.silence.heard.get(vm)
         return at is not None and (heard is None or heard.at <= at + heard.interval)
 
-    def _is_explained(self, vm: str) -> bool:
-        """An event that has started, or was due to, affects the VM."""
-        return any(
-            vm in map(str.casefold, story.affected)
+    def _explained(self) -> set[str]:
+        """The VMs that an event affects which has started, or was due to."""
+        return {
+            vm
             for story in self.stories.values()
             if story.standing is STARTED or (story.not_before and story.not_before.timestamp() < self._looked)
-        )
+            for vm in story.vms
+        }
+
+    def _close_all(self, stories: Iterable[Story], now: float) -> None:
+        for story in stories:
+            key = self._key_of(story.group, story.event.event_id)
+            if self.stories.get(key) is story:  # else it came back, in another wave
+                self._close(key, story, now)
 
     def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
+        self._open.subtract((story.group, story.group + story.sender))
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
-            self._vanished |= dict.fromkeys(map(str.casefold, story.affected), now)
-        self.closed[key] = Closed(story.standing, now, story.nth, story.ids, story.back)
+            self._vanished |= dict.fromkeys(story.vms, now)
+        self.closed[key] = Closed(story.event.key, story.standing, now, story.nth, story.ids, story.back)
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
-    """What looked canceled was not; it starts only now; or the EventId was listed again, under an unknown change."""
+    """What looked canceled was not; how it ended was not known; or the EventId was listed again, as another event."""
     if report.change_id in closed.ids:
         return False
-    if closed.standing is CANCELED and STRENGTH[report.change] >= STARTED:
-        return True
-    if closed.standing is ENDED and report.change == "started" and report.time.timestamp() > closed.at:
+    claim = STRENGTH[report.change]
+    if closed.standing in (CANCELED, ENDED) and claim > closed.standing:
         return True
     return report.reason == "came_back"
 
 
 def _in_time(report: Report, now: float) -> Report:
-    """As reported; a clock that is far ahead of the hub's, which says ``now`` in Unix seconds, does not count."""
-    if max(report.time, report.first_seen).timestamp() <= now + MAX_AHEAD:
+    """As reported; times that cannot be are replaced by the hub's, which says ``now`` in Unix seconds."""
+    latest, earliest = from_unix(now), from_unix(now) - YEAR
+    due = report.not_before
+    possible = max(report.time, report.first_seen).timestamp() <= now + MAX_AHEAD
+    if possible and min(report.time, report.first_seen) > earliest and (due is None or abs(due - latest) < YEAR):
         return report
-    latest = from_unix(now)
+    time = max(earliest, min(report.time, latest))
     return msgspec.structs.replace(
-        report, time=min(report.time, latest), first_seen=min(report.first_seen, report.time, latest)
+        report,
+        time=time,
+        first_seen=max(earliest, min(report.first_seen, time)),
+        not_before=due if due is not None and abs(due - latest) < YEAR else None,
     )
-
-
-def wave_of(waves: Iterable[Wave], report: Report, key: tuple[str, ...]) -> Wave | None:
-    """The wave that has the event of a report, else the one of this key with events of the same place."""
-    waves = list(waves)
-    event = report.event_id.casefold()
-    found = next((wave for wave in waves if event in wave.stories), None)
-    return found or next(
-        (wave for wave in waves if wave.key == key and any(from_place(wave, one, report) for one in wave.stories)), None
-    )
-
-
-def from_place(wave: Wave, key: str, report: Report) -> bool:
-    """Whether an event of a wave goes where the report goes: the hub keeps together what comes from one place."""
-    return key == report.event_id.casefold() or _group(wave.stories[key].place) == _group(report.place)
-
-
-def _group(place: Place) -> tuple[str, ...]:
-    """What the hub sends to one partition: see ``core.record.partition_key``."""
-    return place.subscription, place.resource_group, place.scale_set
 
 
 def mark_of(delivery_id: str) -> str:
@@ -423,6 +433,6 @@ def read_snapshot(body: bytes) -> Snapshot:
     return found
 
 
-def read_vms(body: bytes) -> list[Heard]:
+def read_vms(body: bytes) -> dict[str, Heard]:
     """Read the VMs that were heard from; raises ``msgspec.MsgspecError``."""
-    return msgspec.json.decode(body, type=list[Heard])
+    return msgspec.json.decode(body, type=dict[str, Heard])

@@ -24,7 +24,7 @@ APPROVALS: Final = frozenset(
     {"approved", "approval_failed", "approval_skipped"}
 )  # what a VM did is no step of an event
 
-PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed"]
+PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
@@ -54,6 +54,18 @@ class Place(NamedTuple):
         )
         return Place(subscription, group, region, scale_set, tuple(tag for tag in self.tags if tag in other.tags))
 
+
+def group_of(subscription: str, resource_group: str) -> str:
+    """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: before the name of a VM it makes one that no other VM has.
+
+    VMs see each other's events within a scale set or an availability set, which lies within one resource group: so the
+    names in ``Resources`` are of the group of the VM that reports them.
+    """
+    return f"{subscription.replace('/', '_')}/{resource_group.replace('/', '_')}/".casefold()
+
+
+NOBODY: Final = group_of("", "")
+"""The group of VMs of which IMDS has not said yet who they are."""
 
 NOWHERE: Final = Place()
 """Of a VM of which IMDS has not said yet who it is."""
@@ -86,6 +98,11 @@ class _From(Struct, frozen=True, kw_only=True):
     def vm(self) -> str:
         """The VM that reports: the name that it has in ``Resources``, in one case; its id where it has no name."""
         return (self.vm_name or self.vm_id or "unknown").casefold()
+
+    @property
+    def group(self) -> str:
+        """See ``group_of``."""
+        return group_of(self.subscription, self.resource_group)
 
 
 class Report(_From, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ and is over once all are heard from again. The VMs of an inventory that are not 
 same rules. Times are Unix seconds of the hub's clock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from sys import intern
 from typing import Final
 
@@ -18,11 +20,15 @@ from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
-from notbefore.fleet.reading import NOWHERE, Beat, Place, Report
+from notbefore.fleet.reading import Beat, Place, Report, group_of
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
 INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is no longer expected: somebody has deleted it
+SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: others are not believed
+MAX_HEARD: Final = 50_000  # VMs of one partition
+MAX_HEARD_OF_GROUP: Final = 20_000  # of them in one resource group, whose VMs can say what they like of each other
+STEP: Final = 500  # places that are looked at in one go
 _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
@@ -39,24 +45,30 @@ class Heard(Struct, array_like=True):
 
 
 class ExpectedVm(Struct, frozen=True):
-    """A VM of the inventory."""
+    """A VM of the inventory. What is not known of its place is empty."""
 
     name: str
     place: Place = Place()
     zone: str = ""
 
+    @property
+    def key(self) -> str:
+        """What is known of it: ``SUBSCRIPTION/RESOURCE GROUP/NAME``, or the end of that, in one case."""
+        return (group_of(self.place.subscription, self.place.resource_group) + self.name.casefold()).lstrip("/")
+
 
 class Silence:
-    """Of one partition. ``gone`` says whether a VM was deleted by an event, ``explained`` whether one is under way.
+    """Of one partition. ``gone`` says whether a VM was deleted by an event, ``explained`` of which ones is under way.
 
-    ``missing``: it is about VMs of an inventory, which ``expect`` gives, and not about those that were heard from.
+    A VM is known by its resource group and name (``Report.group``). ``missing``: it is about VMs of an inventory, which
+    ``expect`` gives, and not about those that were heard from.
     """
 
     def __init__(
         self,
         grouping: Grouping,
         gone: Callable[[str], bool],
-        explained: Callable[[str], bool],
+        explained: Callable[[], set[str]],
         *,
         missing: bool = False,
     ) -> None:
@@ -64,89 +76,118 @@ class Silence:
         self.fell_silent = 0  # VMs, since the last look at it
         self.waves = Waves(replace(grouping, group_by=_TOGETHER))
         self._stories: dict[Place, Story] = {}
+        self._silent: dict[Place, dict[str, Heard]] = {}
         self._places: dict[Place, Place] = {}
+        self._groups: Counter[str] = Counter()
         self._gone = gone
         self._explained = explained
         self._missing = missing
-        self._changed: set[Place] = set()  # places where a missing VM is no longer expected, or was heard from
+        self._changed: dict[Place, float] = {}  # where VMs have fallen silent or are back, and when that was seen
 
-    def restore(self, waves: Iterable[Wave], heard: Iterable[Heard]) -> None:
+    def restore(self, waves: Iterable[Wave], heard: Mapping[str, Heard]) -> None:
         """Go on with what another instance has seen."""
         self.waves.restore(waves)
         for wave in self.waves.open.values():
             for story in wave.stories.values():
                 self._stories[story.place] = story
-        self.heard = {one.name.casefold(): one for one in heard if one.missing == self._missing}
-        for one in self.heard.values():
-            one.place = self.one_of(one.place)
+        for key, one in heard.items():
+            if one.missing == self._missing:
+                self._add(key, one)
 
     def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
-        """These are to be heard from, by their names in lower case, and are not: missing in ``patience`` seconds.
+        """These are to be heard from, by their keys, and are not: missing in ``patience`` seconds.
 
         The time of those that were expected before goes on.
         """
         for key, vm in vms.items():
             if key not in self.heard:
-                self.heard[key] = Heard(vm.name, now, patience / INTERVALS, vm.place, vm.zone, missing=True)
+                self._add(key, Heard(vm.name, now, patience / INTERVALS, vm.place, vm.zone, missing=True))
         for key in self.heard.keys() - vms.keys():
-            one = self.heard.pop(key)
-            if one.silent:
-                self._changed.add(one.place)
+            self._forget(key, now)
 
-    def hear(self, found: Beat | Report, now: float) -> None:
-        """A record of a VM: it is alive."""
-        known = self.heard.get(found.vm)
+    def hear(self, found: Beat | Report, now: float) -> bool:
+        """A record of a VM: it is alive. ``False``: too many are known to take in one more."""
+        key = found.group + found.vm
+        known = self.heard.get(key)
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
-                known.interval = found.interval
-                self._move(known, found)
+                known.interval = _interval(found)
+                self._move(key, known, found, now)
         elif isinstance(found, Beat):
-            place = self.one_of(found.place)
+            if len(self.heard) >= MAX_HEARD or self._groups[found.group] >= MAX_HEARD_OF_GROUP:
+                return False
             name = intern(found.vm_name or found.vm)  # stories have the same
-            self.heard[intern(found.vm)] = Heard(name, now, found.interval, place, found.zone)
+            self._add(key, Heard(name, now, _interval(found), found.place, found.zone))
+        return True
 
-    def _move(self, known: Heard, found: Beat) -> None:
+    def _add(self, key: str, one: Heard) -> None:
+        one.place = self.one_of(one.place)
+        self.heard[key] = one
+        self._groups[group_of(one.place.subscription, one.place.resource_group)] += 1
+        if one.silent:
+            self._silent.setdefault(one.place, {})[key] = one
+            if one.place not in self._stories:  # nobody was notified of it yet
+                self._changed[one.place] = one.at
+
+    def _forget(self, key: str, now: float) -> None:
+        one = self.heard.pop(key)
+        self._groups[group_of(one.place.subscription, one.place.resource_group)] -= 1
+        if one.silent:
+            self._set(key, one, now, silent=False)
+
+    def _move(self, key: str, known: Heard, found: Beat, now: float) -> None:
         """Its tags may be others by now, and a VM of the same name may be elsewhere."""
-        if found.place not in (known.place, NOWHERE):
+        if found.place != known.place:
             if known.silent:
-                self._changed.add(known.place)
+                self._set(key, known, now, silent=False)
             known.place, known.zone = self.one_of(found.place), found.zone
+
+    def _set(self, key: str, one: Heard, now: float, *, silent: bool) -> None:
+        one.silent = silent
+        there = self._silent.setdefault(one.place, {})
+        if silent:
+            there[key] = one
+        else:
+            there.pop(key, None)
+        self._changed[one.place] = now
 
     def one_of(self, place: Place) -> Place:
         """The same place, once in memory for all its VMs."""
+        if len(self._places) > 2 * MAX_HEARD:
+            self._places = {}
         return self._places.setdefault(place, place)
-
-    def leave(self, vms: Iterable[str]) -> None:
-        """These VMs are heard from in another partition now."""
-        self._changed |= {one.place for key in vms if (one := self.heard.pop(key)).silent}
 
     def look(self, now: float, unwatched: float = 0.0) -> None:
         """See who has fallen silent by now, and who is back.
 
         ``unwatched``: seconds before ``now`` in which nothing could be heard; they are nobody's silence.
         """
-        changed, self._changed = self._changed, set()
-        if unwatched:
-            for one in self.heard.values():
-                one.at = min(now, one.at + unwatched)
+        explained: set[str] | None = None
         for key, one in list(self.heard.items()):
+            if unwatched:
+                one.at = min(now, one.at + unwatched)
             late = now - one.at > INTERVALS * one.interval
             forgotten = not self._missing and now - one.at > FORGET_SECONDS
             if late and (self._gone(key) or forgotten):
-                del self.heard[key]
-                if one.silent:
-                    changed.add(one.place)
-            elif one.silent != late and not (late and self._explained(key)):
-                one.silent = late
-                self.fell_silent += late
-                changed.add(one.place)
-        for place in sorted(changed):  # whoever reads the same log notifies in the same order
-            self._tell(place, now)
+                self._forget(key, now)
+            elif one.silent != late:
+                if late and explained is None:
+                    explained = self._explained()
+                if not (late and explained and key in explained):
+                    self._set(key, one, now, silent=late)
+                    self.fell_silent += late
+
+    @property
+    def next_due(self) -> float:
+        """Unix seconds of the hub's clock: before, ``flush`` has nothing to do."""
+        return min(self._changed.values(), default=self.waves.next_due)
 
     def flush(self, now: float) -> Iterator[Notification]:
-        """What is to be notified by now."""
-        for wave, made in self.waves.flush(now):
+        """What is to be notified by now; of many places that have changed at once the rest is for the next call."""
+        for place in sorted(self._changed)[:STEP]:  # whoever reads the same log notifies in the same order
+            self._tell(place, self._changed.pop(place))
+        for wave, made in () if self._changed else self.waves.flush(now):
             if wave.key not in self.waves.open:
                 for story in wave.stories.values():
                     self._stories.pop(story.place, None)
@@ -159,21 +200,28 @@ class Silence:
         return [one for one in list(self.heard.values()) if one.silent]
 
     def _tell(self, place: Place, now: float) -> None:
-        names = tuple(sorted(one.name for one in self.heard.values() if one.silent and one.place == place))
+        there = self._silent.get(place, {})
+        names = tuple(sorted(one.name for one in there.values()))
         story = self._stories.get(place)
+        if not names:
+            self._silent.pop(place, None)
         if story is None and not names:  # nobody was notified of it
             return
         if story is None:
-            began = from_unix(
-                min((one.at for one in self.heard.values() if one.silent and one.place == place), default=now)
-            )
-            kind, why = ("missing", MISSING) if self._missing else ("silent", None)
-            where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
-            event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", names, description=why)
-            mark = (began, "", "")
-            story = Story(event, place, "", began, mark, mark, started=began)
-            self._stories[place] = story
+            story = self._stories[place] = self._begin(place, from_unix(min(one.at for one in there.values())), now)
         story.event = replace(story.event, resources=names or story.event.resources)
         story.claim = story.standing = STARTED if names else FINISHED
         story.over = None if names else from_unix(now)
         self.waves.note(story, now)
+
+    def _begin(self, place: Place, began: datetime, now: float) -> Story:
+        kind, why = ("missing", MISSING) if self._missing else ("silent", None)
+        where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
+        event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", (), description=why)
+        mark = (began, "", "")
+        group = group_of(place.subscription, place.resource_group)
+        return Story(event, place, "", began, group, "", mark, mark, started=began)
+
+
+def _interval(found: Beat) -> float:
+    return min(max(found.interval, SHORTEST), LONGEST)

@@ -1,25 +1,28 @@
 """``Waves``: stories that belong together, and the moments at which people are notified of them. Pure.
 
-In Alertmanager's words: ``group_by`` says which stories are one group (a wave), ``group_wait`` how long the first
-notification waits for more of them, ``group_interval`` how long a digest does. What changes how a wave stands is
-notified at once. A wave is shown as one event, with all its VMs as ``Resources``, so that every sink and route of the
+In Alertmanager's words: ``group_by`` says which stories of one resource group and of the same routes are one group (a
+wave), ``group_wait`` how long the first notification waits for more of them, ``group_interval`` how long a digest does.
+What changes how a wave stands is notified at once, and what would lose its notice by waiting for the next digest does
+not wait for it. A wave is shown as one event, with all its VMs as ``Resources``, so that every sink and route of the
 agent takes it.
 
 All times are those at which the hub took the records in. So whoever reads the same log, and however late, makes the
 same notifications at the same moments, under the same ids.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, Gap, LifecycleKind, Reason, change_id
+from notbefore.core.change import Change, Gap, LifecycleKind, Reason, change_id, quiet
 from notbefore.core.document import Event
 from notbefore.core.record import FleetFacts, Spread, Vm
+from notbefore.core.routing import Route
 from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
@@ -40,7 +43,10 @@ from notbefore.fleet.reading import Place
 EACH_EVENT: Final = ("event_id",)
 MAX_ROUTED: Final = 4  # places by which the notifications of one wave are routed
 MAX_NAMES: Final = 2_000  # of VMs in one notification
-SHARE_OF_NOTICE: Final = 3  # the first notification waits for a third of the notice at most: a Preempt has 30 s
+SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice at most: a Preempt has 30 s
+SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left then
+
+WAVE: Final = "wave-"  # begins the key of several events
 
 LABELS: Final[dict[str, Callable[[Story], str]]] = {
     "event_id": lambda story: story.event.key,
@@ -52,6 +58,9 @@ LABELS: Final[dict[str, Callable[[Story], str]]] = {
     "resource_group": lambda story: story.place.resource_group,
     "scale_set": lambda story: story.place.scale_set,
 }
+
+SEVEREST: Final = ("Preempt", "Terminate", "Redeploy", "Reboot")
+"""The types of a wave by which it is named, in this order; then any other."""
 
 _OUTCOMES: Final = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
@@ -65,12 +74,14 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
 
 
 class Grouping(Struct, frozen=True):
-    """How stories are grouped; times in seconds."""
+    """How stories are grouped; times in seconds. Stories of two resource groups are never one group."""
 
     group_by: tuple[str, ...] = EACH_EVENT  # of `LABELS`, or `tags.NAME`
     group_wait: float = 10.0
     group_interval: float = 300.0
+    over_after: float = 3600.0  # after NotBefore, or the start: then it is over, whoever says so
     configured: str = ""  # a digest of all that instances have to have in common
+    routes: tuple[Route, ...] = ()  # stories that go different ways are no group
 
     @property
     def each_event(self) -> bool:
@@ -78,19 +89,35 @@ class Grouping(Struct, frozen=True):
         return "event_id" in self.group_by
 
 
-class Wave(Struct):
+class Wave(Struct, array_like=True):
     """One group of stories. Mutable: only ``Waves`` changes it."""
 
-    key: tuple[str, ...]  # the values of ``group_by``
+    key: tuple[str, ...]  # subscription and resource group, the values of ``group_by``, the routes
     event_key: str  # what its notifications are known by
     stories: dict[str, Story] = {}
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * len(Standing))  # of its stories, by standing
     notified: Standing = NEW  # what was notified last
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock
+    not_before: datetime | None = None  # as people know it: a quiet update says nothing
     due: float | None = None  # when the next notification is to be made
     number: int = 0  # of the digests so far
     nth: int = 0  # of an event that came back: how often it was over before
-    routed: tuple[Vm, ...] = ()  # what its VMs had in common at its notifications so far, each once
+    routed: tuple[Vm, ...] = ()  # by what its notifications were routed so far, each once
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands: started while one of its events is, over once all of them are."""
+        return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if self.counts[one]), NEW)
+
+    def count(self, story: Story) -> None:
+        """Take a story in, or note how it stands by now."""
+        before = self.stories.get(story.event.key)
+        if before is not None:
+            self.counts[before.noted] -= 1
+        self.stories[story.event.key] = story
+        self.counts[story.standing] += 1
+        story.noted = story.standing
 
 
 class Notification(Struct, frozen=True):
@@ -100,7 +127,7 @@ class Notification(Struct, frozen=True):
     vm: Vm
     facts: FleetFacts
     exercise: bool = False
-    before: tuple[Vm, ...] = ()  # what its VMs had in common: who was notified by that hears of the end as well
+    routed: tuple[Vm, ...] = ()  # by what it is routed: who was notified of the wave hears of its end as well
 
 
 class Waves:
@@ -122,38 +149,31 @@ class Waves:
 
         ``notified``: what was notified of it before its wave was over, where it turns out that it is not.
         """
-        key = story.labels = self.key_of(story)
-        wave = self.open.get(key)
+        if not story.labels:
+            story.labels = self._key_of(story)
+        wave = self.open.get(story.labels)
         if wave is None:
             again = 2 * story.nth + (notified is not NEW)
-            wave = self.open[key] = Wave(key, self._event_key(key, story, again), notified=notified, nth=story.nth)
-        wave.stories[story.event.key] = story
+            key = self._event_key(story, again)
+            wave = self.open[story.labels] = Wave(story.labels, key, notified=notified, nth=story.nth)
+        wave.count(story)
+        self._route(wave, story)
         due = self._due(wave, story, now)
-        if wave.due is None or due < wave.due or standing_of(wave) in OVER:
+        if wave.due is None or due < wave.due or wave.standing in OVER:
             wave.due = due
         self._expect(wave.due)
 
-    def key_of(self, story: Story) -> tuple[str, ...]:
-        """The key of the wave that a story belongs to."""
-        return story.labels or tuple([_label(name, story) for name in self._grouping.group_by])
-
-    def add(self, wave: Wave) -> None:
-        """Take over a wave of another partition; its stories join the one of the same key, where there is one."""
-        known = self.open.setdefault(wave.key, wave)
-        known.stories |= wave.stories
-        self._expect(wave.due)
-
-    def split(self, wave: Wave, keys: Collection[str]) -> Wave:
-        """Take these stories out of an open wave; returns what is to go on elsewhere: the wave itself, if it is all.
-
-        Else a wave of its own, known by another key: each of the two may be over before the other is.
-        """
-        moved = {key: story for key, story in wave.stories.items() if key in keys}
-        if len(moved) == len(wave.stories):
-            return self.open.pop(wave.key)
-        wave.stories = {key: story for key, story in wave.stories.items() if key not in keys}
-        again = change_id(wave.event_key, "announced", min(moved), 1)
-        return replace(wave, event_key="wave-" + again[:24], stories=moved)
+    def forget_over(self) -> list[Story]:
+        """Take out the stories that are over and of which nobody was notified; returns them."""
+        found: list[Story] = []
+        for wave in [one for one in self.open.values() if one.notified is NEW]:
+            found += (over := [story for story in wave.stories.values() if story.standing in OVER])
+            for story in over:
+                wave.counts[story.noted] -= 1
+                del wave.stories[story.event.key]
+            if not wave.stories:
+                del self.open[wave.key]
+        return found
 
     def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
         """The waves that are due by ``now`` in the order of their moments, with what is to be notified of each.
@@ -174,41 +194,98 @@ class Waves:
         if due is not None and due < self.next_due:
             self.next_due = due
 
-    def _event_key(self, key: tuple[str, ...], story: Story, again: int) -> str:
-        if self._grouping.each_event:
+    def _key_of(self, story: Story) -> tuple[str, ...]:
+        labels = [_label(name, story) for name in self._grouping.group_by]
+        ways = () if self._grouping.each_event else (ways_of(story, self._grouping.routes),)
+        return (story.group, *labels, *ways)
+
+    def _event_key(self, story: Story, again: int) -> str:
+        if self._grouping.each_event and not story.shares_id:
             return story.event.key
-        return "wave-" + change_id("\n".join(key), "announced", story.event.key, again)[:24]
+        return WAVE + change_id("\n".join(story.labels), "announced", story.event.key, again)[:24]
+
+    def _route(self, wave: Wave, story: Story) -> None:
+        """Have the wave notified by where a story goes: the first one, and one that goes another way by now."""
+        new = not wave.routed or self._grouping.each_event
+        if new or ways_of(story, self._grouping.routes) != wave.key[-1]:
+            vm = vm_of([story])
+            if vm not in wave.routed:
+                wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
 
     def _due(self, wave: Wave, story: Story, now: float) -> float:
-        grouping = self._grouping
-        standing = standing_of(wave)
+        grouping, standing = self._grouping, wave.standing
+        if story.late:
+            return now + grouping.group_wait  # with what else is learnt of it: one correction
         if grouping.each_event:
             return now
+        left = story.not_before.timestamp() - now if story.not_before else 0.0
+        soon = now + max(0.0, min(grouping.group_wait, left / SHARE_OF_NOTICE))
         if wave.notified is NEW:
-            notice = (story.not_before.timestamp() - now) / SHARE_OF_NOTICE if story.not_before else 0.0
-            return now + max(0.0, min(grouping.group_wait, notice))
+            return soon
         if standing is STARTED and wave.notified is SCHEDULED:
             return now
         if standing in OVER:  # the next VM's event may come now
             return now + grouping.group_interval
-        return max(now, wave.notified_at + grouping.group_interval)
+        digest = max(now, wave.notified_at + grouping.group_interval)
+        return min(soon, digest) if _is_urgent(wave, story, now) and digest - now > left / SHARE_OF_DIGEST else digest
 
     def _notify(self, wave: Wave, moment: float) -> Notification | None:
         wave.due = None  # first: if it fails, it keeps no other wave waiting
-        standing = standing_of(wave)
+        standing = wave.standing
         if wave.notified is STARTED and standing is SCHEDULED:
             standing = STARTED
         kind = STEPS[wave.notified, standing]
-        event = event_of_wave(wave, standing)
-        if kind == "updated" and wave.notified_event is not None and content(event) == content(wave.notified_event):
+        event = event_of_wave(wave, standing, from_unix(moment))
+        before = wave.notified_event
+        if kind == "updated" and before is not None and content(event) == content(before):
             kind = None
         if kind is None:
             return None
         wave.number += kind == "updated"
         identity = change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth)
         made = _notification(wave, event, (kind, identity, standing), from_unix(moment))
+        if before is None or kind != "updated" or not quiet(before, event, wave.not_before):
+            wave.not_before = event.not_before
         wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
+        for story in wave.stories.values():
+            story.told, story.late = True, False
         return made
+
+
+def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
+    """Whether people do not know of an event that they can still prepare for, or do not know how soon it may start."""
+    if story.standing is not SCHEDULED:
+        return False
+    known = wave.notified_event
+    if not story.told or known is None:
+        return True
+    due = known.not_before if known.not_before is not None and known.not_before.timestamp() > now else None
+    earlier = story.not_before is not None and (due is None or story.not_before < due)
+    return earlier or _severity(story.event.event_type) < _severity(known.event_type)
+
+
+def _severity(event_type: str) -> int:
+    """Which type names a wave: the smallest."""
+    return SEVEREST.index(event_type) if event_type in SEVEREST else len(SEVEREST)
+
+
+def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
+    """The numbers of the routes that a story goes by, whatever becomes of it: what changes with time is left out."""
+    vm, found = vm_of([story]), list[str]()
+    for number, one in enumerate(routes):
+        match = one.match
+        lasting = replace(match, notice_below=None)
+        if match.contradicted(known(vm)) or not lasting.holds(story.event, None):
+            continue
+        found.append(str(number))
+        if not (one.go_on or match.change or match.event_status or match.notice_below):
+            break
+    return " ".join(found)
+
+
+def known(vm: Vm) -> Vm:
+    """What routes ask for: with an id, since what is empty is then known to be, and does not match."""
+    return replace(vm, vm_id="fleet") if vm.subscription_id else vm
 
 
 def _label(name: str, story: Story) -> str:
@@ -216,35 +293,31 @@ def _label(name: str, story: Story) -> str:
     return LABELS[name](story) if tag == name else dict(story.place.tags).get(tag.casefold(), "")
 
 
-def standing_of(wave: Wave) -> Standing:
-    """How a wave stands: started while one of its events is, over once all of them are."""
-    standings = {story.standing for story in wave.stories.values()}
-    for standing in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED):
-        if standing in standings:
-            return standing
-    return NEW
-
-
-def event_of_wave(wave: Wave, standing: Standing) -> Event:
+def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
     """The wave as one event: all VMs, and the next NotBefore of those that have not started."""
     stories = list(wave.stories.values())
     live = [story for story in stories if story.standing not in OVER] or stories
-    first = min(live, key=lambda story: (story.not_before or story.first_seen, story.event.key))
+    first = min(live, key=_urgency)
     if len(stories) == 1 and wave.event_key == first.event.key:
         return replace(first.event, not_before=None if standing is STARTED else first.not_before)
     names = dict.fromkeys(name for story in stories for name in story.affected)
     scheduled = [one.not_before for one in live if one.standing is SCHEDULED and one.not_before is not None]
+    ahead = [one for one in scheduled if one > now] or scheduled
     return Event(
         event_id=wave.event_key,
         event_type=first.event.event_type,
         event_status="Started" if standing is STARTED else "Scheduled",
         resource_type=first.event.resource_type,
         resources=tuple(names)[:MAX_NAMES],
-        not_before=min(scheduled, default=None),
+        not_before=min(ahead, default=None),
         description=first.event.description,
         event_source=first.event.event_source,
         duration=max((story.event.duration for story in stories if story.event.duration is not None), default=None),
     )
+
+
+def _urgency(story: Story) -> tuple[int, datetime, str]:
+    return _severity(story.event.event_type), story.not_before or story.first_seen, story.event.key
 
 
 def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Standing], time: datetime) -> Notification:
@@ -259,7 +332,7 @@ def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Stan
     change = Change(
         id=identity,
         kind=kind,
-        reason="as_far_as_known" if any(story.given_up for story in stories) and standing in OVER else _REASONS[kind],
+        reason=_reason(stories, kind),
         time=time,
         event=event,
         scope="self",  # of the fleet
@@ -273,12 +346,16 @@ def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Stan
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended) if standing in OVER else None,
         interruption=Gap(gap, gap) if gap is not None else None,
+        over_since=ended if standing in OVER else None,
     )
-    vm = vm_of(stories)
-    before = tuple(one for one in wave.routed if one != vm)
-    if vm not in wave.routed and len(wave.routed) < MAX_ROUTED:
-        wave.routed += (vm,)
-    return Notification(change, vm, facts, any(story.exercise for story in stories), before)
+    return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)
+
+
+def _reason(stories: list[Story], kind: LifecycleKind) -> Reason:
+    if any(story.late for story in stories):
+        return "corrected"
+    guessed = kind in ("canceled", "finished", "ended") and any(story.given_up for story in stories)
+    return "as_far_as_known" if guessed else _REASONS[kind]
 
 
 def facts_of(stories: Iterable[Story]) -> FleetFacts:
@@ -287,7 +364,7 @@ def facts_of(stories: Iterable[Story]) -> FleetFacts:
     measured = [one for story in stories for one in story.measured.values()]
     return FleetFacts(
         events=len(stories),
-        vms=len({name.casefold() for story in stories for name in story.affected}),
+        vms=len({name for story in stories for name in story.event.vms}),
         reported_by=len({vm for story in stories for vm in story.reported}),
         under_way=sum(story.standing is STARTED for story in stories),
         over=sum(story.standing in OVER for story in stories),

@@ -1,0 +1,359 @@
+"""What a fleet's notifications must not do: mix VMs of one name, lose notice by waiting, or tell history as news."""
+
+import random
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from notbefore.config.messages import Messages
+from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.routing import Match, Route
+from notbefore.courier.message import Message
+from notbefore.courier.wording import built_in
+from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition, read_snapshot
+from notbefore.fleet.silence import LONGEST
+from notbefore.fleet.waves import Grouping
+from support.fleet_records import body, vm
+from unit.test_fleet_merge import LIMIT, T0, WAVES, A, B, Log, at
+
+PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
+TEST = replace(vm("web01", scale_set=""), subscription_id="test", resource_group="lab", tags={"team": "lab"})
+BOTH = tuple(replace(one, record_tags=("team",)) for one in (PROD, TEST))
+PROD, TEST = BOTH
+
+
+def beat(log: Log, *vms: Vm, seconds: float = 0.0, interval: float = 300.0) -> None:
+    """Heartbeats of these VMs each minute, for so many seconds."""
+    end = log.now + seconds
+    while True:
+        for who in vms:
+            log.read(body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(log.now, UTC), interval)))
+        if log.now >= end:
+            return
+        log.wait(60)
+
+
+# ---- who a VM is
+
+
+def test_a_vm_that_dies_is_silent_although_another_one_of_its_name_is_not() -> None:
+    log = Log()
+    beat(log, PROD, TEST, seconds=300)
+    beat(log, TEST, seconds=1200)
+    (one,) = log.made
+    assert (one.vm.resource_group, one.change.event.resources) == ("payments", ("web01",))
+
+
+def test_an_event_that_a_neighbour_reports_goes_to_the_team_of_its_vm() -> None:
+    log = Log()
+    beat(log, PROD, TEST)
+    neighbour = replace(PROD, name="web02", tags={"team": "other"})
+    log.add(neighbour, "announced", resources=["web01"])
+    assert [(one.resource_group, one.tags) for one in log.last.routed] == [("payments", {"team": "pay"})]
+
+
+def test_the_end_of_one_vm_does_not_explain_the_silence_of_another_one_of_its_name() -> None:
+    log = Log()
+    beat(log, PROD, TEST, seconds=300)
+    for kind in ("announced", "started"):
+        log.add(TEST, kind, event_type="Preempt")
+    log.add(replace(TEST, name="web02"), "finished", resources=["web01"], event_type="Preempt")
+    beat(log, replace(PROD, name="web02"), seconds=1500)
+    silent = [one for one in log.made if one.change.event.event_type == "Silent"]
+    assert [one.vm.resource_group for one in silent] == ["payments"]
+
+
+def test_one_eventid_of_two_resource_groups_is_two_events() -> None:
+    log = Log()
+    for who in (PROD, TEST):
+        log.add(who, "announced")
+    log.add(TEST, "canceled")
+    log.add(PROD, "started")
+    found = [(one.vm.resource_group, one.change.kind) for one in log.made]
+    assert found == [("payments", "announced"), ("lab", "announced"), ("lab", "canceled"), ("payments", "started")]
+    assert len({one.change.event.key for one in log.made}) == 2
+    assert len({one.change.id for one in log.made}) == 4
+
+
+def test_who_does_not_know_yet_where_it_is_reports_the_event_that_the_others_do() -> None:
+    log = Log()
+    log.add(Vm(name="web01"), "announced")
+    log.add(PROD, "announced")
+    log.add(Vm(name="web01"), "started")
+    assert log.kinds == ["announced", "started"]
+    assert log.last.vm.resource_group == "payments"
+
+
+# ---- what belongs together
+
+
+@pytest.mark.parametrize("group_by", [("scale_set", "event_type"), ("region",)])
+def test_vms_of_two_resource_groups_are_two_waves(group_by: tuple[str, ...]) -> None:
+    log = Log(Grouping(group_by))
+    for event, who in (("E0", PROD), ("E1", TEST)):
+        log.add(who, "announced", event)
+    log.wait(10)
+    assert [(one.facts.events, one.vm.resource_group) for one in log.made] == [(1, "payments"), (1, "lab")]
+
+
+def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> None:
+    routes = (Route(Match(tags={"team": ("pay",)}), ("payments",)), Route(Match(), ("rest",)))
+    log = Log(Grouping(("resource_group", "subscription", "event_type"), routes=routes))
+    for event, team in (("E0", "pay"), ("E1", "pay"), ("E2", "lab"), ("E3", "web")):
+        log.add(vm(f"vm-{event}", team=team), "announced", event)
+    log.wait(10)
+    assert sorted(one.facts.events for one in log.made) == [2, 2]
+    assert {tuple(one.tags["team"] for one in made.routed) for made in log.made} == {("pay",), ("lab",)}
+
+
+# ---- news in time
+
+
+def test_five_evictions_a_minute_apart_are_each_announced_while_there_is_notice() -> None:
+    log = Log(WAVES)
+    for number in range(5):
+        who = vm(f"web_{number}")
+        log.add(who, "announced", f"E{number}", event_type="Preempt", after=30.0, not_before=_in(log, 60))
+        log.wait(10)
+        assert who.name in log.last.change.event.resources
+        log.wait(10)
+        log.add(who, "started", f"E{number}", event_type="Preempt", after=10)
+
+
+def _in(log: Log, seconds: float) -> datetime:
+    return datetime.fromtimestamp(log.now + seconds, UTC)
+
+
+def test_a_not_before_that_moves_to_two_minutes_from_now_does_not_wait_for_the_digest() -> None:
+    log = Log(WAVES)
+    for number, who in enumerate((A, B)):
+        log.add(who, "announced", f"E{number}", not_before=at(3600))
+    log.wait(10)
+    soon = _in(log, 120)
+    log.add(B, "updated", "E1", not_before=soon)
+    assert log.wait(10) == ["announced", "updated"]
+    assert log.last.change.not_before == soon
+
+
+def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
+    log = Log(Grouping(("resource_group", "subscription")))
+    log.add(A, "announced", "E0", event_type="Freeze", notice=3600)
+    log.wait(10)
+    log.add(B, "announced", "E1", event_type="Terminate", notice=300, not_before=_in(log, 301))
+    log.wait(10)
+    assert (log.last.change.kind, log.last.change.event.event_type) == ("updated", "Terminate")
+
+
+def test_an_event_with_notice_enough_waits_for_the_digest() -> None:
+    log = Log(WAVES)
+    for number, who in enumerate((A, B)):
+        log.add(who, "announced", f"E{number}", not_before=_in(log, 86_400))
+        log.wait(10)
+    assert log.kinds == ["announced"]
+    assert log.wait(300) == ["announced", "updated"]
+
+
+Planned = tuple[float, str, str, float, str]  # after how many seconds, which event, a step, its NotBefore, its type
+
+
+def _mix(dice: random.Random) -> Iterator[Planned]:
+    """Events of a scale set, with short and long notices, of which some move, are canceled, start early."""
+    for number in range(dice.randint(2, 12)):
+        kind, notice = dice.choice([("Preempt", 30.0), ("Freeze", 900.0), ("Reboot", 900.0), ("Redeploy", 600.0)])
+        begin, event = dice.uniform(0, 900), f"E{number}"
+        due = begin + notice
+        yield begin, event, "announced", due, kind
+        if dice.random() < 0.3:
+            moved = begin + dice.uniform(1, notice * 0.6)
+            due = moved + dice.uniform(20, notice)
+            yield moved, event, "updated", due, kind
+        yield due, event, "canceled" if dice.random() < 0.2 else "started", due, kind
+        if dice.random() < 0.9:
+            yield due + dice.uniform(5, 300), event, "finished", due, kind
+
+
+@pytest.mark.parametrize("group_by", [("scale_set", "event_type"), ("region",)])
+def test_of_any_mix_of_events_everything_is_notified_while_there_is_notice(group_by: tuple[str, ...]) -> None:
+    for seed in range(300):
+        untold = _untold(sorted(_mix(random.Random(seed))), Grouping(group_by))  # noqa: S311 - a seed
+        assert not untold, f"seed {seed}: {untold}"
+
+
+def _untold(plan: Sequence[Planned], grouping: Grouping) -> list[tuple[str, float, float]]:
+    """The events whose VM and NotBefore nobody was notified of before they started, by an account of its own."""
+    log, begin = Log(grouping), T0.timestamp()
+    for after, event, kind, due, event_type in plan:
+        log.wait(max(0.0, begin + after - log.now))
+        words = {"event_type": event_type, "not_before": at(due)}
+        log.add(vm(f"vm-{event}"), kind, event, after=0, id=f"{event}-{kind}-{after}", **words)
+    log.wait(7200)
+    last = {event: (after, due) for after, event, kind, due, _ in plan if kind in ("announced", "updated")}
+    wrong = []
+    for start, event, kind, *_ in plan:
+        known, due = last[event]
+        if kind != "started" or start - known < 1.0:
+            continue
+        heard = [one.change for one in log.made if one.change.time <= at(start)]
+        told = [one for one in heard if f"vm-{event}" in one.event.resources]
+        if not any(one.not_before is None or one.not_before <= at(due) for one in told):
+            wrong.append((event, start, due))
+    return wrong
+
+
+def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
+    log = Log(WAVES)
+    for kind in ("announced", "started", "finished"):
+        log.add(A, kind, after=20)
+    over = log.now
+    log.wait(300)
+    change = log.last.change
+    assert change.over_since is not None
+    assert change.over_since.timestamp() == pytest.approx(over, abs=0.01)
+    assert (change.time - change.over_since).total_seconds() > 290
+
+
+# ---- what is learnt late
+
+
+def titles(log: Log) -> list[str]:
+    """The titles of the messages."""
+    routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
+    made = [(one, Record.of(one.change, one.vm, fleet=one.facts).line()) for one in log.made]
+    found = [deliveries(one.change, line, routing, one.vm)[0] for one, line in made]
+    return [built_in(Message.of(one), datetime.fromtimestamp(one.created, UTC), Messages()).title for one in found]
+
+
+def test_of_a_wave_that_has_begun_it_is_said_how_far_it_has_come() -> None:
+    log = Log(WAVES)
+    for number in range(3):
+        log.add(vm(f"web_{number}"), "announced", f"E{number}")
+    log.wait(10)
+    log.add(A, "started", "E0")
+    assert titles(log)[1] == "Reboot of 3 VMs of the scale set web has begun: 1 of 3 events is under way"
+
+
+def test_what_was_cut_off_corrects_the_story_once() -> None:
+    log = Log()
+    log.add(A, "announced")
+    assert log.wait(900 + LIMIT + 60) == ["announced", "ended"]
+    for kind, seconds in (("started", 905), ("finished", 1200)):
+        for who in (A, B):
+            log.add(who, kind, after=0.1, at=at(seconds), resources=[A.name], not_before=at(900))
+    log.wait(60)
+    assert log.kinds == ["announced", "ended", "finished"]
+    assert (log.last.change.reason, log.last.change.outcome) == ("corrected", "finished")
+    assert log.last.change.over_since == at(1200)
+    assert [story.standing.name for story, _ in log.fold.figures.closed] == ["ENDED", "FINISHED"]
+    assert titles(log)[2:] == ["Reboot of web_0 is over (correction)"]
+
+
+def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.wait(900 + LIMIT + 60)
+    log.add(A, "canceled", at=at(700))
+    log.wait(60)
+    assert (log.kinds[2:], log.last.change.reason) == (["canceled"], "corrected")
+
+
+# ---- history is no news
+
+
+def of_backlog(grouping: Grouping, backlog: int) -> Log:
+    log = Log(grouping)
+    log.fold = Partition("0", grouping, lambda *_: None, backlog=backlog)
+    return log
+
+
+@pytest.mark.parametrize("grouping", [Grouping(), WAVES])
+def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -> None:
+    log = of_backlog(grouping, backlog=4)
+    for kind in ("announced", "started", "finished"):
+        log.add(A, kind, "E0", after=400)
+    log.add(B, "finished", "E1", after=400)  # it was announced before the window
+    log.add(B, "announced", "E2", after=400, not_before=at(9000))
+    log.wait(400)
+    log.add(A, "announced", "E3", after=400, not_before=at(9000))
+    log.wait(400)
+    assert {one.event_id for made in log.made for one in [made.change.event]} <= {"E2", "E3", *_waves(log)}
+    assert log.kinds[0] == "announced"
+    assert set(log.kinds) <= {"announced", "updated"}
+    closed = [story.event.event_id for story, _ in log.fold.figures.closed]
+    assert sorted(closed) == ["E0", "E1"]
+
+
+def _waves(log: Log) -> set[str]:
+    return {made.change.event.event_id for made in log.made if made.change.event.event_id.startswith("wave-")}
+
+
+def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_either() -> None:
+    log = of_backlog(Grouping(), backlog=2)
+    log.add(A, "announced")
+    log.add(A, "started")
+    second = Log(sequence=log.sequence)
+    second.fold.restore(read_snapshot(log.fold.snapshot([], [])))
+    second.now = log.now
+    second.add(A, "finished")
+    second.wait(60)
+    assert second.made == []
+    assert [story.standing.name for story, _ in second.fold.figures.closed] == ["FINISHED"]
+
+
+# ---- what one bad record may do
+
+
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_forged_year_costs_no_other_event_anything(year: int) -> None:
+    log = Log(WAVES)
+    log.add(A, "announced", "E0")
+    forged = datetime(year, 6, 1, tzinfo=UTC)
+    log.add(B, "announced", "E1", not_before=forged, first_seen=forged, at=forged)
+    log.wait(10)
+    assert log.kinds == ["announced"]
+    change = log.last.change
+    assert set(change.event.resources) == {A.name, B.name}
+    assert change.not_before == at(900)
+    assert abs(change.first_seen - T0) < timedelta(days=367)
+
+
+def test_one_vm_cannot_open_more_than_so_many_events_and_the_others_are_notified() -> None:
+    aside: list[str] = []
+    log = Log()
+    log.fold = Partition("0", Grouping(), lambda _name, _item, why: aside.append(why.reason))
+    for number in range(MAX_OPEN_OF_ONE + 10):
+        log.add(A, "announced", f"forged-{number}", after=0.001)
+    log.add(B, "announced", "true")
+    assert aside == ["too_many"] * 10
+    assert log.last.change.event.event_id == "true"
+
+
+def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:
+    log = Log()
+    beat(log, A, interval=3e11)
+    assert log.fold.silence.heard["sub/rg/web_0"].interval == LONGEST
+    for _ in range(3 * 864 + 2):
+        log.wait(100)
+    assert not log.fold.silence.heard
+
+
+# ---- many at once
+
+
+def test_thousands_of_vms_that_fall_silent_at_once_are_all_notified_step_by_step() -> None:
+    log = Log()
+    vms = [replace(vm(f"vm-{number}", scale_set=""), resource_group=f"rg-{number}") for number in range(3000)]
+    beat(log, *vms)
+    for _ in range(20):
+        log.wait(100)
+    assert len(log.made) == len(vms)
+
+
+def test_thousands_of_vms_with_a_tag_of_their_own_are_all_named_once_they_are_silent() -> None:
+    log = Log()
+    beat(log, *(vm(f"vm-{number}", owner=f"o{number}") for number in range(1500)))
+    for _ in range(12):
+        log.wait(100)
+    assert len({name for made in log.made for name in made.change.event.resources}) == 1500
