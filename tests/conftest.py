@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.needs import not_seen
+
 # the machines are noisy: how long one example takes says nothing. The examples are the same each time: what
 # chance finds refuses nobody's work. `--hypothesis-profile=random` and benchmarks/truth.py search on
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
@@ -75,34 +77,50 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take long start first: at the end nobody waits for them."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not seen for want of something, in one line; also in the file that NOT_SEEN names, for the Makefile."""
+    if skipped := terminalreporter.stats.get("skipped"):
+        line = not_seen(report.longrepr[2] for report in skipped)
+        terminalreporter.write_line(line)
+        if file := os.environ.get("NOT_SEEN"):
+            Path(file).write_text(line, encoding="utf-8")
 
 
-@pytest.hookimpl(wrapper=True)
+def is_alone(item: pytest.Item) -> bool:
+    """Whether nothing else may run beside this test."""
+    return item.get_closest_marker("alone") is not None
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those that take long start first: at the end nobody waits for them. Those that run alone are the last."""
+    items.sort(key=lambda item: (is_alone(item), item.get_closest_marker("long") is None))
+    if config.pluginmanager.hasplugin("xdist"):  # the unit tests need none
+        for item in items:
+            group = "alone" if is_alone(item) else item.path.stem if item.path.name in ONE_PROCESS else None
+            if group:
+                item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time of a test begins
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Of some tests, only this process is measured, and not those that they start."""
-    with pytest.MonkeyPatch.context() as patch:
+    """What runs alone waits for the other processes' tests. Of some tests, what they start is not measured."""
+    with pytest.MonkeyPatch.context() as patch, Path(__file__).open("rb") as lock:
         if item.path.name in UNMEASURED and item.name not in MEASURED:
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            from fcntl import LOCK_EX, LOCK_SH, flock  # noqa: PLC0415 - Windows has none
+
+            flock(lock, LOCK_EX if is_alone(item) else LOCK_SH)
         return (yield)
 
 
-@pytest.hookimpl(optionalhook=True)  # the unit tests need no xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each process is given one test after the other, in their order, or a whole module where that is cheaper."""
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - where there is xdist
-    from xdist.workermanage import NodeManager  # noqa: PLC0415 - as above
+@pytest.hookimpl(optionalhook=True)  # as above
+def pytest_xdist_setupnodes() -> None:
+    """Give a process time to write its coverage down: on a busy machine 10 seconds are not enough."""
+    from xdist.workermanage import NodeManager  # noqa: PLC0415 - where there is xdist
 
-    NodeManager.EXIT_TIMEOUT = 120  # seconds: after 10, a busy machine has not written its coverage down
-
-    class OneByOne(LoadScopeScheduling):  # type: ignore[misc]  # it ships no types
-        def _split_scope(self, nodeid: str) -> str:
-            module = nodeid.partition("::")[0]
-            return module if module.rpartition("/")[2] in ONE_PROCESS else nodeid
-
-    return OneByOne(config, log)
+    NodeManager.EXIT_TIMEOUT = 120
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The agent behind TLS and a password: asked by a real Prometheus, by its own commands, and refused without either."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,7 +97,6 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
     assert (done.returncode, "binary: cannot read a certificate" in done.stderr) == (2, True)
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no Prometheus: apt-get install prometheus")
 def test_prometheus_scrapes_it_over_https_with_certificate_and_password(
     agent: RunningAgent, place: Path, tmp_path: Path
 ) -> None:

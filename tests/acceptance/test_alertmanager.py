@@ -1,7 +1,6 @@
 """Three VMs tell a cluster of two Alertmanagers of the same event: one notification of it, and one of its end."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -18,10 +17,6 @@ from support.azure import FUTURE, body, item
 from support.peers import HttpPeer
 
 VMS = ("WestNO_0", "WestNO_1", "WestNO_2")
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus-alertmanager") is None,
-    reason="there is no Alertmanager: apt-get install prometheus-alertmanager",
-)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from notbefore.agent.control_socket import ControlRequest, ask
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, ID, ME, PEER, body, item
+from support.needs import needs
 
 APPROVALS = 'azure_scheduled_event_approvals_total{result="%s",rule="%s"}'
 USERS = {"match": {"event_source": "User"}, "name": "users"}
@@ -396,8 +397,7 @@ def test_by_hand_nothing_is_sent_beside_an_approval_that_is_under_way(imds: Simu
 
 
 def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("run as root: another user is tried")
+    needs("root")
     with agent_of(imds, tmp_path) as agent:
         agent.ready()
         path = agent.state / "control.sock"

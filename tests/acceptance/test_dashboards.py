@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from support.fleet import EXPORTERS, LIVE, LOST, SILENT, STOPPED, watched_fleet
+from support.needs import needs
 from support.panels import HOURS, faults, organized, resolved, series, without
-from support.scraping import Prometheus, needs_prometheus
+from support.scraping import Prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 EVERYTHING = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
 ONE = {"region": "westeurope", "group": "fleet", "scale_set": "WestNO", "vm": LIVE[0]}
 CHOSEN = {"fleet": EVERYTHING, "notbefore": EVERYTHING, "vm": ONE}
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads((DASHBOARDS / f"{name}.json").read_bytes()) for name in CHOSEN}
-
-pytestmark = needs_prometheus
 
 
 def panels() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -38,6 +37,7 @@ def panel_of(name: str, title: str, kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    needs("prometheus", "promtool")
     with watched_fleet(tmp_path_factory.mktemp("fleet"), hours=HOURS) as found:
         yield found
 

@@ -20,10 +20,9 @@ from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import listed
 from support.hanging_disk import EVERYTHING, WRITES, FrozenDisk, HangingDisk
+from support.needs import needs
 from support.peers import HttpPeer, Say
-from support.wall_clock import COMPILER, WallClock
-
-MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+from support.wall_clock import WallClock
 
 
 class AgentOnSmallDisk(RunningAgent):
@@ -31,6 +30,7 @@ class AgentOnSmallDisk(RunningAgent):
 
     @staticmethod
     def before(state: Path) -> Sequence[str]:
+        needs("the right to mount")
         mount = 'mount -t tmpfs -o size=1m,mode=0700 tmpfs "$0" && exec "$@"'
         return ("unshare", "--mount", "sh", "-c", mount, str(state))
 
@@ -44,6 +44,7 @@ class AgentOnReadOnlyDisk(RunningAgent):
 
     @staticmethod
     def before(state: Path) -> Sequence[str]:
+        needs("the right to mount")
         mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
         return ("unshare", "--mount", "sh", "-c", mount, str(state))
 
@@ -103,7 +104,6 @@ def delivered(agent: RunningAgent) -> float:
     return agent.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') or 0.0
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="a small disk needs the right to mount")
 def test_a_full_disk_keeps_nobody_from_being_notified(
     imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
@@ -130,7 +130,6 @@ def test_a_full_disk_keeps_nobody_from_being_notified(
     assert agent.log.count("cannot be written") == 1
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="a small disk needs the right to mount")
 @pytest.mark.parametrize("courier", ["runs", "is started"])
 def test_where_nothing_can_be_written_anywhere_deliveries_go_on_from_the_agent_itself(
     imds: Simulator, hook: HttpPeer, config: str, no_memory: Path, courier: str
@@ -160,7 +159,6 @@ def test_where_nothing_can_be_written_anywhere_deliveries_go_on_from_the_agent_i
     assert "deliveries go on from the memory of this process; what is not delivered is lost when it stops" in agent.log
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="a read-only disk needs the right to mount")
 def test_an_agent_that_starts_on_a_read_only_disk_knows_what_is_there(
     imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
@@ -211,7 +209,6 @@ def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(
     assert list(Path(os.environ["RUNTIME_DIRECTORY"]).iterdir()) == []
 
 
-@pytest.mark.skipif(COMPILER is None, reason="a clock that jumps needs a C compiler")
 def test_a_clock_that_is_two_years_ahead_for_a_moment_loses_nothing(
     imds: Simulator, hook: HttpPeer, config: str, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +276,6 @@ def frozen(tmp_path: Path, disk: HangingDisk) -> Iterator[FrozenDisk | HangingDi
             yield disk
 
 
-@pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
 @pytest.mark.parametrize("what", [WRITES, EVERYTHING])
 @pytest.mark.long
 def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
@@ -321,7 +317,6 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
     assert len(read_history(state / FILE_NAME, None, 10).records) == 5
 
 
-@pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
 def test_an_agent_that_starts_on_a_disk_that_hangs_knows_what_is_there(
     imds: Simulator, hook: HttpPeer, config: str, disk: HangingDisk
 ) -> None:
@@ -346,7 +341,6 @@ def test_an_agent_that_starts_on_a_disk_that_hangs_knows_what_is_there(
     assert len(read_history(state / FILE_NAME, None, 10).records) == 3
 
 
-@pytest.mark.skipif(COMPILER is None, reason="a disk that hangs needs a C compiler")
 def test_an_agent_that_was_killed_in_the_kernel_is_succeeded_while_its_disk_still_hangs(
     imds: Simulator, hook: HttpPeer, config: str, frozen: FrozenDisk | HangingDisk
 ) -> None:

@@ -10,7 +10,7 @@ from boards import queries
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import ME, body, item
-from support.scraping import Prometheus, needs_prometheus
+from support.scraping import Prometheus
 
 NOTICE = "azure_scheduled_event_initial_notice_seconds"
 CHANGES = "azure_scheduled_event_changes"
@@ -24,7 +24,6 @@ def resolved(expr: str) -> str:
     return re.sub(r"\$([a-z_]\w*)", lambda match: VARIABLES[match[1]], expr)
 
 
-@needs_prometheus
 def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_path: Path) -> None:
     announced = queries.grown_by("change", f'{CHANGES}_total{{change="announced"}}', f"{CHANGES}_created")
     notice = f"max({queries.notice_buckets()})"

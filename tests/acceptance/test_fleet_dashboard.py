@@ -17,9 +17,10 @@ from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
+from support.needs import needs
 from support.panels import faults, organized, resolved, series, without
 from support.peers import HttpPeer
-from support.scraping import Prometheus, needs_prometheus
+from support.scraping import Prometheus
 
 BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "dashboards" / "event-hub.json").read_bytes())
 JOB = "notbefore-fleet"
@@ -33,8 +34,6 @@ NUMBERS = {  # what the stories below come to, whichever instance has which part
     "VMs heard from": 14,
     "Silent VMs": 2,
 }
-
-pytestmark = needs_prometheus
 
 
 class Watched(NamedTuple):
@@ -72,6 +71,7 @@ def numbers(prometheus: Prometheus) -> dict[str, float | None]:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    needs("prometheus", "promtool", "azurite-blob", "proton")
     directory = tmp_path_factory.mktemp("fleet")
     with ExitStack() as stack:
         hub, hook = stack.enter_context(Hub(directory)), stack.enter_context(HttpPeer())

@@ -1,14 +1,11 @@
 """``notbefore fleet`` under faults, in short; ``benchmarks/fleet.py faults`` is the long form."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from support import fleet_faults
 from support.fleet_faults import Account
-
-MAY_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 # the SDK's producer, with which this process sends, leaves its socket to a hub that was killed to the garbage collector
 pytestmark = [
@@ -36,7 +33,6 @@ def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothi
     nothing_lost(account)
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="mounts a small disk")
 def test_a_full_disk_keeps_no_notification_waiting_and_loses_none(tmp_path: Path) -> None:
     account, _ = fleet_faults.disk_full(tmp_path, 15)
     nothing_lost(account)

@@ -2,7 +2,6 @@
 
 import email
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,20 +20,18 @@ from support.alertmanager import cluster_of_two
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
+from support.needs import needs
 from support.peers import HttpPeer, MailPeer
 
 VMS = [vm(f"web_{number}") for number in range(500)]
 PATIENCE = 120.0
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus-alertmanager") is None,
-    reason="there is no Alertmanager: apt-get install prometheus-alertmanager",
-)
 
 
 class Receivers:
     """All of them, and what each got."""
 
     def __init__(self, stack: ExitStack, directory: Path) -> None:
+        needs("prometheus-alertmanager", "amtool", "proton")
         self.hub = stack.enter_context(Hub(directory))
         self.slack, self.pager = stack.enter_context(SlackServer()), stack.enter_context(PagerDuty())
         self.hook, self.behind = stack.enter_context(HttpPeer()), stack.enter_context(HttpPeer())

@@ -1,7 +1,6 @@
 """One Reboot of five VMs of a scale set: what on-call gets on each road. It prints the transcript (``pytest -s``)."""
 
 import json
-import shutil
 import sys
 import time
 from collections import Counter
@@ -21,19 +20,17 @@ from support.agent import RunningAgent, eventually, get
 from support.alertmanager import cluster_of_two
 from support.azure import STARTED, body, item
 from support.gateway import Gateway
+from support.needs import needs
 from support.peers import HttpPeer
 
 VMS = tuple(f"web_{number}" for number in range(5))
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus-alertmanager") is None,
-    reason="there is no Alertmanager: apt-get install prometheus-alertmanager",
-)
 
 
 class OnCall:
     """The receivers on all roads, and what each of them got."""
 
     def __init__(self, stack: ExitStack) -> None:
+        needs("prometheus-alertmanager")
         self.began = time.monotonic()
         self.each, self.leader, self.hook = (stack.enter_context(HttpPeer()) for _ in range(3))
         self.direct, self.routed = (stack.enter_context(PagerDuty()) for _ in range(2))

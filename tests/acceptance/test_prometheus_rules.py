@@ -5,7 +5,6 @@ Debian's Prometheus and Alertmanager run what is in ``config/``, with shorter ti
 
 import http.client
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +19,11 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually, free_port, get
 from support.azure import ME, body, item
+from support.needs import needs
 from support.peers import HttpPeer
 
 CONFIG: Final = Path(__file__).parents[2] / "config"
 WITHIN: Final = 15.0  # seconds from a change to those who are notified, at intervals of 1 s; 3 are usual
-pytestmark = [
-    pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is missing: apt-get install {package}")
-    for program, package in (("prometheus", "prometheus"), ("prometheus-alertmanager", "prometheus-alertmanager"))
-]
 
 
 @contextmanager
@@ -101,6 +97,7 @@ def within(look: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.alone
 def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
+    needs("prometheus", "prometheus-alertmanager")
     soon = f"{datetime.now(UTC) + timedelta(minutes=20):%a, %d %b %Y %H:%M:%S GMT}"
     reboot = item("reboot", EventType="Reboot", NotBefore=soon, DurationInSeconds=-1)
     freeze = item("freeze", NotBefore=soon)

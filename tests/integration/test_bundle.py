@@ -20,12 +20,11 @@ import pytest
 import trustme
 import yaml
 
+from support.needs import needs
+
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace and another root need root"),
-    pytest.mark.skipif(sys.platform != "linux", reason="a bundle is for Linux"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a bundle is for Linux")
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +42,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it where there is nothing but loopback."""
+    needs("root", "unshare", "ip")
     return run("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command, cwd=cwd, **environment)
 
 

@@ -1,7 +1,6 @@
 """What is delivered beside the package: the image's recipe, the unit, Kubernetes' manifests, examples."""
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from notbefore.fleet.instance import STOP_PATIENCE
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, run
 from support.chart import ACCESS, rendered
+from support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -32,7 +32,6 @@ UNIT = CONFIG / "systemd" / "notbefore.service"
 FLEET_UNIT = CONFIG / "systemd" / "notbefore-fleet.service"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MANIFESTS = sorted((CONFIG / "kubernetes").rglob("*.yaml"))
-systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs Debian's package systemd")
 
 
 @pytest.mark.parametrize(
@@ -77,25 +76,24 @@ def test_the_image_runs_as_the_user_that_kubernetes_names() -> None:
 units = pytest.mark.parametrize("unit", [UNIT, FLEET_UNIT], ids=lambda unit: unit.stem)
 
 
-@systemd
 @units
 def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
+    needs("systemd-analyze")
     done = run("systemd-analyze", "security", "--offline=true", "--no-pager", unit)
     exposure = re.search(rf"Overall exposure level for {unit.name}: ([\d.]+)", done.stdout)
     assert exposure, done
     assert float(exposure[1]) <= 1.5
 
 
-@systemd
 @units
 def test_systemd_has_nothing_to_say_of_the_unit(unit: Path, tmp_path: Path) -> None:
     here = tmp_path / unit.name
     here.write_text(unit.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
+    needs("systemd-analyze")
     done = run("systemd-analyze", "verify", "--man=no", here)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@systemd
 @pytest.mark.parametrize("name", ["access.md", "azure-monitor.md", "discovery.md"])
 def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> None:
     (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
@@ -103,6 +101,7 @@ def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> 
     (tmp_path / UNIT.name).write_text(unit, encoding="utf-8")
     (tmp_path / f"{UNIT.name}.d").mkdir()
     (tmp_path / f"{UNIT.name}.d" / "override.conf").write_text(textwrap.dedent(text), encoding="utf-8")
+    needs("systemd-analyze")
     done = run("systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -244,6 +243,7 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: st
                     f"{name}:{port}:127.0.0.1",
                     url,
                 )
+                needs("curl")
                 assert "notbefore_build_info" in run(*curl, "--user", "prometheus:hunter2").stdout
                 assert "notbefore_build_info" not in run(*curl).stdout
         finally:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, notbefore
 from support.azure import FUTURE, body, item
+from support.needs import needs
 from support.raw_server import answer, serving
 from support.tracking import Tracking
 
@@ -80,8 +80,8 @@ def test_each_place_is_looked_at_in_its_order_and_says_why_not(silent: str, tmp_
     assert why[6:] == ["the right is missing", "no such key"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user needs root")
 def test_a_folder_that_is_not_for_us_is_not_taken_for_an_empty_one() -> None:
+    needs("root")
     with TemporaryDirectory() as name:  # tmp_path is root's alone
         root = Path(name)
         root.chmod(0o755)
@@ -231,19 +231,13 @@ class Net(NamedTuple):
         return self.command(side, sys.executable, "-m", "notbefore", *words)
 
 
-MISSING = [tool for tool in ("ip", "dnsmasq", "setpriv", "curl") if shutil.which(tool) is None]
-needs_network = pytest.mark.skipif(
-    bool(MISSING) or os.geteuid() != 0,
-    reason="a network of its own needs root, and: apt-get install iproute2 dnsmasq-base util-linux curl",
-)
-
-
 def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=20)
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+    needs("root", "ip", "dnsmasq", "setpriv", "curl")
     tag = f"nb{os.getpid() % 100_000}"
     made = Net(f"{tag}h", f"{tag}v")
     at = tmp_path_factory.mktemp("net")
@@ -275,7 +269,6 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
         yield made
 
 
-@needs_network
 def test_dnsmasq_says_where_imds_is(net: Net) -> None:
     done = subprocess.run(net.notbefore(net.vm, "discover"), check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -284,7 +277,6 @@ def test_dnsmasq_says_where_imds_is(net: Net) -> None:
     assert last == "DHCP INFORM: http://10.99.0.1 answers"
 
 
-@needs_network
 def test_without_the_right_it_says_which(net: Net) -> None:
     less = (
         "setpriv",
@@ -301,7 +293,6 @@ def test_without_the_right_it_says_which(net: Net) -> None:
     assert "DHCP INFORM: not permitted: it needs CAP_NET_BIND_SERVICE" in done.stdout
 
 
-@needs_network
 def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_path: Path) -> None:
     config = tmp_path / "notbefore.yml"
     rule = {"match": {"event_source": "User"}, "action": "approve"}

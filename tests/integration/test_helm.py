@@ -1,8 +1,7 @@
 """The Helm chart, rendered by Helm's own library: valid in every Kubernetes that AKS offers."""
 
 import json
-import shutil
-import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,13 +124,10 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) 
         rendered(values)
 
 
-def test_the_rules_of_prometheus_are_the_operators(tmp_path: Path) -> None:
+def test_the_rules_of_prometheus_are_the_operators() -> None:
     spec = rendered(EVERYTHING)["PrometheusRule", "notbefore"]["spec"]
     rules = ROOT / "config" / "prometheus" / "notbefore.rules.yml"
     assert spec == yaml.safe_load(rules.read_text(encoding="utf-8"))
-    if shutil.which("promtool"):
-        (tmp_path / "rules.yml").write_text(yaml.safe_dump(spec), encoding="utf-8")
-        assert run("promtool", "check", "rules", tmp_path / "rules.yml").returncode == 0
 
 
 def test_each_dashboard_is_a_configmap_that_grafanas_sidecar_finds() -> None:
@@ -154,7 +150,7 @@ def test_the_chart_is_of_this_version() -> None:
 
 def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
-    listed = subprocess.run(["tar", "-tvzf", str(archive)], capture_output=True, text=True, check=True).stdout
-    lines = [line for line in listed.splitlines() if "/files/" in line]
-    assert len(lines) == len(list((CHART / "files").iterdir()))
-    assert all(line.startswith("-") for line in lines), "they are files there"
+    with tarfile.open(archive) as tar:
+        held = [member for member in tar if "/files/" in member.name]
+    assert len(held) == len(list((CHART / "files").iterdir()))
+    assert all(member.isreg() for member in held), "they are files there"

@@ -31,6 +31,7 @@ from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 from notbefore.web.view import AgentStatus, CheckResult
 from support.agent import eventually, free_port
+from support.needs import needs
 from support.shown import NOTHING_PENDING
 
 METRICS = b"# TYPE up gauge\nup 1\n"
@@ -585,8 +586,7 @@ ADDRESSES = {"[::1]": ("::1",), "127.0.0.1": ("127.0.0.1",), "": ("127.0.0.1", "
 
 @pytest.mark.parametrize("host", ADDRESSES)
 def test_without_a_host_it_listens_at_version_six_and_four(view: Shown, host: str) -> None:
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("this machine has no IPv6: enable net.ipv6.conf.all.disable_ipv6=0")
+    needs("IPv6")
     port = free_port()
     server = HttpServer(f"{host}:{port}", make_app(view), Access(insecure=True))
     server.start()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,24 +10,19 @@ import yaml
 
 from support.agent import run
 from support.chart import ACCESS, rendered
+from support.needs import needs
 
 CONFIG: Final = Path(__file__).parents[2] / "config"
 ALERTMANAGER: Final = CONFIG / "alertmanager/alertmanager.yml"
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus"
-)
-needs_amtool = pytest.mark.skipif(
-    shutil.which("amtool") is None, reason="amtool is missing: apt-get install prometheus-alertmanager"
-)
 
 
-def check(*words: str | Path) -> str:
-    done = run(*words)
+def check(program: str, *words: str | Path) -> str:
+    needs(program)
+    done = run(program, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@needs_promtool
 def test_prometheus_takes_the_example_with_its_rules_and_targets() -> None:
     said = check("promtool", "check", "config", "--lint=all", "--lint-fatal", CONFIG / "prometheus/prometheus.yml")
     rules = yaml.safe_load((CONFIG / "prometheus/notbefore.rules.yml").read_text(encoding="utf-8"))
@@ -52,7 +46,6 @@ def relabeled(relabelings: list[dict[str, Any]], directory: Path, *found: dict[s
     ]
 
 
-@needs_promtool
 def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: Path) -> None:
     monitor = rendered(ACCESS["open"])["PodMonitor", "notbefore"]
     assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
@@ -66,7 +59,6 @@ def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: P
     assert (labels["job"], labels["instance"]) == ("notbefore", "aks-1")
 
 
-@needs_promtool
 def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) -> None:
     config = yaml.safe_load((CONFIG / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
     (job,) = config["scrape_configs"]
@@ -77,12 +69,10 @@ def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) ->
     assert [labels.get("instance") for labels in targets] == ["web_0", None, None, "10.0.0.3:10169"]
 
 
-@needs_amtool
 def test_alertmanager_takes_the_example() -> None:
     check("amtool", "check-config", ALERTMANAGER)
 
 
-@needs_amtool
 @pytest.mark.parametrize(
     ("labels", "receivers"),
     [

@@ -1,6 +1,5 @@
 """What Prometheus itself says of /metrics."""
 
-import shutil
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
 from notbefore.web.prometheus import MetricsText
 from support.azure import PEER, STARTED, at, document, item, now
+from support.needs import needs
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -55,8 +55,8 @@ def exposition() -> MetricsText:
     return MetricsText(lambda: blocks(view))
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
 def test_promtool_has_nothing_to_say(exposition: MetricsText) -> None:
+    needs("promtool")
     body, _ = exposition.render("text/plain")
     checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -7,7 +7,6 @@ renamed breaks a test here.
 import functools
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,15 +22,12 @@ from notbefore.metrics.process import ConfigFigures
 from support.agent import run
 from support.azure import at, item
 from support.fast_motion import FleetInstance, FleetVm, Items, Target, scraped
+from support.needs import needs
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "config/prometheus/notbefore.rules.yml"
 RUNBOOK: Final = ROOT / "docs/runbook.md"
 RUNBOOK_URL: Final = "https://github.com/notbefore/notbefore/blob/main/docs/runbook.md"
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus"
-)
 
 
 class Firing(NamedTuple):
@@ -926,10 +922,10 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    needs("promtool")
     return run("promtool", *words)
 
 
-@needs_promtool
 def test_promtool_finds_nothing_to_say_of_the_rules() -> None:
     checked = promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
     assert checked.returncode == 0, checked.stderr
@@ -969,7 +965,6 @@ def written(case: Case) -> dict[str, Any]:
     }
 
 
-@needs_promtool
 @pytest.mark.parametrize("case", CASES, ids=[case.story for case in CASES])
 def test_alerts(case: Case, tmp_path: Path) -> None:
     names = [group["name"] for group in groups()]

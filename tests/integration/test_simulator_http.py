@@ -13,6 +13,7 @@ import pytest
 from notbefore.simulator.handler import EVENT_VERSIONS, MAX_BODY
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
+from support.needs import needs
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 INSTANCE = "/metadata/instance?api-version=2021-02-01"
@@ -301,11 +302,8 @@ def test_a_body_without_a_sensible_length_is_refused_and_the_connection_ends(
 
 
 def test_it_can_listen_on_ipv6() -> None:
-    try:
-        simulator = Simulator(listen=("::1", 0))
-    except OSError:
-        pytest.skip("enable IPv6 on the loopback interface")
-    with simulator, Client(simulator) as client:
+    needs("IPv6")
+    with Simulator(listen=("::1", 0)) as simulator, Client(simulator) as client:
         assert simulator.endpoint.startswith("http://[::1]:")
         assert client.get()["Events"] == []
 

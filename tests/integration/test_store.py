@@ -34,6 +34,7 @@ from notbefore.store.state import Store
 from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
 from support.agent import eventually
 from support.azure import ME, at, document, instant, item, now
+from support.needs import needs
 
 FOR_EVER = Terms(expire_after=1e10, expire_on_end=False)
 DAY_AND_AGE = time.time() - at(0).timestamp() + 86_400.0  # from when the changes of these tests are, to tomorrow
@@ -590,8 +591,8 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path, mode: int)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the directory is given to another user")
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    needs("root")
     os.chown(tmp_path, 12345, -1)
     with pytest.raises(StoreError, match="belongs to user 12345"):
         Store(tmp_path)

@@ -4,7 +4,6 @@ import base64
 import http.client
 import json
 import os
-import shutil
 import socket
 import ssl
 import statistics
@@ -37,6 +36,7 @@ from notbefore.web.server import HttpServer
 from notbefore.web.view import AgentStatus, CheckResult
 from notbefore.web.web_config import WebConfig
 from support.agent import eventually, run
+from support.needs import needs
 from support.shown import NOTHING_PENDING
 
 METRICS = b"# TYPE up gauge\nup 1\n"
@@ -155,13 +155,13 @@ def basic(user: str, password: str) -> str:
 
 
 def curl(server: HttpServer, path: str, *words: str) -> subprocess.CompletedProcess[str]:
+    needs("curl")
     return run("curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path)
 
 
 # ---- TLS
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing: apt-get install curl")
 def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
     with serving(place.write(users=HASHES)) as server:
         assert server.url.startswith("https://")

@@ -11,11 +11,13 @@ from typing import Any
 import yaml
 
 from support.agent import PATIENCE, eventually, free_port, get
+from support.needs import needs
 
 
 @contextmanager
 def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[list[int]]:
     """The ports of the two, once they know each other."""
+    needs("prometheus-alertmanager")
     config = directory / "alertmanager.yml"
     config.write_text(yaml.safe_dump(configuration), encoding="utf-8")
     ports, gossip = [free_port(), free_port()], [free_port(), free_port()]

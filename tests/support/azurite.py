@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Self
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from support.agent import PATIENCE, eventually, free_port, get
+from support.needs import needs
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -21,11 +21,10 @@ class Azurite:
     """Serves a container ``notbefore`` for checkpoints."""
 
     def __init__(self, directory: Path) -> None:
+        needs("azurite-blob")
         self.port = free_port()
-        command = shutil.which("azurite-blob")
-        assert command, "npm install -g azurite@3.35.0 --ignore-scripts"
         self._command = [
-            command, "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
+            "azurite-blob", "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
             "--blobPort", str(self.port), "--location", str(directory / "azurite"),
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None

@@ -5,24 +5,24 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from support.agent import PATIENCE
+from support.needs import needs
 
-CHROMIUM = shutil.which("chromium")
 expect.set_options(timeout=PATIENCE * 1000)
 QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update", "--disable-sync")
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser; skips where there is none."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium: install Debian's package `chromium`")
+    """A headless browser."""
+    needs("chromium")
     words = [*QUIET, "--disable-background-networking", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words, timeout=PATIENCE * 1000)
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=words, timeout=PATIENCE * 1000
+        )
         yield browser
         browser.close()
 

@@ -31,6 +31,7 @@ from azure.eventhub.exceptions import EventHubError
 from support.agent import eventually, free_port
 from support.azurite import Azurite
 from support.hub import Hub
+from support.needs import needs
 from support.peers import HttpPeer
 
 STEPS = ("announced", "started", "finished")
@@ -218,6 +219,7 @@ class Instance:
         words = ["fleet", str(self._config), "--state-dir", str(self.state), "--listen", f"127.0.0.1:{self.port}"]
         command = [sys.executable, "-m", "notbefore", *words]
         if self._size:
+            needs("the right to mount")
             self.state.mkdir(exist_ok=True)
             mount = f'mount -t tmpfs -o size={self._size}m,mode=0700 tmpfs "$0" && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", mount, str(self.state), *command]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from support.wall_clock import COMPILER
+from support.needs import compile_library
 
 SOURCE = Path(__file__).with_suffix(".c")
 WRITES, EVERYTHING = 1, 2
@@ -16,10 +16,9 @@ class HangingDisk:
     """``variables``: the environment of whoever is to find that all below ``directory`` hangs, once it does."""
 
     def __init__(self, directory: Path, place: Path) -> None:
-        assert COMPILER is not None
         self.directory = directory
         library, self._switch = place / "hanging_disk.so", place / "hangs"
-        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+        compile_library(SOURCE, library)
         self._switch.write_bytes(b"\0")
         self.variables = {
             "LD_PRELOAD": str(library),

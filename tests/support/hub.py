@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from proton import Message
-
 from support.agent import PATIENCE, free_port
+from support.needs import needs
 
 TESTS = Path(__file__).parents[1]
 KEY = "c2VjcmV0LWtleS1vZi10aGUtaHVi"
@@ -36,6 +35,7 @@ class Hub:
     """``python -m support.event_hub`` with a hub ``changes``, kept on disk."""
 
     def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
+        needs("proton")
         self.port = free_port()
         self._store = directory / "hub"
         self._command = [
@@ -95,6 +95,8 @@ class Hub:
 
 
 def _read(row: dict[str, Any]) -> Stored:
+    from proton import Message  # noqa: PLC0415 - it is not there where it could not be built
+
     message: Any = Message()
     message.decode(base64.b64decode(row["m"]))
     body = message.body

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,15 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
-import pytest
 import yaml
 
 from support.agent import PATIENCE, eventually, free_port, get
-
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="there is no Prometheus: apt-get install prometheus",
-)
+from support.needs import needs
 
 
 class Prometheus:
@@ -35,6 +29,7 @@ class Prometheus:
         exporters: Mapping[str, bool] | None = None,
         job: str = "notbefore",
     ) -> None:
+        needs("prometheus", "promtool")
         self.port = free_port()
         data = directory / "prometheus"
         data.mkdir(parents=True)

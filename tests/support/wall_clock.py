@@ -1,22 +1,20 @@
 """A wall clock that jumps, for the programs that a test starts; needs a C compiler."""
 
 import os
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
+from support.needs import compile_library
+
 SOURCE = Path(__file__).with_suffix(".c")
-COMPILER = shutil.which("cc")
 
 
 class WallClock:
     """``variables``: the environment of whoever is to have this clock."""
 
     def __init__(self, directory: Path) -> None:
-        assert COMPILER is not None
         library, self._offset = directory / "wall_clock.so", directory / "offset"
-        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+        compile_library(SOURCE, library)
         self._offset.write_bytes(struct.pack("d", 0.0))
         self.variables = {"LD_PRELOAD": str(library), "WALL_CLOCK_OFFSET": str(self._offset)}
 

@@ -1,4 +1,4 @@
-"""A small Event Hub on loopback, for the tests and `make demo-fleet`; the extra `peers` has what it needs.
+"""A small Event Hub on loopback, for the tests and `make demo-fleet`; the extra `proton` has its engine.
 
 ``python -m support.event_hub --hub changes:4 --key root=SECRET`` starts it.
 
