@@ -14,6 +14,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, body, item
+from support.needs import needs
 
 PASSWORD = "correct horse"
 
@@ -100,6 +101,7 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
 def test_prometheus_scrapes_it_over_https_with_certificate_and_password(
     agent: RunningAgent, place: Path, tmp_path: Path
 ) -> None:
+    needs("prometheus")
     job: dict[str, Any] = {
         "job_name": "good",
         "scheme": "https",

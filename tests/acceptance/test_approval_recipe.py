@@ -18,6 +18,7 @@ from notbefore.courier.process import run, variables
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, body, item
+from support.needs import needs
 
 VMS: Final = ("web_0", "web_1", "web_2")
 RECIPE: Final = (
@@ -31,6 +32,7 @@ class Prepared:
     """Each VM's own word that it is prepared, and the recipe that asks for it."""
 
     def __init__(self, directory: Path) -> None:
+        needs("curl")
         self._files = directory / "prepared"
         for vm in VMS:
             (self._files / vm).mkdir(parents=True)

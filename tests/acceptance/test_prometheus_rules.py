@@ -64,6 +64,7 @@ def alertmanager(receiver: HttpPeer, directory: Path) -> None:
 
 
 def managing(port: int, directory: Path) -> tuple[str, ...]:
+    needs("prometheus-alertmanager")
     return (
         "prometheus-alertmanager",
         f"--config.file={directory / 'alertmanager.yml'}",

@@ -11,6 +11,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get
 from support.azure import FUTURE, ME, PEER, body, item
+from support.needs import needs
 
 ROOT: Final = Path(__file__).parents[2]
 SCRIPT: Final = ROOT / "config" / "commands" / "webdevops.sh"
@@ -20,6 +21,7 @@ VARIABLES: Final = ("ID", "SOURCE", "STATUS", "TYPE", "NOTBEFORE", "RESOURCES", 
 
 def recipe(directory: Path) -> str:
     """The configuration of the page, with commands that write down the variables of the manager that they see."""
+    needs("grep")
     text = (ROOT / "docs" / "switching.md").read_text(encoding="utf-8")
     (found,) = re.findall(r"## Drain commands.*?```yaml\n(.*?)```", text, re.DOTALL)
     values = yaml.safe_load(found)

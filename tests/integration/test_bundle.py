@@ -42,7 +42,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it where there is nothing but loopback."""
-    needs("root", "unshare", "ip")
+    needs("root", "unshare", "ip", "awk", "sed", "setpriv", "tar", "gzip")
     return run("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command, cwd=cwd, **environment)
 
 
@@ -204,6 +204,7 @@ def beside(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def served(bundle: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """An address with TLS that gives the bundle, and the file with its authority."""
+    needs("curl", "awk", "sed", "setpriv", "tar", "gzip")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

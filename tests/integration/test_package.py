@@ -20,6 +20,7 @@ from support.agent import run
 from support.needs import needs
 
 ROOT = Path(__file__).parents[2]
+INSTALLER = ("awk", "sed", "setpriv")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,7 @@ def test_the_installed_command_tells_its_version(prefix: Path) -> None:
 @pytest.fixture
 def destination() -> Iterator[Path]:
     """Another system's root, in a place where others than we may read."""
+    needs(*INSTALLER)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)

@@ -694,7 +694,8 @@ def test_failed_logins_are_counted_and_logged_once_a_minute_with_their_addresses
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
         assert server.auth_failures == 3
         assert [line for line in caplog.messages if "login" in line] == ["failed logins: 1 from 127.0.0.1"]
-    assert caplog.messages[-1] == "failed logins: 2 from 127.0.0.1"  # the rest, in a minute or at the end
+    said = [line for line in caplog.messages if "login" in line]
+    assert said[1:] == ["failed logins: 2 from 127.0.0.1"]  # the rest, in a minute or at the end
 
 
 class Guesser(threading.Thread):

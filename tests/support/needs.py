@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,10 @@ import pytest
 
 
 class Need(NamedTuple):
-    """How to get it, what is not seen without it, and how to find out; else it is a command on the PATH."""
+    """How to get it, what is not seen without it, and how to find out whether it is here.
+
+    Without the last one it is a command on the PATH.
+    """
 
     get: str
     unseen: str
@@ -38,34 +41,34 @@ def compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
 
 
+APT = "apt-get install "
 NEEDS = {
     "IPv6": Need("enable it on the loopback interface", "listening over IPv6", socket.has_dualstack_ipv6),
-    "a C compiler": Need(
-        "apt-get install gcc libc6-dev", "clocks that jump and disks that hang", lambda: compiler() is not None
-    ),
-    "amtool": Need("apt-get install prometheus-alertmanager", "that Alertmanager accepts config/prometheus"),
-    "awk": Need("apt-get install mawk", "config/fleet/install.sh"),
-    "azurite-blob": Need(
-        "npm install --global --ignore-scripts azurite@3.35.0", "instances of the fleet that share a container"
-    ),
-    "chromium": Need("apt-get install chromium", "the pages in a browser"),
-    "curl": Need("apt-get install curl", "what curl, as in the documents, is answered"),
-    "dnsmasq": Need("apt-get install dnsmasq-base", "a DHCP server that says where IMDS is"),
-    "ip": Need("apt-get install iproute2", "a network without a way out, and one with a DHCP server"),
-    "prometheus": Need("apt-get install prometheus", "what Prometheus makes of the metrics, rules and dashboards"),
-    "prometheus-alertmanager": Need("apt-get install prometheus-alertmanager", "what Alertmanager makes of the alerts"),
-    "promtool": Need("apt-get install prometheus", "that Prometheus accepts the metrics, and each alert"),
+    "a C compiler": Need(APT + "gcc libc6-dev", "clocks that jump, disks that hang", lambda: compiler() is not None),
+    "amtool": Need(APT + "prometheus-alertmanager", "that Alertmanager accepts config/alertmanager"),
+    "awk": Need(APT + "mawk", "config/fleet/install.sh"),
+    "azurite-blob": Need("npm install --global --ignore-scripts azurite@3.35.0", "checkpoints in Blob Storage"),
+    "chromium": Need(APT + "chromium", "the pages in a browser"),
+    "curl": Need(APT + "curl", "what the documents do with curl"),
+    "dnsmasq": Need(APT + "dnsmasq-base", "a DHCP server that says where IMDS is"),
+    "grep": Need(APT + "grep", "the commands of docs/switching.md"),
+    "gzip": Need(APT + "gzip", "the bundle"),
+    "ip": Need(APT + "iproute2", "a network of its own"),
+    "prometheus": Need(APT + "prometheus", "what Prometheus makes of metrics, rules and dashboards"),
+    "prometheus-alertmanager": Need(APT + "prometheus-alertmanager", "what Alertmanager makes of the alerts"),
+    "promtool": Need(APT + "prometheus", "that Prometheus accepts metrics and rules, and when each alert fires"),
     "proton": Need(
-        "apt-get install gcc python3-dev, then make clean",
-        "all that goes through an Event Hub, the fleet among it",
+        APT + "gcc python3-dev, and make clean",
+        "all that goes through an Event Hub, the fleet as well",
         lambda: importlib.util.find_spec("proton") is not None,
     ),
-    "root": Need("run the tests as root", "other users, other owners, and namespaces", lambda: os.geteuid() == 0),
-    "sed": Need("apt-get install sed", "config/fleet/install.sh"),
-    "setpriv": Need("apt-get install util-linux", "an agent without a capability"),
-    "systemd-analyze": Need("apt-get install systemd", "that systemd accepts the units"),
+    "root": Need("run the tests as root", "other users, and networks of their own", lambda: os.geteuid() == 0),
+    "sed": Need(APT + "sed", "config/fleet/install.sh"),
+    "setpriv": Need(APT + "util-linux", "config/fleet/install.sh"),
+    "systemd-analyze": Need(APT + "systemd", "that systemd accepts the units"),
+    "tar": Need(APT + "tar", "the bundle"),
     "the right to mount": Need("run the tests as root, with unshare", "full and read-only disks", _may_mount),
-    "unshare": Need("apt-get install util-linux", "an installation without a network"),
+    "unshare": Need(APT + "util-linux", "a network of its own"),
 }
 
 
@@ -78,11 +81,16 @@ def is_here(name: str) -> bool:
 
 def needs(*names: str) -> None:
     """Skip the test unless this machine has all of these, which ``NEEDS`` knows."""
-    missing = [name for name in names if not is_here(name)]
-    if missing:
-        ways = "; ".join(dict.fromkeys(NEEDS[name].get for name in missing))
+    if missing := [name for name in names if not is_here(name)]:
         unseen = "; ".join(dict.fromkeys(NEEDS[name].unseen for name in missing))
-        pytest.skip(f"needs {', '.join(missing)} ({ways}). Not seen without it: {unseen}")
+        pytest.skip(f"needs {', '.join(missing)} ({how_to_get(missing)}). Not seen without it: {unseen}")
+
+
+def how_to_get(names: Sequence[str]) -> str:
+    """One command for all that Debian has, and what else is to be done."""
+    ways = dict.fromkeys(NEEDS[name].get for name in names)
+    packages = " ".join(way.removeprefix(APT) for way in ways if way.startswith(APT))
+    return "; ".join([APT + packages] * bool(packages) + [way for way in ways if not way.startswith(APT)])
 
 
 def not_seen(reasons: Iterable[str]) -> str:
