@@ -168,7 +168,7 @@ def test_an_unchanged_answer_may_say_how_long_the_body_is_that_it_does_not_have(
         (answer("418 I'm a teapot"), "status"),
         (answer("500 Internal Server Error"), "server_error"),
         (answer("503 Service Unavailable"), "server_error"),
-        (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), "redirect"),  # nobody asked for it
+        (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), "status"),  # nobody asked for it
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), "incomplete"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf"), "incomplete"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "incomplete"),

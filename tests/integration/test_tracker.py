@@ -70,11 +70,11 @@ class Agents:
         routing = Routing((Route(sinks=sinks, **values),), {sink: Terms() for sink in sinks})
         self.settings = self.now.settings = ChangeSettings(routing)
 
-    def sees(self, *items: Any) -> None:
+    def sees(self, *items: Any, dated: bool = True) -> None:
         self.clock.go(1)
         self._incarnation += 1
         self._last = body(*items, incarnation=self._incarnation)
-        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date))
+        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date if dated else ""))
 
     def sees_again(self) -> None:
         """The last document once more, as a new connection brings it."""
@@ -92,6 +92,11 @@ class Agents:
     def answers_missed(self, count: int) -> None:
         """So many steps of DocumentIncarnation that this VM does not see."""
         self._incarnation += count
+
+    def kinds(self, event_id: str = ID) -> list[str]:
+        """The changes of an event."""
+        found = [one for one in self.said if one["azure.scheduled_event.id"] == event_id]
+        return [one["azure.scheduled_event.change"] for one in found]
 
     def last(self, *names: str, event_id: str = ID) -> tuple[Any, ...]:
         found = [one for one in self.said if one["azure.scheduled_event.id"] == event_id]
@@ -137,7 +142,7 @@ def test_how_many_polls_were_missed_depends_on_the_interval(
     agents: Agents, interval: float | None, claimed: tuple[str, str]
 ) -> None:
     if interval is not None:
-        agents.now.tracker.use_api_version("2020-07-01", interval)
+        agents.now.tracker.use("http://imds", "2020-07-01", interval)
     agents.sees()
     agents.sees({**OTHERS, "NotBefore": None})
     agents.clock.go(7)
@@ -529,7 +534,7 @@ def trouble(agents: Agents) -> None:
 
 
 def elsewhere(agents: Agents) -> None:
-    agents.now.tracker.use_api_version("2019-08-01")
+    agents.now.tracker.use("http://imds", "2019-08-01")
 
 
 def silence(agents: Agents) -> None:
@@ -823,12 +828,14 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
 
 def test_the_api_version_in_use_is_a_figure_and_decides_how_a_document_is_read(agents: Agents) -> None:
     agents.sees(MINE)
-    agents.now.tracker.use_api_version("2017-03-01")
+    agents.now.tracker.use("http://imds", "2017-03-01")
     assert agents.now.known.poll.figures.api_version == "2017-03-01"
     agents.sees({**MINE, "Resources": [f"_{ME}"]})
     assert agents.now.listed.events[ID.casefold()].event.resources == (ME,)
     assert not agents.now.known.poll.outdated
-    agents.now.tracker.use_api_version("2017-03-01")
+    agents.now.tracker.use("http://imds", "2017-03-01", 5.0)
+    assert not agents.now.known.poll.outdated  # it came from there
+    agents.now.tracker.use("http://elsewhere", "2017-03-01")
     assert agents.now.known.poll.outdated
     agents.now.tracker.handle(UNCHANGED)
     assert not agents.now.known.poll.outdated
@@ -1061,3 +1068,189 @@ def test_an_attribution_without_a_boot_leaves_everything_as_it_was(agents: Agent
     before = agents.now.known.state
     agents.identify(THIS_VM)
     assert agents.now.known.state == before
+
+
+# ---- what must not be claimed
+
+
+@pytest.mark.parametrize("spoilt", [{**MINE, "EventStatus": 7}, {**MINE, "EventId": 7}], ids=["status", "id"])
+def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_stays_the_same(
+    agents: Agents, spoilt: dict[str, Any]
+) -> None:
+    agents.sees()
+    agents.clock.go(15 * 60 - 12)
+    agents.sees(MINE)  # eight seconds before its NotBefore
+    agents.sees(spoilt)
+    agents.waits(20, UNCHANGED)
+    tracked = agents.now.known.state.tracked
+    agents.waits(4, UNCHANGED)
+    assert agents.now.known.state.tracked is tracked  # nor is it written again and again
+    agents.sees()
+    assert agents.last("change", "reason", "outcome") == ("ended", "not_readable", "unknown")
+
+
+def test_nothing_is_claimed_of_an_event_that_was_never_readable(agents: Agents) -> None:
+    agents.sees()
+    agents.sees({**MINE, "EventStatus": 7})
+    agents.waits(24, UNCHANGED)
+    assert agents.said == []
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    agents.sees()
+    assert agents.kinds() == ["announced", "started", "finished"]
+    assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
+
+
+@pytest.mark.parametrize("listed", [MINE, BEGUN], ids=["scheduled", "started"])
+def test_without_date_a_wall_clock_that_is_set_back_hides_no_pause(agents: Agents, listed: dict[str, Any]) -> None:
+    agents.sees(dated=False)
+    agents.sees(listed, dated=False)
+    agents.clock.go(-900, steady=1)  # the host paused the VM for a minute, the clock since the boot stood still
+    agents.answers_missed(1)
+    agents.sees(dated=False)
+    expected = {"Scheduled": ("ended", "unknown", None), "Started": ("finished", "finished", None)}
+    assert agents.last("change", "outcome", "started_seconds") == expected[listed["EventStatus"]]
+
+
+@pytest.mark.parametrize("seconds", [1, 2, 3])
+@pytest.mark.parametrize("dated", [True, False])
+def test_a_wall_clock_that_is_set_forward_is_no_interruption(agents: Agents, seconds: int, *, dated: bool) -> None:
+    agents.sees(dated=dated)
+    agents.sees(MINE, dated=dated)
+    agents.sees(BEGUN, dated=dated)
+    agents.clock.wall += timedelta(seconds=seconds)
+    agents.sees(dated=dated)
+    (measured,) = agents.last("interruption_seconds")
+    assert measured is None or measured < 1
+
+
+def test_records_of_a_clock_that_was_years_behind_stay_in_the_history(agents: Agents) -> None:
+    agents.clock.wall -= timedelta(days=800)
+    agents.sees()
+    agents.sees(MINE)
+    agents.clock.wall += timedelta(days=800)
+    agents.sees(MINE, OTHERS)
+    agents.sees(MINE)
+    assert len(agents.now.store.history(None, 10).records) == 3
+
+
+def test_a_boot_proves_nothing_of_an_event_in_an_unknown_status(agents: Agents) -> None:
+    agents.sees()
+    agents.clock.go(895)
+    agents.sees({**MINE, "EventStatus": "Pondered"})
+    agents.waits(4, UNCHANGED)
+    agents.die()
+    agents.clock.go(40)
+    agents.clock.booted = 5.0
+    agents.boot("second")
+    agents.sees()
+    assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", "unknown")
+
+
+@pytest.mark.parametrize("years", [-2, 2])
+def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
+    agents: Agents, caplog: pytest.LogCaptureFixture, years: int
+) -> None:
+    agents.clock.true += timedelta(days=365 * years)
+    agents.sees()
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    agents.waits(5, UNCHANGED)
+    agents.sees()
+    assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
+    assert agents.last("started_seconds") == (6.0,)  # the other two clocks agree
+    assert caplog.text.count("is not believed") == 1
+
+
+def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents) -> None:
+    agents.sees()
+    agents.clock.wall -= timedelta(days=800)
+    agents.sees(MINE)
+    assert agents.last("change", "notice_seconds") == ("announced", 898.0)
+
+
+@pytest.mark.parametrize("listed", [(MINE, BEGUN), (BEGUN, MINE)])
+def test_of_an_event_that_is_listed_twice_the_one_that_is_started_counts(
+    agents: Agents, listed: tuple[dict[str, Any], ...]
+) -> None:
+    agents.sees()
+    agents.sees(*listed)
+    agents.sees()
+    assert agents.kinds() == ["started", "finished"]
+
+
+OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}
+
+
+def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.now.tracker.use("http://imds", "2017-11-01")
+    agents.sees(OLD)
+    agents.now.tracker.use("http://imds", "2020-07-01")
+    agents.sees(MINE)
+    assert agents.kinds() == ["announced"]
+    assert agents.now.listed.events[ID.casefold()].event.event_source == "Platform"
+    agents.now.tracker.use("http://imds", "2017-11-01")
+    agents.sees({**OLD, "Resources": [ME, PEER]})
+    assert agents.kinds() == ["announced", "updated"]
+    agents.sees()
+    assert agents.kinds() == ["announced", "updated", "canceled"]
+
+
+def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE, OTHERS)
+    agents.now.tracker.use("http://elsewhere", "2020-07-01")
+    agents.sees()
+    assert agents.now.listed.readable(ID.casefold()) is None  # so it is not approved either
+    agents.now.tracker.use("http://imds", "2020-07-01")
+    agents.sees(MINE)
+    agents.sees(MINE)
+    assert agents.kinds() == ["announced"]
+    assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
+
+
+@pytest.mark.parametrize(("listed", "scope"), [(2_001, "unknown"), (2_000, "self")])
+def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(agents: Agents, listed: int, scope: str) -> None:
+    agents.sees()
+    agents.sees({**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]})
+    assert agents.last("change", "scope") == ("announced", scope)
+    assert agents.said[-1].get("notbefore.truncated") == (["resources"] if scope == "unknown" else None)
+
+
+def test_more_than_fifteen_seconds_without_an_answer_are_not_watched_at_any_interval(agents: Agents) -> None:
+    agents.now.tracker.use("http://imds", "2020-07-01", 5.0)
+    agents.sees()
+    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 13:15:00 GMT"})
+    agents.waits(15, REFUSED)
+    agents.answers_missed(2)
+    agents.sees()
+    assert agents.last("change", "reason") == ("ended", "not_watched")
+
+
+def test_a_bare_date_is_no_not_before(agents: Agents) -> None:
+    agents.sees()
+    agents.sees({**MINE, "NotBefore": "2026-03-01"})
+    assert agents.last("change", "not_before", "notice_seconds") == ("announced", None, None)
+
+
+def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents: Agents) -> None:
+    agents.sees()
+    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 12:00:32 GMT"})
+    agents.sees({**BEGUN, "NotBefore": "Sun, 01 Mar 2026 11:00:00 GMT"})
+    assert agents.last("change", "notice_seconds") == ("started", 30.0)
+
+
+def test_a_change_of_the_type_says_what_it_was_before(agents: Agents) -> None:
+    agents.sees()
+    agents.sees({**MINE, "EventType": "Freeze"})
+    agents.sees(MINE)
+    assert agents.said[-1]["body"] == "Reboot of this VM changed: it was a Freeze"
+
+
+def test_an_incarnation_in_quotes_is_a_number(agents: Agents) -> None:
+    agents.sees()
+    document = body(MINE).replace(b'"DocumentIncarnation":1', b'"DocumentIncarnation":"2"')
+    agents.now.tracker.handle(Poll(0.0, 0.01, body=document, date=agents.clock.date))
+    assert agents.last("change", "incarnation") == ("announced", 2)

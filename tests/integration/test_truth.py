@@ -73,14 +73,15 @@ class Machine(RuleBasedStateMachine):
 
     # ---- what cannot be read
 
-    @rule(how=st.sampled_from(["status", "id", "resources", "not_before", "twice"]))
-    def something_cannot_be_read(self, how: str) -> None:
-        self.world.run(1.0)
-        self.observer.poll_spoilt(how)
+    @rule(how=st.sampled_from(["status", "id", "resources", "not_before", "twice"]), seconds=st.integers(1, 20))
+    def something_cannot_be_read(self, how: str, seconds: int) -> None:
+        for _ in range(seconds):
+            self.world.run(1.0)
+            self.observer.poll_spoilt(how)
 
     # ---- clocks
 
-    @rule(seconds=st.sampled_from([-86_400.0, -3600.0, -20.0, 20.0, 3600.0, 63_072_000.0]))
+    @rule(seconds=st.sampled_from([-86_400.0, -3600.0, -20.0, 1.0, 2.0, 3.0, 20.0, 3600.0, 63_072_000.0]))
     def the_wall_clock_is_set(self, seconds: float) -> None:
         self.world.wall_offset += seconds
         self.observer.account.perturb()
@@ -126,7 +127,9 @@ class Machine(RuleBasedStateMachine):
     def the_machine_boots(self, seconds: float, vm: str, *, named: bool, in_order: bool, due: bool) -> None:
         if due:  # as Azure does it: at NotBefore
             starts = [one.starts_at for one in self.world.happenings.values() if one.listed and one.starts_at]
-            self.world.run(max(0.0, min((one for one in starts if one > self.world.now), default=0.0) - self.world.now))
+            left = min((one for one in starts if one > self.world.now), default=0.0) - self.world.now
+            self.world.run(max(0.0, left - 2.0))
+            self.observer.seconds(2)  # up to then it runs, and asks
         (self.observer.stop if in_order else self.observer.kill)()
         if vm != self.world.vm:
             self.observer.account.move(vm)

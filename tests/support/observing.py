@@ -109,7 +109,7 @@ class Observer:
         settings = ChangeSettings()
         self.state = AgentState(self.store, self.clock, lambda: settings, ChangeListeners(lambda _line: None))
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
-        self.tracker.use_api_version("2020-07-01")
+        self.tracker.use("http://imds", "2020-07-01")
         self.last_body: bytes | None = None
         self.first_answer: float | None = None
         self.named = False

@@ -62,7 +62,7 @@ class Tracking:
         self.state = AgentState(self.store, clock, lambda: self.settings, listeners)
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)
-        self.tracker.use_api_version("2020-07-01")
+        self.tracker.use("http://imds", "2020-07-01")
         self.approvals = ApprovalLog(self.state)
 
     def _changed(self) -> None:

@@ -320,7 +320,7 @@ class Account:
         if value is not None:
             before = (sight.looked_before_start if sight is not None else None) or -1e9
             longest = max([end - begin for begin, end, _ in self.world.pauses if end >= before], default=0.0)
-            if not 0 <= value <= longest + SLACK:
+            if not 0 <= value <= longest + 1.0:
                 yield f"interruption {value}, at most {longest}"
 
     # ---- was more certain?
@@ -332,7 +332,9 @@ class Account:
             return ""
         if sight.item["EventStatus"] == "Started":
             return "it was last shown Started"
-        if sight.perturbed or sight.first_started is not None or not self.same_boot or not self.world.dated:
+        # IMDS's clock is believed where it does not contradict the VM's
+        dated = self.world.dated and abs(self.world.wall_offset) < 86_400
+        if sight.perturbed or sight.first_started is not None or not self.same_boot or not dated:
             return ""
         silence = self.world.now - sight.at
         not_before = datetime.strptime(sight.item["NotBefore"], "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)

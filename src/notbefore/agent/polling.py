@@ -70,7 +70,7 @@ class Polling:
 
     def start(self) -> None:
         """Begin to ask."""
-        self._tracker.use_api_version(self._api_version, self.poller.interval)
+        self._tracker.use(self._configured, self._api_version, self.poller.interval)
         self._started = self._clock.monotonic()
         for thread in self._threads:
             thread.start()

@@ -14,7 +14,7 @@ from notbefore.agent.approval_log import without_old
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
-from notbefore.core.clock import Instant, believable, elapsed, silence
+from notbefore.core.clock import Instant, believable, credible, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
@@ -48,6 +48,7 @@ class Tracker:
         self._freeze_meter = freeze_meter
         self._started = clock.read()
         self._interval = 1.0  # seconds between polls
+        self._source = ("", "")  # the endpoint, and the api-version of its documents
         self._document: Document | None = None
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
@@ -69,15 +70,16 @@ class Tracker:
         else:
             self._answered(poll)
 
-    def use_api_version(self, api_version: str, interval: float = 1.0) -> None:
-        """From now on documents are of this version, and asked for each ``interval`` seconds.
+    def use(self, endpoint: str, api_version: str, interval: float = 1.0) -> None:
+        """From now on documents come from there, of this version, each ``interval`` seconds.
 
-        What is known is outdated until the first of them has come.
+        If they came from elsewhere, or were of another version, what is known is outdated until the first has come.
         """
         self._interval = interval
-        status = self._state.poll
+        status, source = self._state.poll, (endpoint, api_version)
         figures = replace(status.figures, api_version=api_version)
-        self._state.publish(replace(status, figures=figures, outdated=True))
+        self._state.publish(replace(status, figures=figures, outdated=status.outdated or source != self._source))
+        self._source = source
 
     def _read(self, body: bytes) -> None:
         try:
@@ -108,16 +110,15 @@ class Tracker:
             return
         # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
-        # while an event of this VM is started, each poll may lengthen the interruption
+        at, date = self._moment(now, poll.date)
         tracked = self._state.snapshot.state.tracked
-        same = poll.body is None and last.answered is not None and not tracked.interrupting
-        if document is None or same:
-            self._state.publish(PollStatus(figures, now, poll.date, None, False, last.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
-            self._expect(tracked, now, poll.date)
+        if document is None or (poll.body is None and last.answered is not None and not _must_count(tracked, document)):
+            self._state.publish(PollStatus(figures, now, date, None, False, last.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
+            self._expect(tracked, at)
             return
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
-            observation = self._observation(state, self._clock.instant(now, poll.date), gap)
+            observation = self._observation(state, at, gap)
             known = state.tracked
             if observation.rebooted and not _is_same(state.seen_by, self._state.vm_of(state)):
                 known = _forgotten(known)
@@ -126,8 +127,22 @@ class Tracker:
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if last.answered is None else None)
 
-        self._state.commit(step, PollStatus(figures, now, poll.date, flaws=document.flaws), COMMIT_PATIENCE)
-        self._expect(self._state.snapshot.state.tracked, now, poll.date)
+        self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws), COMMIT_PATIENCE)
+        self._expect(self._state.snapshot.state.tracked, at)
+
+    def _moment(self, now: ClockReading, date: str) -> tuple[Instant, str]:
+        """The moment of an answer, and its ``Date`` header; without the latter where it cannot be right."""
+        at, last, seen = self._clock.instant(now, date), self._state.poll, self._state.snapshot.state.seen
+        before = self._clock.instant(last.answered, last.date) if last.answered is not None else seen
+        if credible(at, before):
+            return at, date
+        if last.answered is None or last.date:  # not at each answer
+            log.warning(
+                "IMDS's Date (%s) is more than a day off from this VM's clocks, and is not believed: no notice is"
+                " measured. Is this VM's clock right?",
+                date,
+            )
+        return replace(at, date=None), ""
 
     def _waits_for_name(self, now: ClockReading) -> bool:
         """No comparison is made yet: it is not known which VM this is."""
@@ -135,19 +150,19 @@ class Tracker:
             self._first_answer = now.monotonic
         return self._state.snapshot.vm_name is None and now.monotonic - self._first_answer < NAME_PATIENCE
 
-    def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
+    def _expect(self, tracked: Tracked, at: Instant) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
         if tracked is not self._expected:
             self._expected, self._imminent_from = tracked, tracked.imminent_from
         imminent = False
         if self._imminent_from is not None:
-            at = self._clock.instant(now, date)
             imminent = (at.date or at.wall) >= self._imminent_from
         self._freeze_meter.switch(on=imminent)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
         poll = self._state.poll
         rebooted = state.seen is not None and state.seen.boot != at.boot
+        elsewhere = poll.outdated and poll.answered is not None
         last, measured = state.seen, None
         if poll.answered is not None:
             last = self._clock.instant(poll.answered, poll.date)
@@ -157,12 +172,13 @@ class Tracker:
         return Observation(
             at=at,
             vm=name_of(self._state.vm_of(state)),
-            silence=silence(last, at) if last is not None else None,
+            silence=silence(last, at) if last is not None and not elsewhere else None,
             rebooted=rebooted,
             last=last.date if last is not None else None,
             down=_down(state, at) if rebooted else None,
             gap=measured,
             interval=self._interval,
+            elsewhere=elsewhere,
         )
 
     def _gap_over_boot(self, state: StoredState, at: Instant) -> Gap | None:
@@ -219,6 +235,11 @@ class Tracker:
             if conflict:
                 log.warning("%s; nothing is approved while they differ", conflict)
         self._logged_vm = vm
+
+
+def _must_count(tracked: Tracked, document: Document) -> bool:
+    """Also a poll that brings nothing new says something: of an interruption, or how long an event was not readable."""
+    return tracked.interrupting or any(flaw.rejected for flaw in document.flaws)
 
 
 def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:

@@ -5,7 +5,7 @@ cannot be set, but it stands still while the host has paused the VM. The ``Date`
 clock, to the second. A duration is given where clocks agree, and left out where they do not.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
@@ -17,6 +17,10 @@ TOLERANCE: Final = 2.0
 
 DRIFT: Final = 0.001
 """The part of a duration by which two clocks may drift apart and still agree: NTP corrects by up to 500 ppm."""
+
+
+READING: Final = 0.5  # seconds by which clocks that are read one after the other may differ on a busy machine
+MAX_DISAGREEMENT: Final = 86_400.0  # seconds by which ``Date`` may differ from the other clocks and be believed
 
 
 class Instant(Struct, frozen=True):
@@ -39,8 +43,6 @@ def elapsed(begin: Instant, end: Instant) -> float | None:
     date = _date(begin, end)
     if uptime is not None and (_agree(uptime, wall) or (date is not None and _agree(uptime, date))):
         return None if date is not None and not _agree(uptime, date) and date > uptime else uptime
-    if uptime is not None and date is None and wall < uptime:
-        return uptime  # the wall clock was set back; nothing makes the other one run fast
     if date is not None and _agree(wall, date) and wall >= (uptime or 0.0):
         return max(0.0, wall)
     return None
@@ -58,20 +60,42 @@ def silence(begin: Instant, end: Instant) -> float | None:
             return uptime if _agree(uptime, date) else max(uptime, date)
         if begin.date is not None:  # it was there, and no longer is: a pause of the VM may hide behind that
             return None
-        return uptime if _agree(uptime, wall) or wall < uptime else None
+        return uptime if _agree(uptime, wall) else None
     return max(0.0, date) if date is not None and _agree(wall, date) else None
 
 
 def believable(gap: Gap, begin: Instant, end: Instant) -> Gap | None:
     """The delay, as far as it lies between two answers; ``None`` where its length is not known.
 
-    The wall clock may have been set meanwhile: what it shows is believed if IMDS's ``Date`` moved as far.
+    Where the wall clock went further than the clock since the boot, it was set, or the VM was paused. ``Date`` went as
+    far after a pause; it counts whole seconds, so it shows no pause that is shorter than one.
     """
-    date = _date(begin, end)
-    limit = date if date is not None else _uptime(begin, end)
-    if limit is not None and gap.wall <= limit + TOLERANCE:
+    uptime, date = _uptime(begin, end), _date(begin, end)
+    if uptime is None:
+        return None
+    ahead = (end.wall - begin.wall).total_seconds() - uptime
+    if ahead <= READING + DRIFT * uptime:
         return gap
-    return Gap(gap.monotonic, gap.monotonic) if date is not None else None
+    if date is None:
+        return None
+    paused = date - uptime  # within a second
+    if ahead > paused + TOLERANCE:  # the wall clock was set
+        return Gap(gap.monotonic, gap.monotonic)
+    return gap if paused >= 1.0 else None
+
+
+def credible(now: Instant, before: Instant | None) -> bool:
+    """Whether ``Date`` may be right: it is within a day of the wall clock, or went on as the clock since the boot did.
+
+    ``before``: the last answer of which ``Date`` was believed.
+    """
+    if now.date is None:
+        return True
+    uptime = _uptime(before, now) if before is not None else None
+    others = [now.wall]
+    if before is not None and before.date is not None and uptime is not None:
+        others.append(before.date + timedelta(seconds=uptime))
+    return any(abs((now.date - other).total_seconds()) <= MAX_DISAGREEMENT for other in others)
 
 
 def _uptime(begin: Instant, end: Instant) -> float | None:

@@ -42,7 +42,7 @@ STARTED: Final = "Started"
 FlawReason = Literal[
     "not_an_event",  # the item is no JSON object, or a field of it is no JSON value
     "event_id",  # missing, empty, too long, not text
-    "duplicate_event_id",  # a second event of the same id; the first one counts
+    "duplicate_event_id",  # a second event of the same id; the one that is Started counts, else the first
     "duplicate_key",  # a key stands twice in the event, and it is not known which one counts: the field is unreadable
     "event_type",  # missing, empty, too long, not text
     "event_status",  # missing, empty, too long, not text
@@ -67,6 +67,7 @@ class Event(Struct, frozen=True):
     description: str | None = None
     event_source: str | None = None  # Platform, User
     duration: int | None = None  # expected interruption in seconds; None = unknown (Azure's -1)
+    resources_cut: bool = False  # there are more resources, or longer names, than are read
 
     @property
     def key(self) -> str:
@@ -140,7 +141,8 @@ class _Name(Struct):
 _ENVELOPE_KEYS: Final = (b"DocumentIncarnation", b"Events")
 _UNREADABLE: Final = object()  # stands for a value that cannot be read
 
-_envelope = msgspec.json.Decoder(_Envelope)
+# not strict: a DocumentIncarnation in quotes is a number all the same
+_envelope = msgspec.json.Decoder(_Envelope, strict=False)
 _item = msgspec.json.Decoder(_Item)
 _name = msgspec.json.Decoder(_Name)
 
@@ -159,7 +161,8 @@ def parse(body: bytes, api_version: str = "2020-07-01") -> Document:
             continue
         if event.key in events:
             flaws.append(Flaw("duplicate_event_id", event.event_id))
-            continue
+            if event.event_status != STARTED:
+                continue
         events[event.key] = event
     return Document(envelope.DocumentIncarnation, tuple(events.values()), tuple(flaws))
 
@@ -219,7 +222,7 @@ def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
     if event_type is None or event_status is None:
         reader.flaw("event_type" if event_type is None else "event_status", rejected=True)
         return None
-    resources = reader.resources(item.Resources)
+    resources, is_cut = reader.resources(item.Resources)
     return Event(
         event_id=event_id,
         event_type=event_type,
@@ -230,6 +233,7 @@ def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
         description=reader.description(item.Description),
         event_source=reader.word("event_source", item.EventSource),
         duration=reader.duration(item.DurationInSeconds),
+        resources_cut=is_cut,
     )
 
 
@@ -263,17 +267,19 @@ class _Fields:
             self.flaw(reason, field=reason)
         return word
 
-    def resources(self, value: object) -> tuple[str, ...]:
+    def resources(self, value: object) -> tuple[tuple[str, ...], bool]:
+        """The names, and whether they are not all of them."""
         if value is None:
-            return ()
+            return (), False
         if not isinstance(value, list):
             self.flaw("resources", field="resources")
-            return ()
+            return (), False
         names = [name[:MAX_NAME] for name in value[:MAX_RESOURCES] if isinstance(name, str) and name]
-        if names != value:
-            cut_only = all(isinstance(name, str) and name for name in value)
-            self.flaw("resources", field=None if cut_only else "resources")
-        return tuple(names)
+        is_cut = names != value
+        if is_cut:
+            only_too_long = all(isinstance(name, str) and name for name in value)
+            self.flaw("resources", field=None if only_too_long else "resources")
+        return tuple(names), is_cut
 
     def description(self, value: object) -> str | None:
         if value is None:
@@ -306,9 +312,9 @@ class _Fields:
 def read_time(text: str) -> datetime | None:
     """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else. A time without a zone is UTC, as all of Azure's are.
 
-    A wrong weekday does not matter: one was seen in the field.
+    A wrong weekday does not matter: one was seen in the field. A date without a time of day is no moment.
     """
-    if len(text) > MAX_WORD:
+    if len(text) > MAX_WORD or ":" not in text:
         return None
     found = _RFC_1123.fullmatch(text.strip())
     try:

@@ -29,7 +29,8 @@ def partition_key(record: BaseRecord, event_key: str) -> str:
 
 def cut(record: Record) -> Iterator[Record]:
     """The record made smaller, step by step, with a mark that says so."""
-    less = replace(record, description=None, truncated=("description",))
+    cut_before = record.truncated or ()
+    less = replace(record, description=None, truncated=("description", *cut_before))
     yield less
     resources = record.resources[:MAX_RESOURCES_CUT]
     yield replace(less, resources=resources, truncated=("description", "resources"))

@@ -27,6 +27,7 @@ without a request, or on another host, it may start again from any number."""
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
+VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
 REBOOTING: Final = frozenset({"Reboot", "Redeploy"})  # the types that a reboot of this machine proves
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
@@ -64,7 +65,7 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
 
     Events that the document rejected keep their last known state, but nothing is claimed of the time in which they
     could not be read; while one could not even be identified, no event that is missing counts as gone, since the
-    unreadable one may be it.
+    unreadable one may be it. Nor does one that is missing in the first answer of another endpoint or api-version.
     """
     events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
@@ -78,7 +79,7 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     for key, known in tracked.events.items():
         if key in events:
             continue
-        if unidentified or key in rejected:
+        if unidentified or key in rejected or now.elsewhere:
             events[key] = _unread(_measured(known, now), now)
         else:
             departed[key], change = _gone(known, tracked.incarnation, document.incarnation, now)
@@ -118,6 +119,8 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     if old is None:
         return _new(tracked, event, document.incarnation, now)
     event = _last_known(old.event, event, document.flaws)
+    if now.elsewhere:
+        old = replace(old, event=_in_both_versions(old.event, event))
     if old.event == event and old.scope == scope_of(event, now.vm):
         return _read(_measured(old, now)), None
     known = _measured(_advanced(old, event, now), now)
@@ -163,12 +166,19 @@ def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     return replace(event, **lost) if lost else event
 
 
+def _in_both_versions(old: Event, event: Event) -> Event:
+    """The event as last listed, with what only one of two api-versions knows as the new one has it."""
+    lacking = [name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None]
+    return replace(old, **{name: getattr(event, name) for name in lacking})
+
+
 def _is_of(flaw: Flaw, event: Event) -> bool:
     return flaw.event_id is not None and flaw.event_id.casefold() == event.key
 
 
 def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
     starts = old.start is None and Phase.of(event) is Phase.STARTED
+    noticed = old.not_before if Phase.of(event) is Phase.STARTED else None  # what a started event lists is not ahead
     is_quiet = quiet(old.event, event, old.reported_not_before)
     return replace(
         old,
@@ -176,7 +186,7 @@ def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent
         scope=scope_of(event, now.vm),
         start=now.at if starts else old.start,
         start_seen=_watched(old, now) if starts else old.start_seen,
-        not_before=event.not_before or old.not_before,
+        not_before=noticed or event.not_before or old.not_before,
         reported_not_before=old.reported_not_before if is_quiet else event.not_before,
         unread=False,
         unread_seconds=0.0,
@@ -200,7 +210,10 @@ def _watched(known: TrackedEvent, now: Observation) -> bool:
 
 
 def _unread(known: TrackedEvent, now: Observation) -> TrackedEvent:
-    return replace(known, unread=True, unread_seconds=_silence(known, now))
+    silence = _silence(known, now)
+    # beyond that it says no more than "too long", and a state that is the same need not be written each second
+    silence = silence if silence is not None and silence <= WATCHED else None
+    return replace(known, unread=True, unread_seconds=silence)
 
 
 def _read(known: TrackedEvent) -> TrackedEvent:
@@ -289,8 +302,10 @@ def _proven_by_reboot(known: TrackedEvent, now: Observation) -> bool:
 
 
 def _was_due(known: TrackedEvent, now: Observation) -> bool:
-    """It was listed until NotBefore, less some polls, and the machine went down after it."""
-    if known.not_before is None or now.down is None or now.last is None:
+    """It was listed as Scheduled until NotBefore, less some polls, and the machine went down after it."""
+    if Phase.of(known.event) is not Phase.SCHEDULED or known.not_before is None:
+        return False
+    if now.down is None or now.last is None:
         return False
     watched_until = now.last + timedelta(seconds=_few_polls(now))
     return watched_until >= known.not_before and now.down >= known.not_before

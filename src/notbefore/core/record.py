@@ -180,7 +180,9 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     fleet_interruption_min: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.min"))
     fleet_interruption_median: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.median"))
     fleet_interruption_max: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.max"))
-    truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")  # what was cut away to fit
+    truncated: tuple[str, ...] | None = field(
+        default=None, name="notbefore.truncated"
+    )  # what was cut away to fit, or not read
 
     @classmethod
     def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False, fleet: FleetFacts | None = None) -> Self:
@@ -227,6 +229,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             approval_requests=approval.requests if approval else None,
             approval_reason=(approval.reason or None) if approval else None,
             **_fleet_fields(fleet),
+            truncated=("resources",) if event.resources_cut else None,
         )
 
     @property

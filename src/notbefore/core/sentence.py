@@ -46,7 +46,8 @@ def sentence(change: Change, whom: str | None = None) -> str:
         known = change.previous_scope == "self"
         return f"{event.event_type} {'no longer affects' if known else 'does not affect'} this VM"
     if change.kind == "updated":
-        return f"{what} changed"
+        before = change.previous.event_type if change.previous is not None else event.event_type
+        return f"{what} changed" + (f": it was a {before}" if before != event.event_type else "")
     if change.approval is not None:
         return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.rule})"
     if change.kind == "started":

@@ -48,6 +48,7 @@ class Observation(Struct, frozen=True):
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
     gap: Gap | None = Gap(0.0, 0.0)  # the longest delay since the last good answer; None: not measured
     interval: float = 1.0  # seconds between polls
+    elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
     @property
     def time(self) -> datetime:
@@ -144,7 +145,9 @@ class Tracked(Struct, frozen=True):
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:
-    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name or resources."""
+    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name, or without all resources."""
     if vm is None or not event.resources:
         return "unknown"
-    return "self" if vm.casefold() in event.vms else "peer"
+    if vm.casefold() in event.vms:
+        return "self"
+    return "unknown" if event.resources_cut else "peer"

@@ -312,7 +312,7 @@ def _etag(etag: bytes | None) -> str | None:
 
 def _refusal(connection: _Connection) -> ImdsError:
     status = connection.status
-    if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
+    if 300 <= status < 400 and status != NOT_MODIFIED:  # noqa: PLR2004 - the class of an HTTP status is its first digit
         return ImdsError("redirect", f"HTTP {status} to {connection.header(b'location')!r}, not followed")
     reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
     said = connection.body[:200].decode("utf-8", "replace").strip()

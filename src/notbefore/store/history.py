@@ -1,4 +1,4 @@
-"""The history in the state file: the records of past changes, newest last, bounded in rows, bytes and age."""
+"""The history in the state file: the records of past changes, newest last, bounded in rows and bytes."""
 
 import sqlite3
 import sys
@@ -13,7 +13,6 @@ from notbefore.store.connection import open_database
 
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
-MAX_AGE: Final = 400 * 86_400.0  # seconds
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the state file holds more
 
 
@@ -90,13 +89,12 @@ def add(db: sqlite3.Connection, changes: Iterable[tuple[Change, bytes]]) -> None
     )
 
 
-def prune(db: sqlite3.Connection, surely: float, max_bytes: int = MAX_BYTES) -> None:
-    """Delete what is too old and what is too much, the oldest first.
+def prune(db: sqlite3.Connection, max_bytes: int = MAX_BYTES) -> None:
+    """Delete what is too much, the oldest first; ``max_bytes``: of all records.
 
-    ``surely``: Unix seconds, a time that has passed for certain (``confirmed_time``). ``max_bytes``: of all records.
+    Not by age: a record has the time of a clock that may have been years behind.
     """
     db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (MAX_ROWS,))
-    db.execute("DELETE FROM history WHERE time < ?", (surely - MAX_AGE,))
     excess = db.execute("SELECT bytes FROM history_size").fetchone()[0] - max_bytes
     if excess > 0:
         last = None

@@ -208,7 +208,7 @@ class StateFile:
         rest = replace(state.tracked, events={}, departed={})  # these have tables of their own
         _write_meta(db, values | {"tracked": rest, "confirmed_time": moment.confirmed})
         history.add(db, ((one.change, one.record) for one in changes))
-        history.prune(db, moment.surely, self.history_bytes)
+        history.prune(db, self.history_bytes)
         _write_outbox(db, changes)
         outbox_intake.expire(db, moment.surely)
 
