@@ -31,7 +31,7 @@ from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.metrics.families import Block, Snapshot, samples
+from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.agent_log import MAX_LINES, MAX_TEXT, LogLines
@@ -39,7 +39,7 @@ from notbefore.otlp.answer import MAX_ANSWER, MAX_CAUSE, PartialSuccess, partial
 from notbefore.otlp.exporter import ExportRequest, ExportTarget, Reading, Sources, Telemetry, _SignalExport
 from notbefore.otlp.sender import EMPTY, Sender
 from notbefore.otlp.signals import SCHEMA_URL, log_record, metrics_data, resource_of
-from notbefore.web.prometheus import MetricsText
+from notbefore.web.exposition import MetricsText
 from peers.otlp import (
     Collector,
     GrpcReceiver,
@@ -86,7 +86,7 @@ class Agent:
         """One moment as OTLP, and as text."""
         families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
         data = metrics_data(families, {"service.name": "notbefore"}, "1.0", at(5))
-        text, _ = MetricsText(lambda: [Block(None, lambda: iter(families))]).render("text/plain")
+        text, _ = MetricsText(lambda: families).render("text/plain")
         return data, text.decode()
 
 

@@ -12,12 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.metrics.families import Block, Snapshot, blocks
-from notbefore.metrics.fleet import FleetSnapshot, samples
+from notbefore.metrics import families, fleet
+from notbefore.metrics.families import Snapshot
+from notbefore.metrics.fleet import FleetSnapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.web.prometheus import MetricsText
+from notbefore.web.exposition import MetricsText
 from support.azure import T0, at, document, instant
 
 JOB = "notbefore"  # that the rules know
@@ -89,7 +90,7 @@ class FleetVm:
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
         view = Snapshot(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks)
-        return exposed(self.name, MetricsText(lambda: blocks(view)), wanted)
+        return exposed(self.name, MetricsText(lambda: families.samples(view)), wanted)
 
 
 class FleetInstance:
@@ -112,7 +113,7 @@ class FleetInstance:
         view = self.look(second)
         assert view is not None
         process = Snapshot(Tracked(), Totals(), Figures(), at(second), self.outbox(second), ("chat",))
-        return exposed(self.name, MetricsText(lambda: [Block(None, lambda: samples(view, process))]), wanted, self.job)
+        return exposed(self.name, MetricsText(lambda: fleet.samples(view, process)), wanted, self.job)
 
 
 def exposed(name: str, text: MetricsText, wanted: frozenset[str], job: str = JOB) -> dict[str, float]:

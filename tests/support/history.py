@@ -22,12 +22,12 @@ from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.metrics.families import Block, Family, Snapshot, blocks
+from notbefore.metrics.families import Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures, Figures, PollFigures
 from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram, Totals
 from notbefore.simulator.scenarios import Play
-from notbefore.web.prometheus import MetricsText
+from notbefore.web.exposition import MetricsText
 
 SINKS = ("oncall", "hub")
 
@@ -56,7 +56,7 @@ class PastVm:
     def instance(self) -> str:
         return f"{self.name.lower().replace('_', '-')}:10169"
 
-    def look(self, now: float, step: float) -> tuple[Block, ...]:
+    def look(self, now: float, step: float) -> Iterator[Family]:
         """Poll once, and tell what /metrics would."""
         if now < self.deaf_from:
             self._poll(now, step)
@@ -76,7 +76,7 @@ class PastVm:
         figures = Figures("0.1.0", "3.11.2", self.polling, config=config, store_degraded=self.degraded, vm=vm)
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
-        return blocks(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS))
+        return samples(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS))
 
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
@@ -116,8 +116,7 @@ def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
         while now <= vm.ends:
             target = f'instance="{vm.instance}",job="notbefore"'
             lines.append(f"up{{{target}}} 1 {now}")
-            families = (family for block in vm.look(now, step) for family in block.families())
-            lines += (line for family in families for line in _lines(family, target, now))
+            lines += (line for family in vm.look(now, step) for line in _lines(family, target, now))
             now += step
     return "\n".join((*lines, "# EOF\n")).encode()
 

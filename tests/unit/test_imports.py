@@ -41,10 +41,12 @@ LATE = (
     "otlp.sender",
     "otlp.session",
     "otlp.signals",
+    "web.exposition",
     "web.page.render",
 )
 HEAVY = (  # only inside functions: nobody pays for them unasked
-    "apprise", "azure", "bcrypt", "google", "grpc", "jinja2", "markupsafe", "opentelemetry", "yaml",
+    "apprise", "azure", "bcrypt", "google", "grpc", "jinja2", "markupsafe", "opentelemetry", "prometheus_client",
+    "yaml",
     *(f"notbefore.{module}" for module in LATE),
 )  # fmt: skip
 LATE_ONLY = ("asyncio", "dataclasses", "importlib.metadata")  # megabytes that the agent does without
@@ -72,9 +74,12 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def at_top(tree: ast.Module) -> Iterator[str]:
-    return imported(
-        ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
-    )
+    nodes = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return imported(ast.Module([node for node in nodes if not for_types_alone(node)], []))
+
+
+def for_types_alone(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def within(name: str, package: str) -> bool:

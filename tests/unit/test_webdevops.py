@@ -6,11 +6,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
-from notbefore.metrics.families import Block, Family, Snapshot
+from notbefore.metrics.families import Family, Snapshot
 from notbefore.metrics.process import POLL_BOUNDS, Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Totals
 from notbefore.metrics.webdevops import webdevops
-from notbefore.web.prometheus import MetricsText
+from notbefore.web.exposition import MetricsText
 from support.azure import ID, ME, PEER, at, document, item, now
 
 LABELS = ("eventID", "eventType", "resourceType", "resource", "eventStatus", "notBefore", "eventSource")
@@ -69,7 +69,7 @@ def test_the_incarnation_is_shown_once_it_is_known() -> None:
 
 
 def test_the_names_come_out_as_they_are_in_both_formats() -> None:
-    exposition = MetricsText(lambda: [Block(None, lambda: iter(families(item()).values()))])
+    exposition = MetricsText(lambda: families(item()).values())
     openmetrics = exposition.render("application/openmetrics-text; version=1.0.0")[0].decode()
     parse: Any = text_string_to_metric_families  # has no types
     kinds = {family.name: family.type for family in parse(openmetrics)}

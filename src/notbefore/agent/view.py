@@ -4,9 +4,10 @@ All of it is computed from values that are kept in memory and never change, so n
 disk or for a lock (except ``history``, which reads the state file).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -20,12 +21,14 @@ from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Vm
 from notbefore.core.tracked import TrackedEvent
 from notbefore.imds.client import TIMEOUT
-from notbefore.metrics.families import Block, Family, Snapshot, blocks, samples
+from notbefore.metrics.families import Family, Kept, Snapshot, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
-from notbefore.web.prometheus import MetricsText
 from notbefore.web.view import AgentStatus, CheckResult
+
+if TYPE_CHECKING:  # imported at the first scrape
+    from notbefore.web.exposition import MetricsText
 
 READY_INTERVALS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
 
@@ -56,7 +59,13 @@ class AgentView:
         self._outbox = outbox
         self._preview = preview
         self._in_use = in_use
-        self._text = MetricsText(self._scraped, source=self.version, excluded=self._excluded)
+        self._kept: Kept = {}
+
+    @cached_property
+    def _text(self) -> "MetricsText":
+        from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
+
+        return MetricsText(self._scraped, self._excluded)
 
     def version(self) -> object:
         """Another object after each poll."""
@@ -70,13 +79,13 @@ class AgentView:
         """All samples of this moment."""
         return list(samples(self._snapshot()))
 
-    def _scraped(self) -> Iterable[Block]:
+    def _scraped(self) -> Iterator[Family]:
         snapshot = self._snapshot()
-        yield from blocks(snapshot)
+        yield from samples(snapshot, self._kept)
         if self._in_use().config.exposition.compat == "webdevops":
             from notbefore.metrics.webdevops import webdevops  # noqa: PLC0415 - only where it is configured
 
-            yield Block(snapshot, lambda: webdevops(snapshot))
+            yield from webdevops(snapshot)
 
     def _excluded(self) -> Collection[str]:
         return self._in_use().config.exposition.families.exclude

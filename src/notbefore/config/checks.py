@@ -99,10 +99,10 @@ def check_families(excluded: Iterable[str], places: dict[str, str]) -> None:
     """Check the names in ``exposition.families.exclude``; raises ``ConfigError``."""
     if not excluded:
         return
-    from notbefore.metrics.families import METRICS  # noqa: PLC0415 - only where there are any
+    from notbefore.metrics.families import METRICS, is_named  # noqa: PLC0415 - only where there are any
 
     for name in excluded:
-        if not (name.startswith(_OTHER_FAMILIES) or any(metric.is_in((name,)) for metric in METRICS)):
+        if not (name.startswith(_OTHER_FAMILIES) or any(is_named(metric.name, (name,)) for metric in METRICS)):
             place = places.get("exposition.families.exclude", places.get("", "the configuration"))
             raise ConfigError(
                 f"{place}: exposition.families.exclude: no metric is called {name!r} (see docs/metrics.md)"

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from notbefore import __version__
 from notbefore.config.model import Config
@@ -16,15 +17,17 @@ from notbefore.fleet.merge import OVER, Story
 from notbefore.fleet.month import Month
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
-from notbefore.metrics.families import Block, Family, Snapshot
+from notbefore.metrics.families import Family, Snapshot
 from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
 from notbefore.store.outbox_reader import OutboxReader
 from notbefore.store.state import Store
 from notbefore.web.page.model import PageModel
-from notbefore.web.prometheus import MetricsText
 from notbefore.web.view import AgentStatus, CheckResult
+
+if TYPE_CHECKING:  # imported at the first scrape
+    from notbefore.web.exposition import MetricsText
 
 
 class Stored(NamedTuple):
@@ -54,7 +57,12 @@ class FleetView:
         self._courier = courier
         self._began = datetime.now(UTC)
         self._month = Month(stored.history.directory)
-        self._text = MetricsText(lambda: [Block(object(), self._families)])
+
+    @cached_property
+    def _text(self) -> "MetricsText":
+        from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
+
+        return MetricsText(self._families)
 
     def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
         """``/metrics``: the body and the content type for this ``Accept`` header; ``names``: only these families."""

@@ -1,7 +1,7 @@
 """The definition of every metric: its name, type, help and labels, and how its samples are computed.
 
-``samples(view)`` is computed at each export and ``blocks(view)`` at each scrape; nothing is set before that, so no
-sample is stale. Names follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
+``samples(view)`` is computed at each scrape and each export; nothing is set before that, so no sample is stale. Names
+follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
 
 A VM has a handful of events a year, and a fleet has many VMs: a series exists once there is something to say. What
 Prometheus would then miss, the first increase, is found by ``_created`` (docs/metrics.md). Only counters that are
@@ -10,18 +10,19 @@ watched by alerts and have no ``_created`` start at 0.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.delivery import FALLBACK
 from notbefore.core.document import STARTED
 from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import LATENCY_BOUNDS, MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Totals
 
 SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
@@ -36,9 +37,10 @@ class Metric(Struct, frozen=True):
     help: str
     labels: Labels = ()
 
-    def is_in(self, names: Collection[str]) -> bool:
-        """Whether one of the names is the family's, or that of its samples."""
-        return self.name in names or any(self.name + suffix in names for suffix in SUFFIXES)
+
+def is_named(name: str, names: Collection[str]) -> bool:
+    """Whether one of the names is that of the family called ``name``, or of its samples."""
+    return name in names or any(name + suffix in names for suffix in SUFFIXES)
 
 
 class Family(Struct, frozen=True):
@@ -48,16 +50,6 @@ class Family(Struct, frozen=True):
     samples: dict[Labels, float | Histogram]
     since: datetime | None = None  # when counting began, for counters and histograms
     created: dict[Labels, float] = {}  # of a counter: Unix time of the first count, where it is shown
-
-
-class Block(NamedTuple):
-    """Families that are computed from the same values.
-
-    ``source``: these values. Where they equal those of the last scrape, so do the families.
-    """
-
-    source: object
-    families: Callable[[], Iterator[Family]]
 
 
 class Snapshot(Struct, frozen=True):
@@ -70,6 +62,9 @@ class Snapshot(Struct, frozen=True):
     outbox: OutboxView = OutboxView()
     sinks: tuple[str, ...] = ()  # the configured ones: their counters start at 0
 
+
+Make = Callable[[Snapshot], Iterator[Family]]
+Kept = dict[Make, tuple[tuple[object, ...], list[Family]]]
 
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 # bounds of notbefore_poll_duration_seconds: what IMDS usually takes, and what is slow for a poll each second
@@ -314,33 +309,38 @@ VM: Final = Metric(
 )
 
 
-def samples(view: Snapshot) -> Iterator[Family]:
-    """Every family with its samples at ``view.now``; families without samples are left out."""
-    for block in blocks(view):
-        yield from block.families()
+def samples(view: Snapshot, kept: Kept | None = None) -> Iterator[Family]:
+    """Every family with its samples at ``view.now``; families without samples are left out.
+
+    ``kept``: given again at each call, it saves the computing of what is computed from the same values as before. That
+    is most of it: 0.3 of 1.0 million instructions of an idle scrape, and 0.8 of 2.1 million with ten events.
+    """
+    kept = {} if kept is None else kept
+    for make, since, source in _parts(view):
+        last = kept.get(make)
+        if last is None or last[0] != source:
+            last = kept[make] = source, list(_complete(make, view, since))
+        yield from last[1]
 
 
-def blocks(view: Snapshot) -> tuple[Block, ...]:
-    """The families, by what they are computed from."""
+def _parts(view: Snapshot) -> Iterator[tuple[Make, datetime | None, tuple[object, ...]]]:
+    """What makes families, since when it counts, and the values that they are computed from."""
     kept, own = view.totals.since, view.figures.since  # counts that the state keeps, and those that each start resets
-    passing = (view.now, view.tracked, view.outbox) if view.tracked.events or view.outbox.oldest else None
-    figures = view.figures
-    polling = (figures.polling.api_version, figures.polling.documents_rejected, figures.polling.flaws)
-    rest = (figures.version, figures.vm, figures.courier, figures.config, figures.otlp_exports, figures.unforeseen)
-    flags = (figures.store_degraded, figures.store_damaged, figures.store_unreadable_rows, figures.auth_failures)
-    agent = (view.sinks, figures.package_replaced, polling, rest, flags)
-    return (
-        # counts of listed events are UpDownCounters in OpenTelemetry, with a start time
-        Block(view.tracked, partial(_complete, _listed, view, own)),
-        Block(passing, partial(_complete, _passing, view, own)),
-        Block(view.totals, partial(_complete, _counted, view, kept)),
-        Block((view.outbox, view.sinks), partial(_complete, _outbox, view, kept)),
-        Block(figures.polling, partial(_complete, _polls, view, own)),
-        Block(agent, partial(_complete, _agent, view, own)),
-    )
+    figures, polling = view.figures, view.figures.polling
+    yield (
+        _listed,
+        own,
+        (view.tracked,),
+    )  # counts of what is listed are UpDownCounters in OpenTelemetry, with a start
+    yield _passing, own, (view.now,)
+    yield _counted, kept, (view.totals,)
+    yield _outbox, kept, (view.outbox, view.sinks)
+    yield _polls, own, (polling,)
+    steady = replace(figures, polling=PollFigures(polling.api_version))
+    yield _agent, own, (view.sinks, steady, polling.documents_rejected, polling.flaws)
 
 
-def _complete(make: Callable[[Snapshot], Iterator[Family]], view: Snapshot, since: datetime | None) -> Iterator[Family]:
+def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
     """Families that have samples, with their start and with labels that are safe to show."""
     for family in make(view):
         if family.samples:
