@@ -224,7 +224,7 @@ def test_a_machine_that_is_no_azure_vm_is_reported_once(tmp_path: Path) -> None:
 NO_AZURE = """
 import signal, sys
 from notbefore.commands.main import main
-from notbefore.imds import client, discovery
+from notbefore.imds import client, elsewhere
 client.USUAL = "http://127.0.0.1:9"
 import notbefore.agent.polling as polling
 polling.may_be_elsewhere = lambda _endpoint: True
@@ -233,9 +233,9 @@ def search(self):
     searches.append(self)
     if len(searches) == 4:
         signal.raise_signal(signal.SIGTERM)
-    yield discovery.SearchStep("configuration", "http://127.0.0.1:9", why="refused")
-    yield discovery.SearchStep("DHCP INFORM", why="no answer with option 245")
-discovery.Discovery.search = search
+    yield elsewhere.SearchStep("configuration", "http://127.0.0.1:9", why="refused")
+    yield elsewhere.SearchStep("dhclient (option 245)", why="no lease")
+elsewhere.Discovery.search = search
 polling.FIRST_TRIES = 1
 polling.SEARCH_PAUSES = (0.2,)
 polling.IDENTITY_RETRY = (0.2,)

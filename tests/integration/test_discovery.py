@@ -1,4 +1,4 @@
-"""Looking for IMDS: the order, what is believed, and a real dnsmasq with option 245 in a network of the test's own."""
+"""Looking for IMDS: the order, what is believed, and a VM whose IMDS is elsewhere, in a network of the test's own."""
 
 import json
 import os
@@ -16,10 +16,9 @@ import yaml
 
 from notbefore.agent import polling as watchers
 from notbefore.config.load import load
-from notbefore.imds import client, inform
-from notbefore.imds import discovery as module
-from notbefore.imds.discovery import Discovery, Places, SearchStep
-from notbefore.imds.inform import CannotAskError
+from notbefore.imds import client
+from notbefore.imds import elsewhere as module
+from notbefore.imds.elsewhere import Discovery, Places, SearchStep
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, notbefore
@@ -45,7 +44,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def search(configured: str, **places: Any) -> list[SearchStep]:
-    nowhere: dict[str, Any] = {"environment": {}, "root": Path("/nowhere"), "ask_network": nobody, "registry": nobody}
+    nowhere: dict[str, Any] = {"environment": {}, "root": Path("/nowhere"), "registry": nobody}
     return list(Discovery(configured, VERSION, Places(**{**nowhere, **places})).search())
 
 
@@ -58,26 +57,22 @@ def test_who_answers_at_the_configured_place_is_not_looked_for_elsewhere(silent:
 
 
 def test_each_place_is_looked_at_in_its_order_and_says_why_not(silent: str, tmp_path: Path) -> None:
-    def no_right() -> str | None:
-        raise CannotAskError("the right is missing")
-
     def no_key() -> str | None:
         raise FileNotFoundError(2, "no such key")
 
     (tmp_path / "run/systemd/netif/leases").mkdir(parents=True)
     (tmp_path / "run/systemd/netif/leases/2").write_text("ADDRESS=10.0.0.4\n", encoding="ascii")
-    (tmp_path / "var/lib/dhcpcd/dir.lease").mkdir(parents=True)
-    steps = search(silent, root=tmp_path, ask_network=no_right, registry=no_key)
+    (tmp_path / "run/NetworkManager/devices/2").mkdir(parents=True)
+    steps = search(silent, root=tmp_path, registry=no_key)
     assert [step.place.split(" ")[0] for step in steps] == [
-        "configuration", "environment", "systemd-networkd", "dhclient", "NetworkManager", "dhcpcd", "DHCP", "Windows",
+        "configuration", "environment", "systemd-networkd", "NetworkManager", "dhclient", "Windows",
     ]  # fmt: skip
     why = [step.why for step in steps]
     assert why[0].startswith("refused")
     assert why[1] == "not set"
     assert why[2].endswith("leases/2: no option 245")
-    assert why[3:5] == ["no lease", "no lease"]
-    assert why[5].endswith("dir.lease: no file")
-    assert why[6:] == ["the right is missing", "no such key"]
+    assert why[3].endswith("devices/2: no file")
+    assert why[4:] == ["no lease", "no such key"]
 
 
 def test_a_folder_that_is_not_for_us_is_not_taken_for_an_empty_one() -> None:
@@ -99,12 +94,11 @@ def test_the_first_that_answers_as_imds_does_is_taken(silent: str) -> None:
         steps = search(
             silent,
             environment={"SCHEDULEDEVENTSIP": other},
-            ask_network=lambda: imds.endpoint.removeprefix("http://"),
-            registry=lambda: pytest.fail("it was found already"),
+            registry=lambda: imds.endpoint.removeprefix("http://"),
         )
     assert "not a Scheduled Events document" in steps[1].why
-    assert steps[-1] == SearchStep("DHCP INFORM", imds.endpoint, answers=True)
-    assert str(steps[-1]) == f"DHCP INFORM: {imds.endpoint} answers"
+    assert steps[-1] == SearchStep("Windows registry", imds.endpoint, answers=True)
+    assert str(steps[-1]) == f"Windows registry: {imds.endpoint} answers"
 
 
 def test_the_registry_is_the_last_place(silent: str) -> None:
@@ -119,10 +113,7 @@ def test_the_registry_is_the_last_place(silent: str) -> None:
     [
         ("run/systemd/netif/leases/2", "networkd", "98.76.54.32"),
         ("var/lib/dhcp/dhclient.eth0.leases", "dhclient.leases", "10.99.0.1"),
-        ("var/lib/NetworkManager/dhclient-1-eth0.lease", "dhclient.leases", "10.99.0.1"),
         ("run/NetworkManager/devices/2", "network-manager", "168.63.129.16"),
-        ("var/lib/NetworkManager/internal-1-eth0.lease", "networkd", "98.76.54.32"),
-        ("var/lib/dhcpcd/eth0.lease", "dhcpcd.lease", "10.99.0.1"),
     ],
 )
 def test_each_clients_files_are_found(
@@ -188,14 +179,6 @@ def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatc
 def test_a_search_that_breaks_is_said_and_tried_again(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def forbidden(_: object) -> Iterator[Path]:
-        raise OSError(97, "Address family not supported by protocol")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "iterdir", forbidden)
-        with pytest.raises(CannotAskError, match="Address family not supported"):
-            inform.inform()
-
     def broken() -> str | None:
         raise OSError(97, "nobody foresaw this")
 
@@ -218,7 +201,7 @@ def test_a_search_that_breaks_is_said_and_tried_again(
 
 
 class Net(NamedTuple):
-    """Two namespaces: the host's side, where dnsmasq and a simulator are, and the VM's."""
+    """Two namespaces: the host's side, where a simulator is, and the VM's."""
 
     host: str
     vm: str
@@ -237,7 +220,7 @@ def run(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
-    needs("root", "ip", "dnsmasq", "setpriv", "curl")
+    needs("root", "ip", "curl")
     tag = f"nb{os.getpid() % 100_000}"
     made = Net(f"{tag}h", f"{tag}v")
     at = tmp_path_factory.mktemp("net")
@@ -250,47 +233,14 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
             run("ip", "-n", side, "address", "add", address, "dev", side)
             for link in ("lo", side):
                 run("ip", "-n", side, "link", "set", link, "up")
-        dhcp = ["dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--port=0", f"--interface={made.host}"]
-        dhcp += [
-            "--dhcp-range=10.99.0.50,10.99.0.90,1h",
-            "--dhcp-option=245,10.99.0.1",
-            f"--dhcp-leasefile={at}/leases",
-        ]
         log = stack.enter_context((at / "log").open("wb"))
-        for command in (
-            made.command(made.host, *dhcp),
-            made.notbefore(made.host, "simulate", "--listen", "10.99.0.1:80"),
-        ):
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            stack.callback(process.wait, 20)
-            stack.callback(process.terminate)
+        command = made.notbefore(made.host, "simulate", "--listen", "10.99.0.1:80")
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        stack.callback(process.wait, 20)
+        stack.callback(process.terminate)
         probe = made.notbefore(made.vm, "discover", "--imds", "http://10.99.0.1")
         eventually(lambda: subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode == 0)
         yield made
-
-
-def test_dnsmasq_says_where_imds_is(net: Net) -> None:
-    done = subprocess.run(net.notbefore(net.vm, "discover"), check=False, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, *_, last = done.stdout.splitlines()
-    assert first.startswith("configuration: http://169.254.169.254 is not IMDS: unreachable")
-    assert last == "DHCP INFORM: http://10.99.0.1 answers"
-
-
-def test_without_the_right_it_says_which(net: Net) -> None:
-    less = (
-        "setpriv",
-        "--bounding-set=-net_bind_service",
-        "--inh-caps=-net_bind_service",
-        sys.executable,
-        "-m",
-        "notbefore",
-    )
-    done = subprocess.run(
-        net.command(net.vm, *less, "discover"), check=False, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 1
-    assert "DHCP INFORM: not permitted: it needs CAP_NET_BIND_SERVICE" in done.stdout
 
 
 def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_path: Path) -> None:
@@ -300,6 +250,7 @@ def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_pa
         yaml.safe_dump({"approval": {"enabled": True, "dry_run": False, "rules": [rule]}}), encoding="utf-8"
     )
     words = net.notbefore(net.vm, "run", str(config), "--state-dir", str(tmp_path / "state"), "--allow-approval")
+    words.insert(words.index("PYTHONPATH") + 1, "SCHEDULEDEVENTSIP=10.99.0.1")
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     log, records = Lines(process.stderr), Lines(process.stdout)
     health = net.notbefore(net.vm, "health", "--ready")
@@ -315,7 +266,7 @@ def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_pa
         log.close()
         records.close()
     said = log.of("body")
-    assert "where is IMDS? DHCP INFORM: http://10.99.0.1 answers" in said
+    assert "where is IMDS? environment (SCHEDULEDEVENTSIP): http://10.99.0.1 answers" in said
     assert "IMDS is asked at http://10.99.0.1 from now on" in said
     assert "this VM is WestNO_0" in said
 

@@ -14,7 +14,7 @@ from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poll, Poller
 
 if TYPE_CHECKING:  # in a VNet nobody needs it
-    from notbefore.imds.discovery import SearchStep
+    from notbefore.imds.elsewhere import SearchStep
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
@@ -190,7 +190,7 @@ class Polling:
             )
 
     def _search(self) -> "list[SearchStep]":
-        from notbefore.imds.discovery import Discovery  # noqa: PLC0415 - as above
+        from notbefore.imds.elsewhere import Discovery  # noqa: PLC0415 - as above
 
         steps = []
         for step in Discovery(self._configured, self._api_version).search():

@@ -6,7 +6,7 @@ import sys
 from notbefore.commands.options import add_configuration, add_json, load_configuration
 from notbefore.commands.tables import print_json
 from notbefore.core.text import escaped
-from notbefore.imds.discovery import Discovery
+from notbefore.imds.elsewhere import Discovery
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

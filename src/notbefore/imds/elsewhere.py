@@ -1,11 +1,13 @@
 """Find IMDS for a VM without 169.254.169.254: look at one place after the other until something answers as IMDS does.
 
 An address in a lease, in the environment or in the registry is only a candidate. It is used if it answers with a
-Scheduled Events document.
+Scheduled Events document. In a lease it is DHCP option 245; what cannot be understood there is no address.
 """
 
 import errno
+import ipaddress
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,30 +17,25 @@ from msgspec import Struct
 from notbefore.core.document import parse
 from notbefore.errors import ConfigError, DocumentError, ImdsError
 from notbefore.imds.client import ImdsClient, may_be_elsewhere
-from notbefore.imds.inform import CannotAskError, inform
-from notbefore.imds.leases import MAX_LEASE, from_dhclient, from_network_manager, from_networkd, from_packet
 
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # the name in Microsoft's sample
 REGISTRY_KEY: Final = r"Software\ScheduledEvents"  # as above, on Windows
 REGISTRY_VALUE: Final = "ScheduledEventsIp"
 PROBE_TIMEOUT: Final = 10.0  # seconds
 MAX_FILES: Final = 32
+MAX_LEASE: Final = 256 * 1024  # bytes; dhclient appends to its file for ever
 
-Parser = Callable[[bytes], str | None]
-# the DHCP client, where its leases are, how they are read; Azure's images use the first one today
-LEASES: Final[tuple[tuple[str, tuple[str, ...], Parser], ...]] = (
-    ("systemd-networkd", ("run/systemd/netif/leases/*",), from_networkd),
-    (
-        "dhclient",
-        ("var/lib/dhcp/dhclient*.lease*", "var/lib/dhclient/*.lease*", "var/lib/NetworkManager/dhclient-*.lease"),
-        from_dhclient,
-    ),
-    (
-        "NetworkManager",
-        ("run/NetworkManager/devices/*", "var/lib/NetworkManager/internal-*.lease"),
-        from_network_manager,
-    ),
-    ("dhcpcd", ("var/lib/dhcpcd/*.lease", "var/lib/dhcpcd5/*.lease", "var/db/dhcpcd/*.lease"), from_packet),
+_NETWORKD: Final = re.compile(rb"^OPTION_245=(\S+)\s*$", re.MULTILINE)
+_NETWORK_MANAGER: Final = re.compile(rb"^(?:private|unknown)_245=(\S+)\s*$", re.MULTILINE)
+_DHCLIENT: Final = re.compile(rb"^\s*option unknown-245 (.{1,60});\s*$", re.MULTILINE)
+_QUOTED: Final = re.compile(rb'"(.*)"', re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+
+# the DHCP client, where its leases are, the option in them: those of Azure Linux, Ubuntu and Debian; of RHEL; of Debian
+LEASES: Final = (
+    ("systemd-networkd", "run/systemd/netif/leases/*", _NETWORKD),
+    ("NetworkManager", "run/NetworkManager/devices/*", _NETWORK_MANAGER),
+    ("dhclient", "var/lib/dhcp/dhclient*.lease*", _DHCLIENT),
 )
 
 
@@ -74,7 +71,6 @@ class Places(Struct, frozen=True):
 
     environment: Mapping[str, str] = os.environ
     root: Path = Path("/")
-    ask_network: Callable[[], str | None] = inform
     registry: Callable[[], str | None] = read_registry
 
 
@@ -105,38 +101,26 @@ class Discovery:
         if not may_be_elsewhere(self._configured):
             return
         yield _candidate(f"environment ({VARIABLE})", self._places.environment.get(VARIABLE), "not set")
-        for name, patterns, parser in LEASES:
-            yield from self._leases(name, patterns, parser)
-        try:
-            yield _candidate("DHCP INFORM", self._places.ask_network(), "no answer with option 245")
-        except CannotAskError as error:
-            yield SearchStep("DHCP INFORM", why=str(error))
+        for name, pattern, option in LEASES:
+            yield self._leases(f"{name} (option 245)", pattern, option)
         try:
             yield _candidate("Windows registry", self._places.registry(), "not on this system")
         except OSError as error:
             yield SearchStep("Windows registry", why=str(error.strerror or error))
 
-    def _leases(self, name: str, patterns: tuple[str, ...], parser: Parser) -> Iterator[SearchStep]:
-        unreadable = [folder for folder in self._folders(patterns) if not _is_readable(folder)]
-        why = f"{unreadable[0]}: not readable for this user" if unreadable else "no lease"
-        for path in self._newest(patterns):
+    def _leases(self, place: str, pattern: str, option: re.Pattern[bytes]) -> SearchStep:
+        """The address in the newest lease that has one."""
+        why = "no lease" if _is_readable(self._places.root / Path(pattern).parent) else "not readable for this user"
+        for path in sorted(self._places.root.glob(pattern), key=_age)[:MAX_FILES]:
             try:
-                address = parser(_tail(path))
+                address = address_in(_tail(path), option)
             except OSError as error:
                 why = f"{path}: {error.strerror}"
                 continue
             if address is not None:
-                yield SearchStep(f"{name} (option 245)", f"http://{address}", why=f"in {path}")
-                return
+                return SearchStep(place, f"http://{address}", why=f"in {path}")
             why = f"{path}: no option 245"
-        yield SearchStep(f"{name} (option 245)", why=why)
-
-    def _folders(self, patterns: tuple[str, ...]) -> Iterator[Path]:
-        return (self._places.root / Path(pattern).parent for pattern in patterns)
-
-    def _newest(self, patterns: tuple[str, ...]) -> list[Path]:
-        found = [path for pattern in patterns for path in self._places.root.glob(pattern)]
-        return sorted(found, key=_age)[:MAX_FILES]
+        return SearchStep(place, why=why)
 
     def _probe(self, endpoint: str) -> str:
         """Return why this is not IMDS; empty if it is."""
@@ -159,6 +143,35 @@ def _candidate(place: str, address: str | None, otherwise: str) -> SearchStep:
     if not address:
         return SearchStep(place, why=otherwise)
     return SearchStep(place, address if "://" in address else f"http://{address}")
+
+
+def address_in(lease: bytes, option: re.Pattern[bytes]) -> str | None:
+    """The IPv4 address in the last option that has one, as the newest lease comes last; ``None`` without one."""
+    for written in reversed(option.findall(lease)):
+        try:
+            address = ipaddress.IPv4Address(_octets(written))
+        except ValueError:
+            continue
+        if not (address.is_unspecified or address.is_multicast or address.is_loopback or address.is_reserved):
+            return str(address)
+    return None
+
+
+def _octets(written: bytes) -> bytes:
+    """Bytes as clients write them: ``a83f8110``, ``a8:3f:81:10``, or quoted where all are printable.
+
+    Raises ``ValueError`` for anything else.
+    """
+    if quoted := _QUOTED.fullmatch(written):
+        return _ESCAPE.sub(_unescaped, quoted[1])
+    if b":" in written:
+        return bytes(int(part, 16) for part in written.split(b":"))
+    return bytes.fromhex(written.decode("ascii"))
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    code = found[1]
+    return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else code  # noqa: PLR2004 - octal
 
 
 def _age(path: Path) -> float:
