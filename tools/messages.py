@@ -233,7 +233,7 @@ def row(event_type: str, heading: str, message: Message, now: datetime) -> str:
     if message.kind not in NO_ALERTS:
         event = pager(message, now)
         incident = f"{event['event_action']}, {event['payload']['severity']}"
-        made = alertmanager.alert(message, text, Alertmanager(urls=("http://am-0:9093",)))
+        made = alertmanager.alerts(message, text, Alertmanager(urls=("http://am-0:9093",)))[0]
         alert = f"{'resolved' if message.over else 'firing'}, {made['labels']['severity']}"
     return f"| {event_type} | {heading} | {text.title} | {color} | {incident} | {alert} |\n"
 

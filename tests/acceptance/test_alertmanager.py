@@ -87,7 +87,7 @@ def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members
             agent.reported("announced")
         eventually(lambda: notified(receiver, "first") == ["firing"])
         (alert,) = alerts(members[0])
-        assert alert["labels"]["severity"] == "critical"
+        assert alert["labels"]["severity"] == "warning"  # it is years ahead
         # it is sent again, or it would be resolved by now: Alertmanager waits for twelve seconds
         begun = datetime.fromisoformat(alert["updatedAt"])
         eventually(lambda: last_sent(members[0]) > begun + timedelta(seconds=13))
@@ -96,6 +96,43 @@ def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members
         eventually(lambda: notified(receiver, "first")[-1] == "resolved")
         eventually(lambda: notified(receiver, "second") == ["firing"])
         assert notified(receiver, "first") == ["firing", "resolved"]
+
+
+def test_whatever_changes_of_an_event_it_stays_one_alert(members: list[int], tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yaml"
+    sink = {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members], "resolve_timeout": "5m"}}
+    routes = [{"match": {"scope": "self"}, "sinks": ["am"], "severity": "critical"}]
+    config.write_text(yaml.safe_dump({"sinks": {"am": sink}, "routes": routes}), encoding="utf-8")
+    first: dict[str, Any] = {"Resources": [VMS[0]], "EventType": "Reboot", "NotBefore": FUTURE}
+    changes: list[dict[str, Any]] = [
+        {"Resources": list(VMS[:2])},
+        {"Resources": [VMS[1], VMS[0], VMS[2]]},
+        {"Resources": [VMS[1]]},
+        {"EventSource": "User"},
+        {"EventType": "Redeploy"},
+        {"DurationInSeconds": 5},
+        {"NotBefore": "Mon, 02 Mar 2026 12:00:00 GMT"},
+        {"EventStatus": "Started", "NotBefore": ""},
+    ]
+    with Simulator(VMS) as simulator, ExitStack() as stack:
+        simulator.set_document(body())
+        for vm in VMS[:2]:
+            stack.enter_context(RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, str(config))).ready()
+        labels: list[dict[str, str]] = []
+        for number, fields in enumerate([{}, *changes]):
+            first |= fields | {"Description": f"step {number}"}
+            simulator.set_document(body(item("first", **first), incarnation=number + 2))
+            for port in members:
+                eventually(lambda: any(f"step {number}" in said for said in descriptions(port)))  # noqa: B023 - called here
+                labels += [one["labels"] for one in alerts(port)]
+        simulator.set_document(body(incarnation=99))
+        for port in members:
+            eventually(lambda: alerts(port) == [])  # noqa: B023 - called here
+    assert {tuple(sorted(one.items())) for one in labels} == {tuple(sorted(labels[0].items()))}
+
+
+def descriptions(port: int) -> list[str]:
+    return [one["annotations"]["description"] for one in alerts(port)]
 
 
 def last_sent(port: int) -> datetime:

@@ -608,7 +608,13 @@ def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
             "mail": {"email": smtp},
         }
         routes = [
-            {"match": {"scope": "self"}, "sinks": ["oncall"], "fallback": ["hook", "mail"], "fallback_after": "5s"}
+            {
+                "match": {"scope": "self"},
+                "sinks": ["oncall"],
+                "severity": "critical",
+                "fallback": ["hook", "mail"],
+                "fallback_after": "5s",
+            }
         ]
         with RunningAgent(imds.endpoint, place.state, place.write(sinks, routes)) as agent:
             agent.ready()
@@ -628,7 +634,7 @@ def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_o
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     with PagerDuty() as found, HttpPeer() as chat:
-        routes = [{"sinks": ["hook"], "fallback": ["pager", "chat"], "fallback_after": "1s"}]
+        routes = [{"sinks": ["hook"], "severity": "critical", "fallback": ["pager", "chat"], "fallback_after": "1s"}]
         sinks = {"hook": webhook(hook.url), "pager": pager(found), "chat": {"slack": {"url": chat.url}}}
         config = place.write(sinks, routes)
         hook.default = Say(503)

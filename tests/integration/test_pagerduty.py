@@ -42,7 +42,7 @@ def sent(pager: PagerDuty, *messages: Message, links: Links = LINKS, **fields: A
 
 
 def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerDuty) -> None:
-    later = REBOOT | {"NotBefore": "Sun, 01 Mar 2026 13:15:00 GMT"}
+    later = REBOOT | {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
     looks = (REBOOT, later, later | STARTED, None)
     sent(pager, *(message(*looks[: number + 1]) for number in range(4)))
     assert pager.effects == ["opened", "added", "added", "resolved"]

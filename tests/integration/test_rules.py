@@ -97,7 +97,7 @@ def agent(change: Callable[[int, FleetVm], None]) -> Callable[[], list[FleetVm]]
 def of_event(event_type: str, severity: str, **more: str) -> dict[str, str]:
     place = {"subscription": "s", "resource_group": "g", "scale_set": "web"}
     labels = {"event_id": "E1", "event_type": event_type, "event_source": "Platform", "severity": severity}
-    return {name: value for name, value in {**labels, **place, "vm": "web_0", **more}.items() if value}
+    return {name: value for name, value in {**labels, **place, **more}.items() if value}
 
 
 def of_agent(severity: str = "warning", **more: str) -> dict[str, str]:
@@ -121,6 +121,12 @@ REBOOT_OF_WEB_0: Final = Firing(
     of_event("Reboot", "critical"),
     "Reboot of web_0, not before 1970-01-01 00:16:00 +0000 UTC",
     described("Reboot"),
+)
+STARTED_REBOOT: Final = Firing(
+    of_event("Reboot", "critical"),
+    "Reboot of web_0 has started",
+    "Azure started the Reboot E1 at 1970-01-01 00:05:00 +0000 UTC. Ten minutes are usual until it is over; smaller"
+    " interruptions may follow the first.",
 )
 
 
@@ -166,6 +172,41 @@ CASES = [
         ],
     ),
     Case(
+        "that an event has started is an alert of its own, until it is over",
+        vms("web_0", "web_1", look=LIFE),
+        [
+            seen(285, "AzureScheduledEventStarted"),
+            seen(300, "AzureScheduledEventStarted", STARTED_REBOOT),
+            seen(585, "AzureScheduledEventStarted", STARTED_REBOOT),
+            seen(600, "AzureScheduledEventStarted"),
+        ],
+    ),
+    Case(
+        "an event whose VMs come and go stays one alert, and names three",
+        vms(
+            "web_0",
+            "web_1",
+            "web_2",
+            "web_3",
+            look=story(
+                (0, [reboot(NotBefore=clock(960))]),
+                (120, [reboot(NotBefore=clock(960), Resources=[f"web_{number}" for number in range(4)])]),
+            ),
+        ),
+        [
+            seen(60, "AzureScheduledEvent", REBOOT_OF_WEB_0),
+            seen(
+                180,
+                "AzureScheduledEvent",
+                Firing(
+                    of_event("Reboot", "critical"),
+                    "Reboot of web_0, web_1, web_2 (4 VMs), not before 1970-01-01 00:16:00 +0000 UTC",
+                    described("Reboot", "web_0 web_1 web_2 web_3", "4"),
+                ),
+            ),
+        ],
+    ),
+    Case(
         "the alert of a VM that never comes back ends after a quarter of an hour",
         vms("web_0", look=story((0, []), (60, [reboot(NotBefore=clock(960))]), (300, None))),
         [seen(1170, "AzureScheduledEvent", REBOOT_OF_WEB_0), seen(1230, "AzureScheduledEvent")],
@@ -205,13 +246,13 @@ CASES = [
                 30,
                 "AzureScheduledEvent",
                 Firing(
-                    of_event("Reboot", "critical", vm=""),
-                    "Reboot of web, not before 1970-01-01 00:16:00 +0000 UTC",
+                    of_event("Reboot", "critical"),
+                    "Reboot of web_0 (2 VMs), not before 1970-01-01 00:16:00 +0000 UTC",
                     described("Reboot", "a VM that does not know its name web_0", "2"),
                 ),
                 Firing(
                     {"event_id": "E2", "event_type": "Freeze", "event_source": "Platform", "severity": "info"},
-                    "Freeze of several VMs",
+                    "Freeze of a VM that does not know its name",
                     described("Freeze", "a VM that does not know its name", says="nothing more"),
                 ),
             )
@@ -244,12 +285,12 @@ SUDDEN_DESCRIBED: Final = (
     "recovering the VM. "
 )
 SUDDEN_FIRING: Final = Firing(
-    of_event("Reboot", "critical", vm=""),
+    of_event("Reboot", "critical"),
     "Reboot in web started without notice",
     SUDDEN_DESCRIBED + "Its id is E1; `notbefore events` on another VM of the group names the VMs.",
 )
 UNSCRAPED_FIRING: Final = Firing(
-    of_event("Reboot", "critical", vm="", event_id="", event_source=""),
+    of_event("Reboot", "critical", event_id="", event_source=""),
     "Reboot in web started without notice",
     SUDDEN_DESCRIBED + "It was over before the next scrape; `notbefore history` on a VM of the group names the VMs.",
 )
@@ -316,7 +357,7 @@ CASES += [
             seen(
                 1920,
                 TOO_LONG,
-                Firing(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s"),
+                Firing(of_event("Reboot", "warning"), "Reboot in web is not over after 31m 0s"),
             ),
             seen(2400, TOO_LONG),
         ],
@@ -328,8 +369,8 @@ CASES += [
         vms("web_0", "web_1", look=DOWN_FOR_LONG, web_0=story((0, [reboot(NotBefore=clock(900))]), (360, None))),
         [
             seen(2100, TOO_LONG),
-            seen(2160, TOO_LONG, Firing(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 31m 0s")),
-            seen(3600, TOO_LONG, Firing(of_event("Reboot", "warning"), "Reboot of web_0 is not over after 55m 0s")),
+            seen(2160, TOO_LONG, Firing(of_event("Reboot", "warning"), "Reboot in web is not over after 31m 0s")),
+            seen(3600, TOO_LONG, Firing(of_event("Reboot", "warning"), "Reboot in web is not over after 55m 0s")),
             seen(3600, "AzureScheduledEvent", named("E1", "Reboot", "critical", "00:15:00")),
             seen(3600, "NotbeforeAgentUnreachable"),
             seen(3660, TOO_LONG),
@@ -390,7 +431,7 @@ LONG_DOWN: Final = story(
     (3090, []),  # before the first scrape
 )
 OUTAGE_SEEN: Final = (
-    Firing(of_event("Freeze", "warning", vm=""), "Freeze in web interrupted a VM for 45m 0s, longer than expected"),
+    Firing(of_event("Freeze", "warning"), "Freeze in web interrupted a VM for 45m 0s, longer than expected"),
 )
 CASES += [
     Case(
@@ -402,7 +443,7 @@ CASES += [
                 600,
                 LONGER,
                 Firing(
-                    of_event("Freeze", "warning", vm=""),
+                    of_event("Freeze", "warning"),
                     "Freeze in web interrupted a VM for 20s, longer than expected",
                 ),
             ),
@@ -429,7 +470,7 @@ CASES += [
     Case(
         "less notice than Azure promises is reported while the event is listed",
         announced(300),
-        [seen(75, SHORT, Firing(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead"))],
+        [seen(75, SHORT, Firing(of_event("Freeze", "warning"), "Freeze in web was announced only 5m 0s ahead"))],
         minutes=2,
     ),
     Case(
@@ -438,7 +479,7 @@ CASES += [
         [
             seen(300, "AzureScheduledEvent", named("E1", "Freeze", "info", "00:06:00")),
             seen(300, "AzureScheduledEventImminent"),
-            seen(300, SHORT, Firing(of_event("Freeze", "warning"), "Freeze of web_0 was announced only 5m 0s ahead")),
+            seen(300, SHORT, Firing(of_event("Freeze", "warning"), "Freeze in web was announced only 5m 0s ahead")),
         ],
         minutes=6,
     ),

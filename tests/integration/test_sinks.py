@@ -307,8 +307,7 @@ def alertmanager(*urls: str, **fields: Any) -> SinkConfig:
 
 
 def alert_of(request: Request) -> dict[str, Any]:
-    ((alert,),) = [json.loads(request.body)]
-    found: dict[str, Any] = alert
+    found: dict[str, Any] = json.loads(request.body)[0]
     return found
 
 
@@ -329,7 +328,7 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
     assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None]
 
 
-def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
+def test_the_severity_is_the_route_s_and_does_not_fall() -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
     longer = short | {"DurationInSeconds": 30}
     with HttpPeer() as peer:
@@ -340,9 +339,44 @@ def test_the_severity_is_the_route_s_and_stays_what_it_was_at_first() -> None:
         assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
         peer.requests.clear()
         (first,) = sent(alertmanager(peer.url), message(short))
-        sent(alertmanager(peer.url), message(short, longer, thread=first.thread), message(longer))
-        severities = [alert_of(request)["labels"]["severity"] for request in peer.requests]
-    assert severities == ["info", "info", "warning"]
+        (second,) = sent(alertmanager(peer.url), message(short, longer, thread=first.thread))
+        sent(alertmanager(peer.url), message(short, longer, short, thread=second.thread))
+        bodies = [json.loads(request.body) for request in peer.requests]
+    severities = [[(one["labels"]["severity"], "endsAt" in one) for one in body] for body in bodies]
+    # more severe, it is another alert, and the one before is over at once
+    assert severities == [[("info", False)], [("warning", False), ("info", True)], [("warning", False)]]
+
+
+def test_the_labels_of_an_alert_stay_whatever_of_the_event_changes() -> None:
+    changes: list[dict[str, Any]] = [
+        {"Resources": [ME, PEER]},
+        {"Resources": [PEER]},
+        {"EventSource": "User"},
+        {"EventType": "Redeploy"},
+        {"Description": "something else"},
+        {"NotBefore": "Sun, 01 Mar 2026 12:40:00 GMT"},
+        {"DurationInSeconds": 3},
+        STARTED,
+    ]
+    before: dict[str, Any] = {"EventType": "Reboot"}
+    with HttpPeer() as peer:
+        (first,) = sent(alertmanager(peer.url), message(before))
+        for fields in changes:
+            after = before | fields
+            sent(alertmanager(peer.url), message(before, after, thread=first.thread))
+            before = after
+        renamed = alertmanager(peer.url, labels={"team": "another"})
+        sent(renamed, message(before, None, thread=first.thread))
+        labels = [one["labels"] for request in peer.requests for one in json.loads(request.body)]
+    assert labels == [labels[0]] * (len(changes) + 2)
+
+
+def test_of_five_hundred_vms_ten_are_named() -> None:
+    names = [f"web_{number}" for number in range(500)]
+    with HttpPeer() as peer:
+        sent(alertmanager(peer.url), message({"Resources": names}))
+        resources = alert_of(peer.requests[0])["annotations"]["resources"]
+    assert resources == ", ".join(f"web_{number}" for number in range(10)) + " and 490 more"
 
 
 def test_a_member_that_fails_is_logged_once_and_once_more_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:

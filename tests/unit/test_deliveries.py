@@ -22,7 +22,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY, Route
 from notbefore.core.tracked import Tracked
-from support.azure import ME, PEER, STARTED, document, item, now
+from support.azure import ME, PEER, STARTED, at, document, item, now
 
 
 def change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
@@ -92,6 +92,12 @@ LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
 @pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None), LEFT])
 def test_there_is_no_reminder_of_what_has_no_time_ahead(looks: tuple[dict[str, Any] | None, ...]) -> None:
     assert len(made(change(*looks), Route(sinks=("chat",), remind_before=(Duration("5m"),)))) == 1
+
+
+def test_a_reminder_is_as_severe_as_the_event_is_by_then() -> None:
+    far = {"EventType": "Redeploy", "NotBefore": f"{at(86_400):%a, %d %b %Y %H:%M:%S GMT}"}
+    route = Route(sinks=("chat",), remind_before=(Duration("4h"), Duration("1h"), Duration("5m")))
+    assert [one.severity for one in made(change(far), route)] == ["warning", "warning", "critical", "critical"]
 
 
 def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:

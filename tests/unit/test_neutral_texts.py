@@ -70,7 +70,7 @@ def _email(one: Message, text: Text) -> Any:
 
 
 def _alertmanager(one: Message, text: Text) -> Any:
-    return alertmanager.alert(one, text, Alertmanager(urls=("http://am-0:9093",)))
+    return alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",)))
 
 
 def _windows(one: Message, text: Text) -> Any:

@@ -316,6 +316,10 @@ def test_a_type_that_is_not_known_is_read_in_azure_s_description() -> None:
 def test_a_crash_is_said_to_be_one() -> None:
     assert "Treat the VM as crashed" in text_of(message(REBOOT | STARTED)).advice
     assert "crashed" not in text_of(message(REBOOT, REBOOT | STARTED)).advice
+    late = REBOOT | {"EventSource": "User", "NotBefore": "Sun, 01 Mar 2026 11:59:00 GMT"}  # announced after it
+    started = text_of(message(late, late | STARTED))
+    assert "crashed" not in started.advice
+    assert started.title.endswith("has started")
 
 
 def test_the_user_s_advice_stands_instead_until_the_event_is_over() -> None:

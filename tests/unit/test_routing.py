@@ -18,11 +18,10 @@ from notbefore.core.routing import (
     Route,
     Target,
     route,
-    severity_of,
     without_leader,
 )
 from notbefore.core.tracked import Tracked
-from support.azure import ME, PEER, STARTED, document, item, now
+from support.azure import ME, PEER, STARTED, at, document, item, now
 
 SINKS = ("oncall", "hub")
 
@@ -56,7 +55,25 @@ def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
     ],
 )
 def test_severity_is_by_type_and_notice(fields: dict[str, Any], severity: str) -> None:
-    assert severity_of(change(fields)) == severity
+    (target,) = route(change(fields), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
+    assert target.severity == severity
+
+
+@pytest.mark.parametrize(("minutes", "severity"), [(59, "critical"), (61, "warning"), (7 * 1440, "warning")])
+def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, severity: str) -> None:
+    far = {"EventType": "Redeploy", "NotBefore": f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}"}
+    (target,) = route(change(far), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
+    assert (target.severity, target.shared_severity, target.near_severity) == (severity, severity, "critical")
+    (target,) = route(change(far, far | STARTED), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
+    assert target.severity == "critical"
+    (target,) = route(change(far), (Route(sinks=("hub",), severity="info"),), Vm(name=ME), SINKS)
+    assert (target.severity, target.shared_severity, target.near_severity) == ("info", "info", "info")
+
+
+def test_what_was_announced_after_its_not_before_did_not_start_without_notice() -> None:
+    late = {"EventType": "Freeze", "DurationInSeconds": 5, "NotBefore": f"{at(-60):%a, %d %b %Y %H:%M:%S GMT}"}
+    (target,) = route(change(late, late | STARTED), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
+    assert target.severity == "info"
 
 
 def test_the_severity_that_all_vms_share_leaves_the_notice_aside() -> None:
@@ -82,7 +99,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routes, Vm(name=ME), SINKS) == (Target("oncall", "critical", "critical"),)
+    assert route(change({}), routes, Vm(name=ME), SINKS) == (Target("oncall", "critical", "critical", "critical"),)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +267,7 @@ def test_of_resources_that_moved_the_first_of_those_that_are_left_notifies() -> 
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",), announce_by="leader"),)
-    assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info"),)
+    assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info", "info"),)
 
 
 @pytest.mark.parametrize(("scale_set", "found"), [("web", (1,)), ("", ())])

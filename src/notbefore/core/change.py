@@ -156,6 +156,11 @@ class Change(Struct, frozen=True):
         return self.scope == "peer" and self.previous_scope is not None
 
     @property
+    def without_notice(self) -> bool:
+        """It was first seen as it had just started: nobody announced it."""
+        return self.reason == "first_seen_started" and self.notice_seconds == 0
+
+    @property
     def not_before_shift(self) -> float:
         """Seconds by which NotBefore is later than it was before this step; 0 where one of the two is not known."""
         before, after = self.previous.not_before if self.previous else None, self.event.not_before

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.digest import sha256
 from notbefore.core.record import Vm
-from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, Route, Severity, Target, route
+from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, NEAR, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
@@ -188,10 +188,12 @@ def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[De
         start = not_before.timestamp()
         # a notice that is shorter than that: the change itself says it
         times = [start - seconds for seconds in target.remind_before if start - seconds > now]
+        near_at = start - NEAR
         end = start + REMINDER_GRACE
     elif change.kind == "started" and target.remind_while_started is not None:
         times = [now + number * target.remind_while_started for number in range(1, MAX_REMINDERS + 1)]
         end = times[-1] + target.remind_while_started
+        near_at = now
     else:
         return
     for number, (due, expires) in enumerate(zip(times, [*times[1:], end], strict=False)):  # the next one replaces it
@@ -199,6 +201,7 @@ def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[De
             message,
             delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",
+            severity=target.near_severity if due >= near_at else message.severity,
             created=due,  # what its delay is measured from
             due=due + target.delay,
             expires=expires + target.delay,

@@ -254,6 +254,11 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return (self.fleet_events or 0) - (self.fleet_under_way or 0) - (self.fleet_over or 0)
 
     @property
+    def without_notice(self) -> bool:
+        """The event was first seen as it had just started: nobody announced it."""
+        return self.reason == "first_seen_started" and self.notice_seconds == 0
+
+    @property
     def no_longer_affected(self) -> bool:
         """The event was to affect the VM that reports it, and no longer does."""
         return self.scope == "peer" and self.previous_scope is not None

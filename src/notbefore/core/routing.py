@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope, quiet
-from notbefore.core.document import Event
+from notbefore.core.document import STARTED, Event
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 
@@ -20,6 +20,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 AnnounceBy = Literal["affected", "leader", "all"]
 
 CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
+NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
 RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to notify
 MAX_REMINDERS: Final = 12  # of one event to one sink, before its start and after it
@@ -164,6 +165,7 @@ class Target(Struct, frozen=True):
     sink: str
     severity: Severity
     shared_severity: Severity  # as every VM that sees the event has it: the notice differs between them
+    near_severity: Severity  # once NotBefore is near
     delay: float = 0.0  # seconds to wait, so that another VM can notify first
     remind_before: tuple[float, ...] = ()  # seconds, the longest first
     remind_while_started: float | None = None  # seconds
@@ -185,18 +187,25 @@ def without_leader(routes: tuple[Route, ...], vm: Vm, people: frozenset[str]) ->
     )
 
 
-def severity_of(change: Change) -> Severity:
-    """Critical: it takes the machine down, or began without notice. Warning: a Freeze that is long, or may be."""
-    return "critical" if change.notice_seconds == 0 else shared_severity_of(change.event)
+def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
+    """Return the severity by what is the same on every VM that sees the event; the rules for Prometheus say the same.
+
+    ``ahead``: seconds to NotBefore; ``None`` if it is started or has none. ``duration``: the interruption that Azure
+    expects, in seconds; ``None`` where it does not know.
+    """
+    if event_type in CRITICAL_TYPES:
+        return "critical" if ahead is None or ahead <= NEAR else "warning"
+    return "warning" if duration is None or duration >= LONG_FREEZE else "info"
 
 
-def shared_severity_of(event: Event) -> Severity:
-    """The severity by what is the same on every VM that sees the event."""
-    if event.event_type in CRITICAL_TYPES:
-        return "critical"
-    if event.duration is None or event.duration >= LONG_FREEZE:
-        return "warning"
-    return "info"
+def _severities(change: Change, own: Severity | None) -> tuple[Severity, Severity, Severity]:
+    """On this VM, on every VM, and once NotBefore is near; ``own`` is that of the route, which wins."""
+    event, not_before = change.event, change.not_before
+    is_ahead = event.event_status != STARTED and not_before is not None
+    ahead = (not_before - change.time).total_seconds() if is_ahead and not_before is not None else None
+    shared = own or severity_of(event.event_type, ahead, event.duration)
+    here = own or ("critical" if change.without_notice else shared)
+    return here, shared, own or severity_of(event.event_type, None, event.duration)
 
 
 def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> tuple[Target, ...]:
@@ -207,11 +216,13 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
             continue
         ahead = _ahead(change, route.announce_by, (vm.name or None) if vm is not None else None)
         if ahead is not None and not (route.quiet_updates and _quiet(change)):
+            severity, shared, near = _severities(change, route.severity)
             for sink in route.sinks:
                 target = Target(
                     sink=sink,
-                    severity=route.severity or severity_of(change),
-                    shared_severity=route.severity or shared_severity_of(change.event),
+                    severity=severity,
+                    shared_severity=shared,
+                    near_severity=near,
                     delay=len(ahead) * RANK_DELAY,
                     ahead=ahead,
                     fallback=tuple(name for name in route.fallback if name not in route.sinks),

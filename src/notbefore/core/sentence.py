@@ -51,7 +51,7 @@ def sentence(change: Change, whom: str | None = None) -> str:
     if change.approval is not None:
         return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.rule})"
     if change.kind == "started":
-        return f"{what} started" + (" without notice" if change.notice_seconds == 0 else "")
+        return f"{what} started" + (" without notice" if change.without_notice else "")
     return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"
 
 

@@ -89,6 +89,6 @@ def _until_the_end(message: Message) -> str:
         return _AHEAD.get(event_type, _UNKNOWN)
     if message.kind == "reminder" and event_type not in GONE:
         return _LATE
-    crashed = _CRASHED if record.notice_seconds == 0 and event_type in ("Reboot", "Redeploy") else ""
+    crashed = _CRASHED if record.without_notice and event_type in ("Reboot", "Redeploy") else ""
     others = f" For those that follow: {_AHEAD.get(event_type, _UNKNOWN)}" if record.events_to_come else ""
     return crashed + _STARTED.get(event_type, _STARTED["Reboot"]) + others

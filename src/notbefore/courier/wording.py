@@ -116,7 +116,9 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
     corrects = record.reason == "corrected"
     return Text(
         title=marked(one_line(_title(message, time, now) + (" (correction)" if corrects else "")), record),
-        summary=f"{_EXERCISE if record.exercise else ''} {_CORRECTION if corrects else ''} {_summary(message)}".strip(),
+        summary=" ".join(
+            filter(None, (_EXERCISE if record.exercise else "", _CORRECTION if corrects else "", _summary(message)))
+        ),
         delivery_id=message.delivery_id,
         advice=advice_for(message, settings.advice),
         facts=_facts(message, now, settings.time_zone),
@@ -198,7 +200,7 @@ def _under_way(message: Message, now: datetime) -> str:
         return "goes on"
     if message.record.events_to_come and message.record.progress:
         return f"has begun: {message.record.progress}"
-    return "has started" + (" without notice" if message.record.notice_seconds == 0 else "")
+    return "has started" + (" without notice" if message.record.without_notice else "")
 
 
 def _measured(record: Record) -> str:

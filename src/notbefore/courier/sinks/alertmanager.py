@@ -1,7 +1,9 @@
 """Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
 
 Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all, and it does not
-matter which VM was the last to write.
+matter which VM was the last to write. The labels are those of the first message of the event, whatever changes later:
+with others it would be another alert. Only where the event becomes more severe there is another one, and the same
+request ends the first.
 While the event lasts the alert is sent again before Alertmanager would resolve it. One of ``notbefore fleet`` is not:
 an instance that takes a partition over would have to continue that. Its ``endsAt`` is long after its end in the fleet.
 """
@@ -9,7 +11,7 @@ an instance that takes a partition over would have to continue that. Its ``endsA
 import base64
 import logging
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +21,7 @@ from notbefore.config.sinks import Alertmanager
 from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339
-from notbefore.core.text import escaped, one_line
+from notbefore.core.text import escaped, natural, one_line, some_of
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.render import Renderer
@@ -28,6 +30,7 @@ from notbefore.errors import SendError
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # within resolve_timeout
+MAX_NAMES: Final = 10  # VMs that the annotation `resources` lists by name
 FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: `over_after` ends each event of a fleet, by default in 1 h
 
 log = logging.getLogger("notbefore.alertmanager")
@@ -49,7 +52,8 @@ class Sink:
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster hands it on."""
         text = self._render(message.shared)
-        body = json_line([alert(message, text, self._settings)])
+        sent = alerts(message, text, self._settings)
+        body = json_line(sent)
         failures: dict[str, SendError] = {}
         for url in self._settings.urls:
             try:
@@ -73,7 +77,7 @@ class Sink:
             if message.over or message.record.no_longer_affected or message.record.fleet_events is not None
             else self._settings.resolve_timeout.seconds / REPEATS
         )
-        return Receipt(thread=severity(message), repeat=repeat, fallback=text.fallback)
+        return Receipt(thread=json_line(sent[0]["labels"]).decode(), repeat=repeat, fallback=text.fallback)
 
     def _log_failures(self, failures: Mapping[str, SendError]) -> None:
         """Log once that a member fails, and once that it is back: while another accepts, no delivery fails."""
@@ -121,29 +125,55 @@ def _authorization(settings: Alertmanager) -> dict[str, str]:
     return {}
 
 
-def alert(message: Message, text: Text, settings: Alertmanager) -> dict[str, Any]:
-    """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
+def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[str, Any]]:
+    """The alert; and the end of the one before, where the event has become more severe."""
+    first = _first_labels(message)
+    if first is None:
+        return [_alert(message, text, _labels(message, settings), settings)]
+    severity = next(one for one in SEVERITIES if one in (message.severity, first["severity"]))
+    now = _alert(message, text, first | {"severity": severity}, settings)
+    return [now] if severity == first["severity"] else [now, now | {"labels": first, "endsAt": _now()}]
+
+
+def _now() -> str:
+    return rfc3339(datetime.now(UTC))
+
+
+def _first_labels(message: Message) -> dict[str, str] | None:
+    """The labels of the event's alert so far, which are kept as its thread."""
+    try:
+        found = msgspec.json.decode(message.thread or "", type=dict[str, str])
+    except msgspec.DecodeError:
+        return None
+    return found if found.get("severity") in SEVERITIES else None
+
+
+def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:
     record = message.record
-    affected = record.resources
-    links = {link.name: link.value for link in text.links}
     labels = {
         **settings.labels,
         "alertname": ALERT_NAME,
         "event_id": record.event_id,
         "event_type": record.event_type,
         "event_source": record.event_source or "unknown",
-        "severity": severity(message),
+        "severity": message.severity,
         "subscription": record.subscription_id or "",
         "resource_group": record.resource_group or "",
         "scale_set": record.scale_set or "",
-        "vm": affected[0] if len(affected) == 1 else "",
         "exercise": "true" if record.exercise else "",
     }
+    return {name: escaped(value) for name, value in labels.items() if value}
+
+
+def _alert(message: Message, text: Text, labels: dict[str, str], settings: Alertmanager) -> dict[str, Any]:
+    """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
+    record = message.record
+    links = {link.name: link.value for link in text.links}
     annotations = {
         "summary": text.title,
         "description": text.plain,
         "status": one_line(record.event_status),
-        "resources": one_line(", ".join(affected)),
+        "resources": one_line(some_of(sorted(record.resources, key=natural), MAX_NAMES)),
         "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
         "dashboard": links.get("Dashboard", ""),
@@ -151,7 +181,7 @@ def alert(message: Message, text: Text, settings: Alertmanager) -> dict[str, Any
         "page": links.get("Agent's page", ""),
     }
     values: dict[str, Any] = {
-        "labels": {name: escaped(value) for name, value in labels.items() if value},
+        "labels": labels,
         "annotations": {name: value for name, value in annotations.items() if value},
         "startsAt": rfc3339(record.first_seen),
         "generatorURL": settings.generator_url or links.get("Dashboard", ""),
@@ -161,8 +191,3 @@ def alert(message: Message, text: Text, settings: Alertmanager) -> dict[str, Any
     elif record.fleet_events is not None:
         values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
     return values
-
-
-def severity(message: Message) -> str:
-    """That of the first message of the event, kept as its thread: with another label it would be another alert."""
-    return message.thread if message.thread in SEVERITIES else message.severity

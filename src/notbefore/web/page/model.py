@@ -15,6 +15,7 @@ from notbefore.core.change import ENDINGS
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, Vm
+from notbefore.core.routing import SEVERITIES, severity_of
 from notbefore.web.view import AgentStatus, CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
@@ -204,10 +205,11 @@ class PageModel(Struct, frozen=True):
         return max(0.0, self.now.timestamp() - timestamp)
 
 
-def _urgency(event: PendingEvent) -> tuple[bool, bool, float]:
-    """This VM's before the others', then the started ones, then by NotBefore."""
+def _urgency(event: PendingEvent) -> tuple[bool, int, bool, float]:
+    """This VM's before the others', then the most severe, then the started ones, then by NotBefore."""
     due = event.not_before.timestamp() if event.not_before else float("inf")
-    return (event.scope == "peer", event.started is None, due)
+    severity = severity_of(event.event_type, event.seconds_to_not_before, event.expected_duration_seconds)
+    return (event.scope == "peer", SEVERITIES.index(severity), event.started is None, due)
 
 
 def ended_events(changes: Iterable[Record]) -> list[TimelineEvent]:
