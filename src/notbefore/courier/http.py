@@ -6,17 +6,16 @@ requests does it; a ``.netrc`` is not.
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-import certifi
+import requests
 import urllib3
 from msgspec import Struct
+from requests.adapters import HTTPAdapter
+from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
@@ -70,16 +69,14 @@ class Http:
         self._timeout = timeout
         self._guarded = guarded
         self._most = most
-        ca = ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or certifi.where()
-        self._options: dict[str, Any] = {
-            "cert_reqs": "CERT_REQUIRED",
-            "ca_cert_dir" if Path(ca).is_dir() else "ca_certs": ca,
-            "cert_file": cert[0] if cert is not None else None,
-            "key_file": cert[1] if cert is not None else None,
-        }
-        self._direct = _with_deadlines(urllib3.PoolManager(**self._options), guarded=guarded)
-        self._proxies: dict[str, urllib3.PoolManager] = {}  # by their addresses
-        self._proxy_of: dict[str, str | None] = {}  # by address
+        self._session = requests.Session()
+        self._session.trust_env = False  # no .netrc; and it would read the whole environment for each message
+        self._proxies: dict[str, dict[str, str]] = {}  # by address
+        self._verify = ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+        if cert is not None:
+            self._session.cert = cert if cert[1] is not None else cert[0]  # type: ignore[assignment] # its stubs know less
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, _Adapter(guarded=guarded))
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> HttpResponse:
         """Send, and return the answer, whatever it is; raises ``SendError`` where there is none.
@@ -90,56 +87,45 @@ class Http:
 
     def ask(self, method: Literal["GET", "HEAD"], url: str, headers: Mapping[str, str]) -> HttpResponse:
         """Ask for what changes nothing; as ``post`` otherwise."""
-        return self._exchange(method, url, None, headers, None)
+        return self._exchange(method, url, b"", headers, None)
 
     def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: float | None
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None
     ) -> HttpResponse:
         timeout = timeout or self._timeout
         deadline = time.monotonic() + timeout
-        connect = max(timeout / CONNECT_SHARE, min(timeout, SHORTEST_CONNECT))
+        if (proxies := self._proxies.get(url)) is None:
+            proxies = self._proxies[url] = get_environ_proxies(url)
         try:
-            response = self._manager(url).request(
+            if self._guarded:
+                check_target(url, proxied=select_proxy(url, proxies) is not None)
+            with self._session.request(
                 method,
                 url,
-                body=body,
+                data=body,
                 headers={"User-Agent": "notbefore", **headers},
-                timeout=urllib3.Timeout(connect=connect, read=timeout),
-                redirect=False,
-                retries=False,
-                preload_content=False,
-            )
-            with closing(response):  # where it was read to its end, its connection is kept
+                timeout=(max(timeout / CONNECT_SHARE, min(timeout, SHORTEST_CONNECT)), timeout),
+                allow_redirects=False,
+                stream=True,
+                proxies=proxies,
+                verify=self._verify,
+            ) as response:
                 content = _bounded(response, deadline, self._most)
-            return HttpResponse(response.status, content, _retry_after(response.headers.get("Retry-After")))
+                return HttpResponse(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
         except PrivateAddressError as error:
             raise SendError(str(error), permanent=True) from None
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # its text would hold the whole address
             raise SendError(f"{_receiver(url)}: {_reason(error)}") from None
 
-    def _manager(self, url: str) -> urllib3.PoolManager:
-        """Whose connections lead there: directly, or through the proxy that the environment names."""
-        if url not in self._proxy_of:
-            self._proxy_of[url] = _proxy(url)
-        proxy = self._proxy_of[url]
-        if self._guarded:
-            check_target(url, proxied=proxy is not None)
-        if proxy is None:
-            return self._direct
-        if proxy not in self._proxies:
-            self._proxies[proxy] = _through(proxy, self._options)
-        return self._proxies[proxy]
-
     def close(self) -> None:
         """Close the connections."""
-        for manager in (self._direct, *self._proxies.values()):
-            manager.clear()
+        self._session.close()
 
 
-def _bounded(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
+def _bounded(response: requests.Response, deadline: float, most: int) -> bytes:
     content = bytearray()
-    while chunk := response.read1(4096, decode_content=True):  # what is there, however little it is
+    while chunk := response.raw.read1(4096, decode_content=True):  # what is there, however little it is
         content += chunk
         if len(content) > most:
             return bytes(content[:most])  # the status counts, the rest is not needed
@@ -174,7 +160,7 @@ def _reason(error: BaseException) -> str:
             seen = seen.args[0]
         else:
             break
-    if isinstance(seen, urllib3.exceptions.HTTPError):
+    if isinstance(seen, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(seen).__name__
     return getattr(seen, "strerror", None) or f"{type(seen).__name__}: {seen}"
 
@@ -198,9 +184,9 @@ class _ConnectionMixin(HeadDeadlineMixin):
         return sock
 
 
-def _with_deadlines(manager: urllib3.PoolManager, *, guarded: bool) -> urllib3.PoolManager:
-    """Have a manager make connections of ours."""
-    manager.pool_classes_by_scheme = {
+def _pools(*, guarded: bool) -> dict[str, Any]:
+    """The classes of urllib3's pools, with connections of ours."""
+    return {
         pool.scheme: type(
             "Pool",
             (pool,),
@@ -208,29 +194,18 @@ def _with_deadlines(manager: urllib3.PoolManager, *, guarded: bool) -> urllib3.P
         )
         for pool in (HTTPConnectionPool, HTTPSConnectionPool)
     }
-    return manager
 
 
-# ---- proxies
+class _Adapter(HTTPAdapter):
+    def __init__(self, *, guarded: bool) -> None:
+        self._guarded = guarded
+        super().__init__()
 
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = _pools(guarded=self._guarded)
 
-def _proxy(url: str) -> str | None:
-    """The proxy that the environment, or another system, names for an address; ``None``: there is none."""
-    if sys.platform == "linux" and not any(name.lower().endswith("_proxy") for name in os.environ):
-        return None
-    from requests.utils import get_environ_proxies, prepend_scheme_if_needed, select_proxy  # noqa: PLC0415 - 3 MB
-
-    found = select_proxy(url, get_environ_proxies(url))
-    return str(prepend_scheme_if_needed(found, "http")) if found else None  # type: ignore[no-untyped-call]
-
-
-def _through(proxy: str, options: Mapping[str, Any]) -> urllib3.PoolManager:
-    """Connections through a proxy, whose own address may be a private one."""
-    parts = urlsplit(proxy)
-    if parts.scheme.startswith("socks"):
-        from urllib3.contrib.socks import SOCKSProxyManager  # noqa: PLC0415 - needs PySocks, which few have
-
-        return SOCKSProxyManager(proxy, **options)
-    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
-    headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
-    return _with_deadlines(urllib3.ProxyManager(proxy, proxy_headers=headers, **options), guarded=False)
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **options)
+        manager.pool_classes_by_scheme = _pools(guarded=False)  # the proxy's own address may be a private one
+        return manager
