@@ -22,7 +22,7 @@ from pathlib import Path
 from _machine import describe, resident
 
 from notbefore.commands.client import AgentClient
-from notbefore.config.otlp import OtlpConnection
+from notbefore.config.sinks import OtlpConnection
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration

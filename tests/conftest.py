@@ -1,6 +1,7 @@
 """What holds for all tests: hypothesis without a stopwatch, nobody asks Azure, and skips say what to install."""
 
 import gc
+import logging
 import os
 import runpy
 import shutil
@@ -136,3 +137,12 @@ def pytest_unconfigure() -> None:
     """Remove the runtime directory, after the processes that shared it."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ["RUNTIME_DIRECTORY"], ignore_errors=True)
+
+
+@pytest.fixture
+def log_as_before() -> Iterator[None]:
+    """For commands that are called as functions: they set up the log of their process, which is that of the tests."""
+    root = logging.getLogger()
+    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
+    yield
+    root.handlers[:], root.level, logging.raiseExceptions = handlers, level, raising

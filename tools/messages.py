@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.messages import Links, Messages
-from notbefore.config.sinks import Alertmanager, Email, SinkSettings
+from notbefore.config.sinks import Alertmanager, Email, MessageSettings
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
@@ -210,7 +210,7 @@ def _document(number: int, item: dict[str, Any] | None) -> Document:
 def mail(message: Message, now: datetime) -> str:
     """The e-mail as text."""
     account = email.account_of(Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",)))
-    found = email.compose(message, Renderer(SinkSettings(), SETTINGS)(message, now), account, now)
+    found = email.compose(message, Renderer(MessageSettings(), SETTINGS)(message, now), account, now)
     body = found.get_body(("plain",))
     if body is None:
         raise SystemExit("the e-mail has no text")
@@ -220,12 +220,12 @@ def mail(message: Message, now: datetime) -> str:
 def pager(message: Message, now: datetime) -> dict[str, Any]:
     """The request to PagerDuty, without its routing key."""
     said = message if message.record.no_longer_affected else message.shared
-    return pagerduty.event(said, Renderer(SinkSettings(), SETTINGS)(said, now))
+    return pagerduty.event(said, Renderer(MessageSettings(), SETTINGS)(said, now))
 
 
 def row(event_type: str, heading: str, message: Message, now: datetime) -> str:
     """One line of the table."""
-    text = Renderer(SinkSettings(), SETTINGS)(message, now)
+    text = Renderer(MessageSettings(), SETTINGS)(message, now)
     (attachment,) = slack.content(message, text, now)["attachments"]
     colors = {color: name for name, color in slack.COLORS.items()} | {slack.OVER: "over"}
     color = {"critical": "red", "warning": "orange", "info": "blue", "over": "green"}[colors[attachment["color"]]]

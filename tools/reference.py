@@ -25,9 +25,11 @@ from argparse_manpage.manpage import Manpage
 from msgspec import NODEFAULT, Meta, Struct, json
 
 from notbefore.commands.main import make_parser
+from notbefore.config.forms import Form
 from notbefore.config.model import Config
+from notbefore.config.reading import fields_of
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import KINDS, SinkSettings
+from notbefore.config.sinks import KINDS, MessageSettings, SinkSettings
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
@@ -52,8 +54,8 @@ CONFIGURATION: Final = """# Configuration
 
 {note}
 The configuration is one YAML file, the argument of `notbefore run`. Every key has a default except the address of a
-sink, so an empty file gives a working agent. `notbefore check-config FILE` shows each error with file, line and path,
-or all values in use. An unknown key is an error. SIGHUP reloads the file; if it has an error, the previous
+sink, so an empty file gives a working agent. `notbefore check-config FILE` shows all errors with file, line, column and
+path, or all values in use. An unknown key is an error. SIGHUP reloads the file; if it has an error, the previous
 configuration stays in use. [config/notbefore.yml](../config/notbefore.yml) is an example to start from.
 
 Order of precedence, lowest first: the defaults, the file, environment variables (`NOTBEFORE_IMDS__INTERVAL=5s`: the
@@ -61,7 +63,14 @@ path in capitals, with `__` between its parts), the command line (`--listen`, `-
 
 **Duration**: `500ms`, `1s`, `1m30s`, `1h`, `7d`. **Secret**: a key marked *secret*, such as `url`, has its value as
 text; or use one of `url_file` (a path relative to the configuration), `url_env` (an environment variable) or
-`url_credential` (systemd's `LoadCredential=`) instead. Secrets are never printed.
+`url_credential` (systemd's `LoadCredential=`) instead. Secrets are never printed. A list of one text needs no brackets.
+
+[config/notbefore.schema.json](../config/notbefore.schema.json) is the JSON Schema of the configuration. An editor with
+a YAML language server shows keys and mistakes by it after this first line of the file:
+
+```text
+# yaml-language-server: $schema=/usr/share/notbefore/notbefore.schema.json
+```
 """
 METRICS: Final = """# Metrics
 
@@ -178,13 +187,17 @@ def configuration() -> str:
 
 
 def _sinks() -> str:
-    common = _table("", SinkSettings)
+    common, texts = _table("", SinkSettings), _table("", MessageSettings)
+    people = ", ".join(f"`{kind}`" for kind, struct in KINDS.items() if issubclass(struct, MessageSettings))
+    shared = common.splitlines(keepends=True)[2:]
+    words = "".join(row for row in texts.splitlines(keepends=True) if row not in shared)
     parts = [
         "## `sinks.NAME`\n\nChoose a name, then one kind with its keys. See [notifications](notifications.md).\n",
         f"Every kind has these keys:\n\n{common}",
+        f"Those that people read ({people}) have these as well:\n\n{words}",
     ]
     for kind, struct in KINDS.items():
-        rows = set(common.splitlines()[2:])
+        rows = {*common.splitlines()[2:], *(texts.splitlines() if issubclass(struct, MessageSettings) else ())}
         own = [row for row in _table("", struct).splitlines(keepends=True) if row.rstrip() not in rows]
         parts.append(f"### `sinks.NAME.{kind}`\n\n{_text(struct)}\n\n{''.join(own)}")
     return "\n".join(parts)
@@ -206,7 +219,7 @@ def _table(above: str, struct: type[Struct]) -> str:
 def _rows(above: str, struct: type[Struct]) -> Iterator[str]:
     """A row for each key, including those of nested structs."""
     comments = _comments(struct)
-    for field in msgspec.structs.fields(struct):
+    for field in fields_of(struct).values():
         path = _path(above, field.encode_name, field.type)
         inner = _struct_in(field.type)
         text = comments.get(field.name) or (_text(inner) if inner else "")
@@ -237,7 +250,7 @@ def _type(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in inner)
     if origin in (Union, UnionType, Annotated):
-        return " or ".join(_type(item) for item in inner if not isinstance(item, Meta))
+        return " or ".join(_type(item) for item in inner if not isinstance(item, (Form, Meta)))
     if origin is tuple:
         return f"list of {_type(inner[0])}"
     if origin is dict:
@@ -431,15 +444,32 @@ def _with_table(page: str, rows: list[str]) -> str:
     return page
 
 
-def messages() -> str:
-    """docs/messages.md, by the module beside this one."""
-    spec = importlib.util.spec_from_file_location("messages_page", Path(__file__).with_name("messages.py"))
+def _beside(name: str) -> Any:
+    """Return the module ``name`` that stands beside this one."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     if spec is None or spec.loader is None:
-        raise SystemExit("tools/messages.py is missing")
+        raise SystemExit(f"tools/{name}.py is missing")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page: str = module.page(NOTE)
+    return module
+
+
+def messages() -> str:
+    """docs/messages.md."""
+    page: str = _beside("messages").page(NOTE)
     return page
+
+
+def config_schema() -> str:
+    """config/notbefore.schema.json."""
+    text: str = _beside("config_schema").config_schema(_comments)
+    return text
+
+
+def chart_schema() -> str:
+    """The schema of the chart's values."""
+    text: str = _beside("config_schema").chart_schema(_comments)
+    return text
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -448,6 +478,8 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "metrics.md": metrics,
     "opentelemetry.md": opentelemetry,
     "record.md": record_reference,
+    "../config/notbefore.schema.json": config_schema,
+    "../config/helm/notbefore/values.schema.json": chart_schema,
 }
 
 

@@ -10,7 +10,8 @@ NotBeforeError
 └── SimulatorError   an order to the simulator that cannot be carried out
 """
 
-from typing import Literal, get_args
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, get_args
 
 DocumentReason = Literal[
     "empty",  # no bytes at all
@@ -46,8 +47,43 @@ class NotBeforeError(Exception):
     """Base of all errors below; its text is written for the user who reads it."""
 
 
+class Place(NamedTuple):
+    """Where a value was given: a file with line and column (from 1 on; 0: not known), a variable, the command line."""
+
+    origin: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.origin}:{self.line}:{self.column}" if self.line else self.origin
+
+
+class Mistake(NamedTuple):
+    """One thing that is wrong with a configuration: where, the path of its key, and what was expected."""
+
+    place: Place
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (str(self.place), self.key, self.text)))
+
+
 class ConfigError(NotBeforeError):
-    """The configuration is wrong; the text names the file, the line, the path of the key, and what was expected."""
+    """The configuration is wrong; the text names the file, the line, the path of the key, and what was expected.
+
+    ``mistakes``: all that was found, where it was looked for; the text has a line for each.
+    """
+
+    mistakes: tuple[Mistake, ...] = ()
+
+    @classmethod
+    def of(cls, mistakes: Iterable[Mistake]) -> "ConfigError":
+        """Return the error with all of them, in the order in which they stand in the file."""
+        found = sorted(dict.fromkeys(mistakes))
+        error = cls("\n".join(map(str, found)))
+        error.mistakes = tuple(found)
+        return error
 
 
 class DocumentError(NotBeforeError):

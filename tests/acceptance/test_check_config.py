@@ -99,7 +99,7 @@ def test_an_error_is_json_as_well(tmp_path: Path) -> None:
     done = notbefore("check-config", str(path), "--json")
     said = json.loads(done.stdout)
     assert (done.returncode, said["ok"], done.stderr) == (2, False, "")
-    assert said["error"].startswith(f"{path}:1: imdz: there is no such key here")
+    assert said["error"].startswith(f"{path}:1:1: imdz: there is no such key here")
     path.write_text("log: {level: debug}", encoding="utf-8")
     said = json.loads(notbefore("check-config", str(path), "--json").stdout)
     assert (said["ok"], said["config"]["log"]["level"]) == (True, "debug")

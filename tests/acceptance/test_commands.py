@@ -115,7 +115,7 @@ def test_a_limit_that_is_none_is_refused_as_what_it_is(limit: str) -> None:
         (("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"), 2, "no.pem: expected a certificate"),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
         (("approve", "ID", "--state-dir", "empty"), 1, "empty/control.sock (No such file or directory): is it running"),
-        (("fleet", "fleet.yml"), 2, "fleet.yml:1: fleet: the key `hub` is missing"),
+        (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),
     ],
 )
 def test_what_is_typed_wrongly_is_answered_with_what_to_do(
@@ -292,7 +292,7 @@ def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, com
     path.write_text("imds:\n  interval: often\n", encoding="utf-8")
     done = notbefore(command, str(path))
     assert done.returncode == 2
-    assert f"{path}:2: imds.interval: expected a duration" in done.stderr
+    assert f"{path}:2:3: imds.interval: expected a duration" in done.stderr
     state = str(tmp_path / "state")
     wrong = notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254", NOTBEFORE_STATE__DIR=state)
     assert wrong.returncode == 2

@@ -117,6 +117,10 @@ def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> No
         ({"sinks": {}}, "sinks"),
         ({"access": "all"}, "access"),
         ({"podMonitor": {"apiVersion": "v1"}}, "apiVersion"),
+        ({"config": {"sinkz": {}}}, "sinkz"),
+        ({"config": {"sinks": {"oncall": {"slak": {}}}}}, "slak"),
+        ({"config": {"sinks": {"oncall": {"slack": {"url_fil": "x"}}}}}, "url_fil"),
+        ({"config": {"imds": {"interval": "1 min"}}}, "interval"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:

@@ -20,9 +20,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.semconv.schemas import Schemas
 
 from notbefore.config.messages import Messages
-from notbefore.config.otlp import Otlp, OtlpConnection
+from notbefore.config.model import Otlp
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import OtlpLogs
+from notbefore.config.sinks import OtlpConnection
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
@@ -277,7 +277,7 @@ def test_certificates_are_read_anew_after_a_failure(authority: trustme.CA, tmp_p
 
 
 def sink_to(url: str, **fields: Any) -> Sink:
-    settings = OtlpLogs(
+    settings = OtlpConnection(
         endpoint=url, timeout=Duration("5s"), resource={"deployment.environment.name": "test"}, **fields
     )
     return Sink("it", settings, Messages())

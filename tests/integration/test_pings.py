@@ -19,7 +19,7 @@ from notbefore.agent.pings import Pings, PingStatus
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config, HeartbeatConfig
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import OtlpLogs, SinkConfig, Webhook
+from notbefore.config.sinks import OtlpConnection, SinkConfig, Webhook
 from notbefore.core.duration import Duration
 from support.agent import eventually
 from support.azure import ID, ME, T0
@@ -79,7 +79,7 @@ def test_a_webhook_gets_the_heartbeat_signed_and_only_while_the_agent_is_well(pe
 
 
 def test_a_heartbeat_over_otlp_is_a_log_record_that_the_protocol_knows(peer: HttpPeer) -> None:
-    settings = OtlpLogs(endpoint=peer.url, headers={"Api-Key": Secret("k")}, resource={"team": "x"})
+    settings = OtlpConnection(endpoint=peer.url, headers={"Api-Key": Secret("k")}, resource={"team": "x"})
     pinged(config_of(SinkConfig(otlp_logs=settings)))
     (request,) = peer.requests
     assert (request.path, request.headers["api-key"]) == ("/v1/logs", "k")

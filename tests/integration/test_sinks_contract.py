@@ -21,7 +21,7 @@ from notbefore.config.sinks import (
     Command,
     Email,
     EventHub,
-    OtlpLogs,
+    OtlpConnection,
     PagerDuty,
     SinkConfig,
     Slack,
@@ -158,7 +158,7 @@ def pagerduty(url: str) -> SinkConfig:
 
 def otlp_logs(url: str) -> SinkConfig:
     headers = {"Api-Key": Secret(CANARY)}
-    return SinkConfig(otlp_logs=OtlpLogs(endpoint=url, headers=headers, compression="none", timeout=TIMEOUT))
+    return SinkConfig(otlp_logs=OtlpConnection(endpoint=url, headers=headers, compression="none", timeout=TIMEOUT))
 
 
 HTTP = {

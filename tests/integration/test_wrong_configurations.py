@@ -1,8 +1,6 @@
 """What people write wrongly, and what ``check-config`` says to it: the table in ``corpus/wrong_configurations.yml``."""
 
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,7 @@ TABLE = Path(__file__).parents[1] / "corpus" / "wrong_configurations.yml"
 CASES: list[dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
 
 
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """The command sets up the log of its process, which here is that of the tests."""
-    root = logging.getLogger()
-    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
-    yield
-    root.handlers[:], root.level, logging.raiseExceptions = handlers, level, raising
+pytestmark = pytest.mark.usefixtures("log_as_before")
 
 
 def test_there_are_sixty_and_no_two_are_the_same() -> None:

@@ -389,9 +389,9 @@ approval:
         ("{match: {scope: [self, peer]}}", "match: expected event_type"),
         ("{match: {notice_below: 5m}}", "match: expected event_type"),
         ("{match: everything}", "expected one of all"),
-        ("{match: {event_type: []}}", "length >= 1"),
-        ("{match: {event_source: [], resource: a}}", "length >= 1"),
-        ("{match: {event_type: Freeze, scope: []}}", "length >= 1"),
+        ("{match: {event_type: []}}", "expected at least one"),
+        ("{match: {event_source: [], resource: a}}", "expected at least one"),
+        ("{match: {event_type: Freeze, scope: []}}", "expected at least one"),
         ("{match: {duration: {}}}", "duration: expected min, max or unknown"),
         (
             "{match: {event_type: [Freeze, Reboott]}}",

@@ -1,5 +1,6 @@
 """The configuration: complete without a file, and every mistake named with file, line, path and expectation."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -91,14 +92,14 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("- a\n" * 60_000, ":19999: more than 20000 values"),
         ("#" * 300_000, "more than 262144 bytes"),
         ("vm: {name: " + "1:" * 1000 + "1}\n", ":1: a number of more than 1000 digits"),
-        ("vm: {name: 2026-99-99}\n", "this is not YAML"),
+        ("vm: {name: 2026-99-99}\n", ":1: vm.name: '2026-99-99' is a date that does not exist"),
         ("1: 2\n", "expected one line of text as the name of a section"),
         ("sinks:\n a: {sl\r\rack}\n", "expected one line of text as the name of a section"),
-        ("log: {level: info}\nlog: {format: json}\n", ":2: log is given twice: first at "),
-        ("log:\n  level: info\n  level: debug\n", ":3: log.level is given twice: first at "),
+        ("log: {level: info}\nlog: {format: json}\n", ":2: log: it is given twice: first at "),
+        ("log:\n  level: info\n  level: debug\n", ":3: log.level: it is given twice: first at "),
         (
             "routes: [{sinks: [], match: {}, sinks: []}]\n",
-            ":1: routes[0].sinks is given twice: first at ",
+            ":1: routes[0].sinks: it is given twice: first at ",
         ),
     ],
 )
@@ -106,7 +107,8 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, expected: 
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "notbefore.yml"))
-    assert expected in str(caught.value)
+    said = re.sub(r"(yml:\d+):\d+", r"\1", str(caught.value))  # columns have a test of their own
+    assert expected in said
 
 
 def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:
@@ -218,6 +220,7 @@ def test_a_family_that_is_left_out_of_the_scrape_is_one(tmp_path: Path) -> None:
 def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -> None:
     key = "Endpoint=sb://a/;SharedAccessKeyName=root;SharedAccessKey=b;EntityPath=c"
     (tmp_path / "key").write_text(key, encoding="utf-8")
+    (tmp_path / "ca.pem").touch()
     (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
     config = read(
         tmp_path,

@@ -1,6 +1,7 @@
 """The documents hold: references are not stale, configurations are right, commands can be typed, links lead on."""
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -47,7 +49,12 @@ def reference() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md"])
+SCHEMAS = ("../config/notbefore.schema.json", "../config/helm/notbefore/values.schema.json")
+
+
+@pytest.mark.parametrize(
+    "name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md", *SCHEMAS]
+)
 def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     made = reference().PAGES[name]()
@@ -94,6 +101,12 @@ HUB: Final = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccess
 CONFIGURATIONS: Final = [
     (name, values) for name, text in blocks("yaml") if (values := as_configuration(text)) is not None
 ]
+
+
+@pytest.mark.parametrize(("name", "values"), CONFIGURATIONS)
+def test_the_schema_for_editors_takes_each_configuration_in_the_documents(name: str, values: dict[str, Any]) -> None:
+    schema = json.loads((ROOT / "config" / "notbefore.schema.json").read_text(encoding="utf-8"))
+    assert [error.message for error in jsonschema.Draft7Validator(schema).iter_errors(values)] == [], name
 
 
 @pytest.mark.parametrize(("name", "values"), CONFIGURATIONS)

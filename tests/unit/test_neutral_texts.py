@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notbefore.config.messages import Messages
-from notbefore.config.sinks import KINDS, Alertmanager, Email, SinkSettings
+from notbefore.config.sinks import KINDS, Alertmanager, Email, MessageSettings
 from notbefore.core.record import Vm
 from notbefore.core.text import escaped
 from notbefore.courier.message import Message
@@ -25,13 +25,13 @@ NOW = at(60)
 SETTINGS = Messages(time_zone="Europe/Berlin")
 ACCOUNT = email.account_of(Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",)))
 TEMPLATES = {
-    "built in": SinkSettings(),
-    "templates": SinkSettings(
+    "built in": MessageSettings(),
+    "templates": MessageSettings(
         title="{{ event }} {{ event.type }} {{ vm }}",
         body="{{ record }}{{ event.description|list }}{{ event.resources|join }}{{ event.id|safe }}"
         "{{ vm.values()|join }}{{ body }}",
     ),
-    "of a kind": SinkSettings(
+    "of a kind": MessageSettings(
         titles={"started": "{{ record.values()|list }}"}, bodies={"started": "{{ event|items|list }}"}
     ),
 }

@@ -1,6 +1,7 @@
 """Sinks, routes and secrets in the configuration: what is taken, what is refused and how, and what is never shown."""
 
 import os
+import re
 import sys
 import zoneinfo
 from pathlib import Path
@@ -10,8 +11,7 @@ import pytest
 import yaml
 
 from notbefore.config.findings import plain_secrets, warnings
-from notbefore.config.load import dump, load
-from notbefore.config.messages import Messages
+from notbefore.config.load import dump, examine, load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, SinkConfig, Slack
@@ -106,9 +106,9 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
     ("text", "said"),
     [
         ("sinks: {a: {slack: {}}}", "sinks.a.slack: expected either `url`"),
-        ("sinks: {a: {slack: {url: x, token: y}}}", "expected either `url`"),
+        ("sinks: {a: {slack: {url: 'http://x', token: y}}}", "expected either `url`"),
         ("sinks: {a: {slack: {token: y}}}", "expected `channel`"),
-        ("sinks: {a: {slack: {url: x}, webhook: {url: x}}}", "sinks.a: expected exactly one of slack, email"),
+        ("sinks: {a: {slack: {url: 'http://x'}, command: {command: [/x]}}}", "sinks.a: expected exactly one of slack"),
         ("sinks: {a: {}}", "expected exactly one of"),
         ("sinks: {a: {pigeon: {}}}", "sinks.a.pigeon: there is no such key here: expected one of slack"),
         ("sinks: {a: 5}", "sinks.a: expected keys with values below it, got 5"),
@@ -118,22 +118,22 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("sinks: {a: {webhook: {url: 'ftp://x'}}}", "sinks.a.webhook.url: expected http://HOST"),
         ("sinks: {a: {slack: {url: 'hooks.slack.com/x'}}}", "url: expected http://HOST"),
         ("sinks: {a: {webhook: {url: 'https://u:p@example.org'}}}", "give them under `headers`"),
-        ("sinks: {a: {email: {url: 'mailtos://me:pa[ss@example.org'}}}", "Special characters in a password"),
+        ("sinks: {a: {email: {url: 'mailtos://me:pa[ss@example.org'}}}", "special characters in a password"),
         ("sinks: {a: {webhook: {url: x, timeout: 0s}}}", "timeout: expected 100ms to 5m"),
         ("sinks: {a: {webhook: {url: x, expire_after: 0s}}}", "expire_after: expected 1s or more"),
-        ("sinks: {a: {webhook: {url: x, title: y}}}", "title and body are not for a sink that is sent the record"),
-        ("sinks: {a: {command: {command: [/bin/ls], body: y}}}", "title and body are not for a sink"),
-        ("sinks: {a: {event_hub: {connection_string: x, body: y}}}", "title and body are not for a sink"),
+        ("sinks: {a: {webhook: {url: x, title: y}}}", "sinks.a.webhook.title: there is no such key here"),
+        ("sinks: {a: {command: {command: [/bin/ls], body: y}}}", "body: there is no such key here"),
+        ("sinks: {a: {event_hub: {connection_string: x, body: y}}}", "body: there is no such key here"),
         ("sinks: {a: {webhook: {url: x, format: xml}}}", "expected one of json, cloudevents"),
-        ("sinks: {a: {webhook: {url: x, key_file: k}}}", "expected `cert_file`"),
+        ("sinks: {a: {webhook: {url: 'http://x', key_file: slack-url}}}", "expected `cert_file`"),
         ("sinks: {a: {webhook: {url: x, headers: {'X Y': z}}}}", "is no name of a header"),
         ("sinks: {a: {webhook: {url_file: none}}}", "none cannot be read: No such file"),
         ("sinks: {a: {webhook: {url_env: NONE}}}", "NONE is not set"),
-        ("sinks: {a: {alertmanager: {urls: []}}}", "at least one address"),
+        ("sinks: {a: {alertmanager: {urls: []}}}", "urls: expected at least one"),
         ("sinks: {a: {alertmanager: {urls: ['http://u:p@am:9093']}}}", "do not belong in the address"),
         ("sinks: {a: {alertmanager: {urls: ['am:9093']}}}", "expected http://HOST"),
         ("sinks: {a: {alertmanager: {urls: ['http://am'], username: u}}}", "expected `username` and `password`"),
-        ("sinks: {a: {alertmanager: {urls: ['http://am'], labels: {'a-b': c}}}}", "is no name of a label"),
+        ("sinks: {a: {alertmanager: {urls: ['http://am'], labels: {'a-b': c}}}}", "expected the name of a label"),
         ("sinks: {a: {email: {url: 'mailto://x', to: ['a@b, c@d']}}}", "expected a mail address"),
         ("sinks: {a: {pagerduty: {routing_key: short}}}", "routing_key: expected the 32 letters and digits"),
         ("sinks: {a: {pagerduty: {routing_key: x, url: 'ftp://x'}}}", "url: expected http://HOST"),
@@ -143,7 +143,7 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
             "sinks: {a: {event_hub: {connection_string: x, transport: websockets, proxy_host: 'http://p'}}}",
             "proxy_host: expected a name",
         ),
-        ("sinks: {a: {event_hub: {connection_string: x, proxy_host: p}}}", "beside `transport: websockets`"),
+        ("sinks: {a: {event_hub: {namespace: x, hub: h, proxy_host: p}}}", "beside `transport: websockets`"),
         ("sinks: {a: {event_hub: {namespace: 'sb://x.example.org', hub: h}}}", "namespace: expected its name alone"),
         (
             "sinks: {a: {event_hub: {namespace: x.example.org, hub: h, authority: login.example.org}}}",
@@ -172,13 +172,13 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
             "sinks: {a: {slack: {url: 'https://x', titles: {odd: x}}}}",
             "sinks.a.slack.titles: there is no 'odd' here: expected one of announced",
         ),
-        ("sinks: {a: {webhook: {url: 'https://x', bodies: {started: x}}}}", "title and body are not for a sink"),
+        ("sinks: {a: {webhook: {url: 'https://x', bodies: {started: x}}}}", "bodies: there is no such key here"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_place(place: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(place, text)
-    assert said in str(raised.value)
+    assert said in re.sub(r"(yaml:\d+):\d+", r"\1", str(raised.value))
     assert "notbefore.yaml" in str(raised.value)
 
 
@@ -196,7 +196,7 @@ def test_a_sink_may_stand_in_the_environment(place: Path) -> None:
 def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> None:
     config = read(place, FULL)
     path = place / "notbefore.yaml"
-    assert plain_secrets(config) == ["sinks.hook.webhook.url"]
+    assert plain_secrets(config) == [], "an address without a key is no secret"
     path.chmod(0o644)
     assert "read by every user" not in " ".join(warnings(config, path)), "an address without a key is no secret"
     path.write_text(FULL.replace("https://example.org/hook", "https://example.org/hook?key=abc"), encoding="utf-8")
@@ -224,7 +224,7 @@ def test_a_secret_from_the_environment_is_no_reason_to_warn_of_the_file(place: P
     path = place / "notbefore.yaml"
     path.write_text("log: {level: info}\n", encoding="utf-8")
     path.chmod(0o644)
-    config = load(path, {"NOTBEFORE_SINKS__HOOK__WEBHOOK__URL": "https://example.org/secret"}, {})
+    config = load(path, {"NOTBEFORE_SINKS__HOOK__WEBHOOK__URL": "https://example.org/?key=secret"}, {})
     assert plain_secrets(config) == ["sinks.hook.webhook.url"]
     assert warnings(config, path) == []
 
@@ -291,21 +291,21 @@ PAIR = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=ab
             "two\nlines",
             "headers.X-Key: expected one line",
         ),
-        ("slack: {token_env: FOUND, channel: C}", "xoxb\N{EN DASH}1", "token: expected one line of text"),
+        ("slack: {token_env: FOUND, channel: C}", "xoxb\N{EN DASH}1", "token_env: expected one line of text"),
         (
             "alertmanager: {urls: ['http://am'], token_env: FOUND}",
             " spaced",
-            "token: expected one line of text",
+            "token_env: expected one line of text",
         ),
         (
             "event_hub: {connection_string_env: FOUND}",
             "garbage",
-            "connection_string: expected Endpoint=sb://NAMESPACE/",
+            "connection_string_env: expected Endpoint=sb://NAMESPACE/",
         ),
         ("event_hub: {connection_string_env: FOUND}", PAIR, "connection_string: expected EntityPath=HUB"),
         ("event_hub: {connection_string_env: FOUND, hub: h}", PAIR, ""),
         ("event_hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
-        ("email: {url_env: FOUND}", "smtp://x", "url: expected mailtos://USER"),
+        ("email: {url_env: FOUND}", "smtp://x", "url_env: expected mailtos://USER"),
     ],
 )
 def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, found: str, said: str) -> None:
@@ -333,10 +333,9 @@ def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, 
     path = place / "notbefore.yaml"
     path.write_text(f"sinks: {{a: {{{settings}}}}}", encoding="utf-8")
     load(path, {}, {})  # the agent would carry the library for good
-    with pytest.raises(ConfigError) as raised:
-        load(path, {}, {}, trial=try_out)
-    assert f"{path}:1: {said}" in str(raised.value)
-    assert "hunter2" not in str(raised.value)
+    (mistake,) = examine(path, {}, {}, trial=try_out)[2]
+    assert said in f"{mistake.key}: {mistake.text}"
+    assert "hunter2" not in str(mistake)
 
 
 @pytest.mark.parametrize("key", ["title", "body", "titles.started", "bodies.started"])
@@ -355,8 +354,8 @@ def test_a_system_without_time_zones_is_advised_what_to_install(monkeypatch: pyt
     zoneinfo.reset_tzpath(to=[])
     zoneinfo.ZoneInfo.clear_cache()
     try:
-        with pytest.raises(ValueError, match="pip install tzdata"):
-            Messages(time_zone="Europe/Berlin")
+        with pytest.raises(ConfigError, match="pip install tzdata"):
+            load(None, {"NOTBEFORE_MESSAGES__TIME_ZONE": "Europe/Berlin"}, {})
     finally:
         zoneinfo.reset_tzpath(to=before)
 
@@ -487,7 +486,7 @@ STORAGE = "AccountName=a;AccountKey=b=="
 @pytest.mark.parametrize(
     ("fleet", "found", "said"),
     [
-        ("hub: {connection_string_env: FOUND}", "garbage", "fleet.hub.connection_string: expected Endpoint=sb://"),
+        ("hub: {connection_string_env: FOUND}", "garbage", "fleet.hub.connection_string_env: expected Endpoint=sb://"),
         ("hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
         ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", "garbage", "expected AccountName=NAME"),
         ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", f"{STORAGE};x", "expected AccountName"),

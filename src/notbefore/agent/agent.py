@@ -29,8 +29,7 @@ from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
-from notbefore.config.model import Config
-from notbefore.config.otlp import Otlp
+from notbefore.config.model import Config, Otlp
 from notbefore.courier.supervisor import CourierManager, check, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up

@@ -21,7 +21,7 @@ from msgspec import Struct
 from notbefore import __version__
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config
-from notbefore.config.sinks import OtlpLogs, Webhook
+from notbefore.config.sinks import OtlpConnection, Webhook
 from notbefore.core.delivery import heartbeat_delivery
 from notbefore.core.record import Heartbeat, Value, Vm, is_of_resource, json_line
 from notbefore.courier.addresses import PrivateAddressError, check_address, check_target
@@ -116,7 +116,7 @@ class Pings:
         record = Heartbeat.of(status.vm, status.listed, __version__, status.now, every)
         if isinstance(settings, Webhook):
             self._post(f"sink {heartbeat.sink}", lambda: to_webhook(settings, heartbeat.sink or "", record, every))
-        elif isinstance(settings, OtlpLogs):
+        elif isinstance(settings, OtlpConnection):
             self._post(f"sink {heartbeat.sink}", lambda: to_otlp(settings, record))
 
     def _post(self, whom: str, made: Callable[[], Post]) -> None:
@@ -191,7 +191,7 @@ def to_webhook(settings: Webhook, sink: str, record: Heartbeat, every: float) ->
     )
 
 
-def to_otlp(settings: OtlpLogs, record: Heartbeat) -> Post:
+def to_otlp(settings: OtlpConnection, record: Heartbeat) -> Post:
     """The heartbeat as a log record, OTLP over HTTP in JSON: OpenTelemetry's SDK would cost the agent 13 MiB."""
     flat = record.flat()
     own = {"service.name": "notbefore", "service.version": __version__, **settings.resource}

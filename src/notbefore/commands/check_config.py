@@ -18,13 +18,12 @@ from msgspec import Struct
 
 from notbefore.commands.client import local_agent
 from notbefore.commands.main import WRONG
-from notbefore.commands.options import add_configuration, add_json, load_configuration
+from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json, table
-from notbefore.config.findings import check_broken, plain_keys, warnings
-from notbefore.config.load import dump, files, values
+from notbefore.config.findings import broken, plain_secrets, warnings
+from notbefore.config.load import dump, examine, files, values
 from notbefore.config.messages import Messages
-from notbefore.config.model import Config, Server, host_and_port
-from notbefore.config.otlp import Otlp, OtlpConnection
+from notbefore.config.model import Config, Otlp, Server, host_and_port
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
@@ -32,7 +31,7 @@ from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, ConnectableSink, Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.sinks import check_templates, make, try_out
-from notbefore.errors import ConfigError, ImdsError, NotBeforeError, SendError
+from notbefore.errors import ConfigError, ImdsError, Mistake, NotBeforeError, SendError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
@@ -72,12 +71,22 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         if not options.json:
             raise
-        print_json([{"ok": False, "error": str(error)}], sys.stdout)
+        mistakes = [
+            {
+                "file": one.place.origin,
+                "line": one.place.line,
+                "column": one.place.column,
+                "key": one.key,
+                "text": one.text,
+            }
+            for one in error.mistakes
+        ]
+        print_json([{"ok": False, "error": str(error), "mistakes": mistakes}], sys.stdout)
         return WRONG
 
 
 def _run(options: argparse.Namespace) -> int:
-    config = load_configuration(options, None if options.connect else try_out)  # `connect` makes each sink by itself
+    config, notes = _examined(options)
     if options.no_inline_secrets:
         _refuse_inline_secrets(config)
     if options.files:
@@ -88,9 +97,6 @@ def _run(options: argparse.Namespace) -> int:
         else:
             sys.stdout.writelines(f"{path}\n" for path in named)
         return 0
-    check_broken(config, options.config)
-    ImdsClient(config.imds.endpoint)  # raises what is wrong with the address
-    notes = access(config.server).check_listen(config.server.listen)  # raises where it would let everybody read
     notes = [*notes, *(_leader_notes(config) if options.connect else ())]
     found = [*warnings(config, options.config), *_cannot_listen(config.server)]
     if not options.json:
@@ -109,6 +115,23 @@ def _run(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(f"{dump(config)}# {_verdict(options, found)}\n")  # a comment: what is printed stays YAML
     return WRONG if strict else int(refused)
+
+
+def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
+    """Return the configuration, and notes about who may read; raises ``ConfigError`` with all that is wrong."""
+    trial = None if options.connect else try_out  # `connect` makes each sink by itself
+    config, places, mistakes = examine(options.config, os.environ, overrides(options), trial=trial)
+    mistakes += [Mistake(places.nearest(key), key, text) for key, text in broken(config)]
+    notes: list[str] = []
+    try:
+        notes = access(config.server).check_listen(config.server.listen)  # raises where it would let everybody read
+    except ConfigError as error:
+        text = str(error).removeprefix("server.listen: ")
+        key = "server.web_config_file" if text == str(error) else "server.listen"
+        mistakes += error.mistakes or [Mistake(places.nearest(key), key, text)]
+    if mistakes:
+        raise ConfigError.of(mistakes)
+    return config, notes
 
 
 def _verdict(options: argparse.Namespace, found: list[str]) -> str:
@@ -167,7 +190,7 @@ def _listens_already(server: Server) -> list[str]:
 
 def _refuse_inline_secrets(config: Config) -> None:
     """Raise ``ConfigError`` that says where each secret is to be moved."""
-    if plain := plain_keys(config):
+    if plain := plain_secrets(config):
         raise ConfigError(
             f"these secrets stand in the configuration, which every user of this machine can read: {', '.join(plain)}."
             " Write each into a file of root's (install -m 0600 /dev/stdin /etc/notbefore/credentials/NAME) and name it"
@@ -208,7 +231,7 @@ def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
 def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, bool | None, str]]:
     from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
 
-    metrics, logs = OtlpConnection.of(otlp), otlp.logs or OtlpConnection.of(otlp)
+    metrics, logs = otlp, otlp.logs or otlp
     for connection in (metrics, logs):
         learn(connection.headers, redact)
     asked = [("otlp", "metrics", *_ask(partial(Sender, metrics, "metrics", Http, redact)))] if otlp.metrics else []

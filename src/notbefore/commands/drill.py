@@ -23,6 +23,7 @@ from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
 from notbefore.config.load import load
 from notbefore.config.model import Config
+from notbefore.config.sinks import MessageSettings
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, DeliveryResult, Routing, deliveries
@@ -325,9 +326,9 @@ def _rows(results: list[Result], config: Config) -> list[DrillRow]:
 
 def _fallback(result: Result, config: Config) -> str:
     """Why the built-in text was sent instead of the user's template; empty where the template worked."""
-    if not result.settled.fallback:
-        return ""
     settings = config.sinks[result.delivery.sink].settings
+    if not result.settled.fallback or not isinstance(settings, MessageSettings):
+        return ""
     why = Renderer(settings, config.messages).trouble(Message.of(result.delivery))
     return f"the template failed ({why}): the built-in text was sent"
 

@@ -105,7 +105,7 @@ def _run(words: Sequence[str]) -> int:
         code: int = _module(options.command).run(options)
         return code
     except NotBeforeError as error:
-        sys.stderr.write(f"notbefore: {escaped(str(error))}\n")
+        sys.stderr.writelines(f"notbefore: {escaped(line)}\n" for line in str(error).splitlines())
         return _exit_code(error)
     except KeyboardInterrupt:
         return FAILED

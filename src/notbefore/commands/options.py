@@ -4,7 +4,6 @@ import argparse
 import os
 from pathlib import Path
 
-from notbefore.config.checks import Trial
 from notbefore.config.load import load
 from notbefore.config.model import Config, default_state_dir
 
@@ -26,11 +25,15 @@ def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object a li
     parser.add_argument("--json", action="store_true", help=what)
 
 
-def load_configuration(options: argparse.Namespace, trial: Trial | None = None) -> Config:
-    """Return the configuration that the options name; raises ``ConfigError``. ``trial``: see ``config.load``."""
-    overrides = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
-    overrides["log.level"] = getattr(options, "log_level", None)
-    return load(options.config, os.environ, overrides, trial=trial)
+def load_configuration(options: argparse.Namespace) -> Config:
+    """Return the configuration that the options name; raises ``ConfigError``."""
+    return load(options.config, os.environ, overrides(options))
+
+
+def overrides(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return what the command line says instead of the configuration, by the paths of the keys."""
+    found = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
+    return found | {"log.level": getattr(options, "log_level", None)}
 
 
 def add_state(parser: argparse.ArgumentParser) -> None:

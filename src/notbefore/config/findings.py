@@ -9,122 +9,150 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from notbefore.config.addresses import unlikely
+from notbefore.config import otel
 from notbefore.config.checks import command_problem, webhook_problem
-from notbefore.config.load import ENVIRONMENT_PREFIX, missing_library
+from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
-from notbefore.config.otel_variables import Variables
-from notbefore.config.otlp import otlp_headers
-from notbefore.config.sinks import Webhook
-from notbefore.config.yaml_file import located, read
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import OtlpConnection, SinkConfig
+from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
 from notbefore.core.document import EVENT_TYPES, SCHEDULED, STARTED
 from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
+from notbefore.errors import Mistake
 
+Finding = tuple[str, str]  # the path of a key, and what is doubtful about it
 LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
-PLACES: Final = ("{vm}", "{event_type}")  # in the links of messages
+PLACEHOLDERS: Final = ("{vm}", "{event_type}")  # in the links of messages
+SHORTEST_NOTICE: Final = 30.0  # seconds, of a Preempt
+OTLP_PORTS: Final = {"http/protobuf": 4318, "grpc": 4317}
+SERVICES: Final = {  # host of a service that does not understand the record that a webhook is sent -> the sink for it
+    "hooks.slack.com": "slack",
+    "events.pagerduty.com": "pagerduty",
+    "events.eu.pagerduty.com": "pagerduty",
+    "outlook.office.com": "apprise",
+    "webhook.office.com": "apprise",
+    "discord.com": "apprise",
+    "api.telegram.org": "apprise",
+}
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
-    places = read(path)[1] if path is not None else {}
-    found = [
-        *_otlp_variables(config, os.environ),
+    places = read(path)[1] if path is not None else Places()
+    doubtful = [*broken(config), *_of_sinks(config), *_of_routes(config), *_of_addresses(config), *_of_others(config)]
+    return [
+        *_of_otlp_variables(config, os.environ),
         *_misspelt_variables(os.environ),
-        *_plain_secrets(config, path, places),
-        *_writable_files(config, path),
+        *_of_files(config, path, places),
+        *(str(Mistake(places.nearest(key), key, text)) if places else f"{key}: {text}" for key, text in doubtful),
     ]
-    found += [str(located(places, key, text)) if places else f"{key}: {text}" for key, text in _of_keys(config)]
-    return found
 
 
-def plain_keys(config: Config) -> list[str]:
-    """Return ``plain_secrets`` without the addresses of webhooks that hold no key."""
-    webhooks = {f"sinks.{name}.webhook.url": sink.webhook for name, sink in config.sinks.items()}
-    return [key for key in plain_secrets(config) if not _holds_no_key(webhooks.get(key))]
-
-
-def _holds_no_key(webhook: Webhook | None) -> bool:
-    """Whether its address is host and path alone, without a user, a query, or a part of the path that is like a key."""
-    if webhook is None:
-        return False
-    url = urlsplit(webhook.url.reveal())
-    words = max(map(len, url.path.split("/"))) <= LONGEST_WORD
-    return words and not (url.username or url.password or url.query or url.fragment)
-
-
-def check_broken(config: Config, path: Path | None) -> None:
-    """Raise ``ConfigError`` for what cannot work as it is. The agent only warns of it, and watches all the same."""
-    for key, text in _broken(config):
-        raise located(read(path)[1] if path is not None else {}, key, text)
-
-
-def plain_secrets(config: Config) -> list[str]:
-    """Return the keys under which a secret stands as plain text."""
-    ping_url = config.heartbeat.ping_url if config.heartbeat is not None else None
-    found = ["heartbeat.ping_url"] if ping_url is not None and ping_url.source == "inline" else []
-    found += [
-        f"sinks.{name}.{sink.kind}.{key}"
-        for name, sink in config.sinks.items()
-        for key, secret in sink.secrets.items()
-        if secret.source == "inline"
-    ]
-    return found + [path for path, secret in otlp_headers(config.otlp).items() if secret.source == "inline"]
-
-
-def _broken(config: Config) -> Iterator[tuple[str, str]]:
+def broken(config: Config) -> Iterator[Finding]:
+    """Yield what cannot work: an error in ``check-config``. The agent warns of it, and watches all the same."""
     for name, sink in config.sinks.items():
         if sink.command is not None and (problem := command_problem(sink.command.command[0])):
             yield f"sinks.{name}.command.command", problem
         if problem := webhook_problem(sink):
             yield f"sinks.{name}.webhook.url", problem
+    if Path(config.state.dir).is_file():
+        yield "state.dir", f"{config.state.dir} is a file: name a directory"
 
 
-def _of_keys(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the path of a key, and what is wrong with it."""
-    yield from _broken(config)
-    yield from _unused(config)
+def plain_secrets(config: Config) -> list[str]:
+    """Return the keys under which a secret stands as plain text, without the addresses of webhooks that hold no key."""
+    ping_url = config.heartbeat.ping_url if config.heartbeat is not None else None
+    found = {"heartbeat.ping_url": ping_url} if ping_url is not None else {}
+    for name, sink in config.sinks.items():
+        found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
+        if sink.webhook is not None and _holds_no_key(_split(sink.webhook.url)):
+            del found[f"sinks.{name}.webhook.url"]
+    logs = config.otlp.logs if config.otlp is not None else None
+    for path, connection in (("otlp", config.otlp), ("otlp.logs", logs)):
+        if connection is not None:
+            found |= {f"{path}.headers.{name}": secret for name, secret in connection.headers.items()}
+    return [key for key, secret in found.items() if secret.source == "inline"]
+
+
+def _holds_no_key(url: SplitResult) -> bool:
+    """Whether it is host and path alone, without a user, a query, or a part of the path that is like a key."""
+    words = max(map(len, url.path.split("/"))) <= LONGEST_WORD
+    return words and not (url.username or url.password or url.query or url.fragment)
+
+
+def _split(secret: Secret | None) -> SplitResult:
+    return urlsplit(secret.reveal() if secret is not None else "")
+
+
+def _of_sinks(config: Config) -> Iterator[Finding]:
+    used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
+    used |= {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
+    used |= {config.heartbeat.sink} if config.heartbeat is not None and config.heartbeat.sink is not None else set()
+    for name, sink in config.sinks.items():
+        if config.routes and name not in used:
+            text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
+            yield f"sinks.{name}", text
+        if sink.email is not None and (sink.email.port, sink.email.tls) == (465, "starttls"):
+            yield f"sinks.{name}.email.port", "at 465 a mail server expects TLS from the first byte on: `tls: tls`"
+        yield from ((f"sinks.{name}.{sink.kind}.{key}", text) for key, text in _of_address(sink))
+
+
+def _of_address(sink: SinkConfig) -> Iterator[Finding]:
+    """What is probably the address of something else: a page for a webhook, another service, a path that is added."""
+    if sink.slack is not None:
+        url = _split(sink.slack.url)
+        if (url.hostname or "").endswith("slack.com") and not url.path.startswith("/services/"):
+            yield "url", "this is not an incoming webhook: its address begins with https://hooks.slack.com/services/"
+    if sink.pagerduty is not None and not urlsplit(sink.pagerduty.url).path.endswith("/v2/enqueue"):
+        yield "url", "this is not the Events API v2: its address ends with /v2/enqueue"
+    host = (_split(sink.webhook.url).hostname or "") if sink.webhook is not None else ""
+    for service, kind in SERVICES.items():
+        if host == service or host.endswith(f".{service}"):
+            yield "url", f"{service} does not understand what a webhook is sent: use the sink `{kind}`"
+    for member in sink.alertmanager.urls if sink.alertmanager is not None else ():
+        if "/api/v" in member:
+            yield "urls", f"/api/v2/alerts is added to it: leave the path out of {member}"
+
+
+def _of_addresses(config: Config) -> Iterator[Finding]:
+    connections: dict[str, OtlpConnection | None] = {"otlp": config.otlp}
+    connections |= {f"sinks.{name}.otlp_logs": sink.otlp_logs for name, sink in config.sinks.items()}
+    for key, connection in connections.items():
+        url = urlsplit(connection.endpoint or "") if connection is not None else None
+        if connection is None or url is None:
+            continue
+        if added := re.search(r"/v1/(?:metrics|logs|traces)(?=/?$)", url.path):
+            yield f"{key}.endpoint", f"{added[0]} is added to it: leave it out here"
+        usual = OTLP_PORTS[connection.protocol]
+        if url.port in OTLP_PORTS.values() and url.port != usual:
+            other = next(name for name, port in OTLP_PORTS.items() if port == url.port)
+            yield (
+                f"{key}.endpoint",
+                f"{url.port} is the usual port of the protocol {other}: write {usual}, or `protocol: {other}`",
+            )
+    if config.peers is not None and urlsplit(config.peers.url).path in ("", "/"):
+        yield "peers.url", "a page answers there even where the agent is not ready: write /readyz behind it"
+
+
+def _of_routes(config: Config) -> Iterator[Finding]:
     for number, route in enumerate(config.routes):
         fleet = config.fleet
         match = route.match if fleet is None else _without_silent(route.match)
         alone = _alone(route) if fleet is None else _of_many(route.match)
-        for key, text in (*_never_matching(match), *alone):
+        for key, text in (*_never_matching(match), *_without_use(route), *alone):
             yield f"routes[{number}].{key}", text
-        for name in set(route.sinks) & set(route.fallback):
-            yield f"routes[{number}].fallback", f"{name} is one of `sinks` already: leave it out here"
     for number, before in _hidden([(route.match, not route.go_on) for route in config.routes]):
         text = f"it is never reached, since routes[{before}] matches all that it matches: move it up"
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
     for number, before in _hidden([(rule.matcher, True) for rule in config.approval.rules]):
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
-    yield from unlikely(config)
-    yield from _messages(config)
-    if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
-        yield (
-            "state.dir",
-            f"{config.state.dir} is relative to the directory in which the agent is started: give an absolute path",
-        )
-
-
-def _unused(config: Config) -> Iterator[tuple[str, str]]:
-    used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
-    used |= {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
-    used |= {config.heartbeat.sink} if config.heartbeat is not None and config.heartbeat.sink is not None else set()
-    for name in config.sinks if config.routes else ():
-        if name not in used:
-            text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
-            yield f"sinks.{name}", text
-    if config.fleet is not None and config.records.tags:
-        yield "records.tags", "`notbefore fleet` has the tags from the agents' records: set it in their configuration"
-    inventory = config.fleet.inventory_file if config.fleet is not None else None
-    if inventory is not None and not os.access(inventory, os.R_OK):
-        yield "fleet.inventory_file", f"{inventory} cannot be read: until it can, no VM is missing"
     if config.peers is not None and all(route.announce_by != "leader" for route in config.routes):
         yield "peers", "nobody is asked: only routes with `announce_by: leader` ask the agents of other VMs"
 
@@ -134,7 +162,7 @@ def _without_silent(match: Match) -> Match:
     return msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
 
 
-def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
+def _never_matching(match: EventMatch) -> Iterator[Finding]:
     for key, text in unknown_words(match):
         yield f"match.{key}", f"{text}. This word matches no event"
     for word in getattr(match, "event_status", ()):
@@ -146,13 +174,20 @@ def _never_matching(match: EventMatch) -> Iterator[tuple[str, str]]:
     if found := re.search(r"[\w-](?=\*)", getattr(match, "resource", None) or ""):
         text = f"this is a regular expression, and `{found[0]}*` means any number of `{found[0]}`"
         yield "match.resource", f"{text}: for any text write `.*`"
-    if match.notice_below is not None and not match.notice_below.seconds:
-        yield "match.notice_below", "no notice is shorter than 0s: give a longer one, such as 5m"
-    if match.duration is not None and match.duration.max is not None and match.duration.max < 0:
-        yield "match.duration", "no duration is below 0: for one that Azure does not know write {unknown: true}"
 
 
-def _of_many(match: Match) -> Iterator[tuple[str, str]]:
+def _without_use(route: Route) -> Iterator[Finding]:
+    """Keys of a route that change nothing."""
+    types = {one.casefold() for one in route.match.event_type}
+    if types == {"preempt"} and any(one.seconds >= SHORTEST_NOTICE for one in route.remind_before):
+        yield "remind_before", "a Preempt has 30 s of notice: nobody is reminded so long before it"
+    if not route.fallback and route.fallback_after != Route().fallback_after:
+        yield "fallback_after", "there is no `fallback`: name the sinks that are tried then"
+    for name in set(route.sinks) & set(route.fallback):
+        yield "fallback", f"{name} is one of `sinks` already: leave it out here"
+
+
+def _of_many(match: Match) -> Iterator[Finding]:
     """What a route of the fleet asks, and what no notification of it has."""
     if match.scope and "self" not in match.scope:
         yield "match.scope", "whatever the fleet notifies of has the scope self: leave it out"
@@ -160,7 +195,7 @@ def _of_many(match: Match) -> Iterator[tuple[str, str]]:
         yield "match.change", "the fleet reads no approvals, so nothing matches: route them on the agents"
 
 
-def _alone(route: Route) -> Iterator[tuple[str, str]]:
+def _alone(route: Route) -> Iterator[Finding]:
     """What does not work on an agent, where each VM notifies by itself."""
     approvals = set(route.match.change) & set(APPROVAL_KINDS)
     if route.match.scope == ("peer",) and route.announce_by != "all" and not approvals:
@@ -189,18 +224,23 @@ def _covers(earlier: object, later: object) -> bool:
     return {str(word).casefold() for word in later} <= {str(word).casefold() for word in earlier}
 
 
-def _messages(config: Config) -> Iterator[tuple[str, str]]:
-    """Types of events and placeholders that nothing fills in."""
+def _of_others(config: Config) -> Iterator[Finding]:
+    if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
+        text = "is relative to the directory in which the agent is started: give an absolute path"
+        yield "state.dir", f"{config.state.dir} {text}"
+    if config.fleet is not None and config.records.tags:
+        yield "records.tags", "`notbefore fleet` has the tags from the agents' records: set it in their configuration"
+    inventory = config.fleet.inventory_file if config.fleet is not None else None
+    if inventory is not None and not os.access(inventory, os.R_OK):
+        yield "fleet.inventory_file", f"{inventory} cannot be read: until it can, no VM is missing"
     for event_type in config.messages.advice:
         if event_type.casefold() not in (name.casefold() for name in EVENT_TYPES):
             yield f"messages.advice.{event_type}", f"Azure has no {event_type!r}{one_of(event_type, EVENT_TYPES)}"
     for name in config.messages.links.__struct_fields__:
         for word in re.findall(r"{\w*}", getattr(config.messages.links, name) or ""):
-            if word not in PLACES:
-                yield (
-                    f"messages.links.{name}",
-                    f"nothing is put in place of {word}: expected one of {', '.join(PLACES)}",
-                )
+            if word not in PLACEHOLDERS:
+                text = f"nothing is put in place of {word}: expected one of {', '.join(PLACEHOLDERS)}"
+                yield f"messages.links.{name}", text
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
@@ -212,22 +252,18 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}: this variable is ignored: two underscores stand after the section, {meant}"
 
 
-def _plain_secrets(config: Config, path: Path | None, places: dict[str, str]) -> Iterator[str]:
-    if path is None or not path.stat().st_mode & stat.S_IROTH:
-        return
+def _of_files(config: Config, path: Path | None, places: Places) -> Iterator[str]:
+    """Who else may read or write the files that are read."""
     # a secret may also come from the environment
-    if plain := [key for key in plain_keys(config) if key in places]:
+    plain = [key for key in plain_secrets(config) if key in places]
+    if path is not None and plain and path.stat().st_mode & stat.S_IROTH:
         yield (
             f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
             " a file that only the service may read, and name it: KEY_file, or KEY_credential under systemd"
         )
-
-
-def _writable_files(config: Config, path: Path | None) -> Iterator[str]:
-    if not hasattr(os, "geteuid"):  # Windows: its access lists are another matter
-        return
     web = config.server.web_config_file
-    for file in filter(None, (path, Path(web) if web is not None else None)):
+    posix = hasattr(os, "geteuid")  # Windows: its access lists are another matter
+    for file in filter(None, (path, Path(web) if web is not None else None)) if posix else ():
         # one that is not there is an error elsewhere
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
             yield (
@@ -236,12 +272,10 @@ def _writable_files(config: Config, path: Path | None) -> Iterator[str]:
             )
 
 
-def _otlp_variables(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
-    metrics = Variables(environment, "METRICS", config.otlp.protocol if config.otlp is not None else None)
-    ignored = metrics.ignored if config.otlp is not None or metrics.meant else []
-    logs = [sink.otlp_logs for sink in config.sinks.values() if sink.otlp_logs is not None]
-    if logs or (config.otlp is not None and config.otlp.agent_log != "none"):
-        ignored = [*ignored, *Variables(environment, "LOGS", logs[0].protocol if logs else None).ignored]
-    yield from (f"{text}: this variable is ignored" for text in dict.fromkeys(ignored))
-    if config.otlp is None and (missing := missing_library(environment)) is not None:
+def _of_otlp_variables(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
+    ignored = otel.variables(environment, "METRICS")[2] if config.otlp is not None or otel.asked(environment) else []
+    if any(sink.otlp_logs is not None for sink in config.sinks.values()):
+        ignored += otel.variables(environment, "LOGS")[2]
+    yield from dict.fromkeys(ignored)
+    if config.otlp is None and (missing := otel.missing_library(environment)):
         yield f"OTEL_* variables ask for OTLP, and nothing is exported: {missing}"

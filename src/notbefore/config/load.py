@@ -1,4 +1,4 @@
-"""YAML, environment and command line -> ``Config``: frozen and complete. Errors name file, line and key.
+"""YAML, environment and command line -> ``Config``: frozen and complete. Mistakes name file, line, column and key.
 
 A secret stands under its key, or elsewhere: ``url_file``, ``url_env``, ``url_credential``. It is never printed.
 
@@ -6,30 +6,28 @@ Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, t
 working agent.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import (
-    Trial,
-    check_families,
-    check_fleet,
-    check_heartbeat,
-    check_otlp,
-    check_otlp_installed,
-    check_sinks,
-)
-from notbefore.config.model import Config
-from notbefore.config.normalize import prepared
-from notbefore.config.otel_variables import Variables, fold
-from notbefore.config.secret import Secret
-from notbefore.config.sinks import SinkConfig
-from notbefore.config.yaml_file import read, to_struct
-from notbefore.errors import ConfigError
+from notbefore.config.checks import check_installed, missing_otlp, unknown_names, unknown_sinks
+from notbefore.config.fleet import FleetHub
+from notbefore.config.forms import names_hub
+from notbefore.config.messages import Messages
+from notbefore.config.model import Config, Otlp
+from notbefore.config.otel import fold
+from notbefore.config.reading import Reader, Variable
+from notbefore.config.secret import HIDDEN, Secret
+from notbefore.config.sinks import EventHub, SinkConfig
+from notbefore.config.yaml_file import Places, read
+from notbefore.core.routing import Route
+from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
+Trial = Callable[[str, SinkConfig, Messages], None]
+"""Makes the sink of that name without sending anything; raises ``ConfigError`` if it cannot be made."""
 
 
 def load(
@@ -38,52 +36,80 @@ def load(
     overrides: Mapping[str, str | None],
     *,
     sending: bool = True,
-    trial: Trial | None = None,
 ) -> Config:
-    """Read the configuration; raises ``ConfigError``.
+    """Read the configuration; raises ``ConfigError`` with all that is wrong with it.
 
     ``overrides`` are those of the command line, by dotted path (``imds.endpoint``); ``None`` is "not given". A caller
-    that is not ``sending`` needs neither the libraries nor the secrets of the sinks. ``trial`` makes each sink, for
-    checks that only its library can do; the agent gives none, because the library would stay in its memory.
+    that is not ``sending`` needs neither the libraries nor the secrets of the sinks.
     """
-    values, places = read(path) if path is not None else ({}, {})
-    base = path.absolute().parent if path is not None else Path.cwd()
-    # strictly, for the file alone: there `name: 1` is a mistake. A variable of the environment is always text
-    _to_config(prepared(values, Config, base), places, strict=True)
-    for name, text in sorted(environment.items()):
-        keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
-            _put(values, keys, text, name)
-            places[".".join(keys)] = name
-    for dotted, value in overrides.items():
-        if value is not None:
-            _put(values, dotted.split("."), value, "the command line")
-            places[dotted] = "the command line"
-    if "otlp" not in values and missing_library(environment) is not None:
-        environment = {**environment, "OTEL_SDK_DISABLED": "true"}  # `warnings` says so
-    fold(values, places, environment)
-    config = _to_config(prepared(values, Config, base), places, strict=False)
-    check_families(config.exposition.families.exclude, places)
-    if sending:
-        check_sinks(config, places, environment, trial=trial)
-        check_otlp(config.otlp, places, environment)
-        check_fleet(config.fleet, places, environment)
-        check_heartbeat(config, places, environment)
+    config, _, mistakes = examine(path, environment, overrides, sending=sending)
+    if mistakes:
+        raise ConfigError.of(mistakes)
     return config
 
 
-def missing_library(environment: Mapping[str, str]) -> str | None:
-    """Return which library is missing, where the ``OTEL_*`` variables alone configure OTLP; ``None`` if there is none.
+def examine(
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str | None],
+    *,
+    sending: bool = True,
+    trial: Trial | None = None,
+) -> tuple[Config, Places, list[Mistake]]:
+    """Return what is right of the configuration, the place of each key, and what is wrong; raises where it is no YAML.
 
-    They are often set for a whole machine, for other programs: the agent warns, and runs without OTLP.
+    ``trial`` makes each sink, for checks that only its library can do; the agent gives none, because the library would
+    stay in its memory.
     """
-    found = Variables(environment, "METRICS")
+    values, places = _given(path, environment, overrides)
+    base = path.absolute().parent if path is not None else Path.cwd()
+    names = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []
+
+    def wrong(at: str, made: Any) -> Iterator[str]:
+        if isinstance(made, SinkConfig):
+            yield from _wrong_sink(at.removeprefix("sinks."), made, trial)
+        elif isinstance(made, EventHub):
+            yield from _wrong_hub(made, environment)
+        elif isinstance(made, Otlp):
+            yield from missing_otlp(made.protocol)
+        elif isinstance(made, Route):
+            yield from unknown_sinks(made, names)
+
+    reader = Reader(places, base, environment if sending else None, wrong if sending else None)
+    config: Config = reader.read(values, Config)
+    for key, text in unknown_names(config):
+        reader.mistake(key, text)
+    return config, places, reader.mistakes
+
+
+def _given(
+    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None]
+) -> tuple[dict[str, Any], Places]:
+    values, places = read(path) if path is not None else ({}, Places())
+    for name, text in sorted(environment.items()):
+        keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
+            _put(values, places, keys, text, name)
+    for dotted, value in overrides.items():
+        if value is not None:
+            _put(values, places, dotted.split("."), value, "the command line")
+    fold(values, places, environment)
+    return values, places
+
+
+def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[str]:
     try:
-        if found.asked:
-            check_otlp_installed(found.values.get("protocol", "http/protobuf"))
+        check_installed(sink)
+        if trial is not None:
+            trial(name, sink, Messages())
     except ConfigError as error:
-        return str(error)
-    return None
+        key = str(error).partition(": ")[0].partition(".")[0]
+        yield f"{sink.kind}.{error}" if key in sink.settings.__struct_fields__ else f"{sink.kind}: {error}"
+
+
+def _wrong_hub(hub: EventHub, environment: Mapping[str, str]) -> Iterator[str]:
+    if hub.connection_string is not None and not hub.hub and not names_hub(hub.connection_string.reveal(environment)):
+        yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -91,7 +117,25 @@ def values(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_encode)
     for name, sink in found["sinks"].items():
         found["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
-    return {section: value for section, value in found.items() if value is not None}
+    hub = found["fleet"]["hub"] if found["fleet"] is not None else {}
+    for section, absent in ((found["otlp"] or {}, Otlp.ABSENT), (hub, FleetHub.ABSENT)):
+        for name in absent:
+            section.pop(name, None)
+    links = found["messages"]["links"]
+    shown: dict[str, Any] = _without_queries({section: value for section, value in found.items() if value is not None})
+    shown["messages"]["links"] = links  # they go into every message
+    return shown
+
+
+def _without_queries(value: Any) -> Any:
+    """Leave out what follows ``?`` in an address: it may be a key."""
+    if isinstance(value, dict):
+        return {key: _without_queries(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_queries(one) for one in value]
+    if isinstance(value, str) and "://" in value and "?" in value:
+        return f"{value.partition('?')[0]}?{HIDDEN}"
+    return value
 
 
 def dump(config: Config) -> str:
@@ -118,17 +162,11 @@ def _encode(value: object) -> object:
     return value.shown() if isinstance(value, Secret) else str(value)
 
 
-def _put(values: dict[str, Any], keys: list[str], text: str, origin: str) -> None:
+def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, origin: str) -> None:
     for key in keys[:-1]:
         section = values.setdefault(key, {})
         if not isinstance(section, dict):
             raise ConfigError(f"{origin}: {key} is not a section")
         values = section
-    values[keys[-1]] = text
-
-
-def _to_config(values: dict[str, Any], places: dict[str, str], *, strict: bool) -> Config:
-    if isinstance(values.get("sinks"), dict):
-        for name, sink in values["sinks"].items():  # one by one: msgspec's errors do not name the sink
-            to_struct(sink, SinkConfig, places, strict=strict, above=f"sinks.{name}")
-    return to_struct(values, Config, places, strict=strict)
+    values[keys[-1]] = Variable(text)
+    places[".".join(keys)] = Place(origin)

@@ -1,27 +1,52 @@
-"""A YAML file -> values, and values -> structs. Each error names the file, the line and the key."""
+"""A YAML file -> values, and the place of each; every mistake names line and column."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import msgspec
+from typing import Any, Final
 
 from notbefore.config.open_file import open_file
-from notbefore.config.secret import Secret
-from notbefore.core.duration import Duration
-from notbefore.errors import ConfigError
+from notbefore.errors import ConfigError, Mistake, Place
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
 MAX_DEPTH: Final = 32  # of lists and mappings within each other; the deepest key of ours is at 8
 MAX_NODES: Final = 20_000
 MAX_NUMBER: Final = 1_000  # characters; Python refuses to print an integer of more than 4,300 digits
 NUMERIC: Final = "0123456789+-."
-Part = TypeVar("Part")
+_ADVICE: Final = (  # a part of what libyaml or PyYAML says, and what to do about it
+    (
+        ("unknown escape character", "hexdecimal number", "hexadecimal numbers"),
+        r"in double quotes a backslash begins an escape: write a Windows path in single quotes, 'C:\ProgramData\key'",
+    ),
+    (("mapping values are not allowed",), "a text that holds `: ` needs quotes, and each key a line of its own"),
+    (
+        ("could not find expected ':'", "expected <block end>", "did not find expected key", "but found '<block"),
+        "keys of one section begin in the same column, each with a colon and a space after it: `key: value`",
+    ),
+    (
+        ("expected ',' or", "unexpected end of stream", "did not find expected node content", "while parsing a flow"),
+        "a quote or a bracket is opened and not closed, or a comma is missing",
+    ),
+    (("found another document",), "one file holds one configuration: remove the line `---`"),
+    (("control characters", "special characters", "acceptable"), "a byte in it is no text: is this the right file?"),
+    (
+        ("cannot start any token", "did not find expected alphabetic", "undefined alias"),
+        "a value that begins with one of @ ` % * & ! | > needs quotes",
+    ),
+)
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a YAML file's values, and the place (``file:line``) of each dotted path in it; raises ``ConfigError``."""
+class Places(dict[str, Place]):
+    """Where each dotted path was given; "" stands for the whole configuration."""
+
+    def nearest(self, path: str) -> Place:
+        """Return the place of a path, of the nearest section around it, or of the whole configuration."""
+        while path and path not in self:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.get(path) or self.get("") or Place("the configuration")
+
+
+def read(path: Path) -> tuple[dict[str, Any], Places]:
+    """Return a YAML file's values and their places; raises ``ConfigError``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,23 +54,80 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         _check_bounds(yaml.parse(text, Loader=loader), path)
         node = yaml.compose(text, Loader=loader)
-        values = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders above are safe ones
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: a date such as 2026-99-99
-        from notbefore.config.mistakes import yaml_sentence  # noqa: PLC0415 - only where there is one
-
-        line, said = yaml_sentence(error, text)
-        raise ConfigError(f"{path}:{line}: {said}" if line else f"{path}: {said}") from error
-    places = {"": str(path)}
+    except yaml.YAMLError as error:
+        raise ConfigError.of([_not_yaml(error, text, path)]) from error
+    found = _Values(path, yaml.constructor.SafeConstructor())
+    values = found.of(node, "") if node is not None else None
+    if found.mistakes:
+        raise ConfigError.of(found.mistakes)
     if values is None:
-        return {}, places
+        return {}, found.places
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}:1: expected sections such as `imds:`, got {_kind(values)}")
-    _note_places(node, path, "", places)
-    return values, places
+        kind = "a list: leave out the `- ` before them" if isinstance(values, list) else "text: write `key: value`"
+        raise ConfigError(f"{path}:1:1: expected sections such as `imds:`, got {kind}")
+    return values, found.places
 
 
-def _kind(values: object) -> str:
-    return "a list: leave out the `- ` before them" if isinstance(values, list) else "text: write `key: value`"
+class _Values:
+    """Makes values of PyYAML's nodes, and notes where each stands."""
+
+    def __init__(self, path: Path, constructor: Any) -> None:
+        self.places = Places({"": Place(str(path))})
+        self.mistakes: list[Mistake] = []
+        self._path = path
+        self._constructor = constructor
+
+    def of(self, node: Any, dotted: str) -> Any:
+        """Return the value of a node."""
+        if node.id == "mapping":
+            return {key.value: self._below(key, value, dotted) for key, value in node.value}
+        if node.id == "sequence":
+            return [self._placed(item, item, f"{dotted}[{number}]") for number, item in enumerate(node.value)]
+        if node.tag == "tag:yaml.org,2002:value":  # a bare `=`, which YAML 1.1 reserves
+            return node.value
+        try:
+            return self._constructor.construct_object(node)
+        except (ValueError, OverflowError):  # a date such as 2026-99-99
+            text = f"{node.value[:40]!r} is a date that does not exist: put quotes around what is to be text"
+            self.mistakes.append(Mistake(self._place(node), dotted, text))
+            return None
+
+    def _below(self, key: Any, value: Any, dotted: str) -> Any:
+        name = f"{dotted}.{key.value}".lstrip(".")
+        if key.tag != "tag:yaml.org,2002:str" or not key.value.isprintable():
+            text = f"expected one line of text as the name of a section or key, got {key.value!r:.80}"
+            self.mistakes.append(Mistake(self._place(key), "", text))
+        elif name in self.places:  # YAML would silently take the last one
+            self.mistakes.append(Mistake(self._place(key), name, f"it is given twice: first at {self.places[name]}"))
+        return self._placed(key, value, name)
+
+    def _placed(self, at: Any, node: Any, dotted: str) -> Any:
+        self.places.setdefault(dotted, self._place(at))
+        return self.of(node, dotted)
+
+    def _place(self, node: Any) -> Place:
+        return _place(self._path, node.start_mark)
+
+
+def _place(path: Path, mark: Any) -> Place:
+    return Place(str(path), mark.line + 1, mark.column + 1)
+
+
+def _not_yaml(error: Any, text: str, path: Path) -> Mistake:
+    """Return what PyYAML refuses, as a sentence, and what to do about it."""
+    mark = getattr(error, "problem_mark", None)
+    said = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())
+    if mark is None:  # a byte that is no text; of such an error the position is known, and no mark
+        before = text[: getattr(error, "position", 0)]
+        place = Place(str(path), before.count("\n") + 1, len(before) - before.rfind("\n"))
+    else:
+        place = _place(path, mark)
+    line = text.splitlines()[place.line - 1] if 0 < place.line <= len(text.splitlines()) else ""
+    if "cannot start any token" in said and line[place.column - 1 : place.column] == "\t":
+        return Mistake(place, "", "this is not YAML: lines are indented with spaces: replace the tab")
+    about = f"{getattr(error, 'context', None) or ''} {said}"
+    advice = next((advice for parts, advice in _ADVICE if any(part in about for part in parts)), "")
+    return Mistake(place, "", f"this is not YAML: {said.removeprefix('but ')}" + (f": {advice}" if advice else ""))
 
 
 def _read_text(path: Path) -> str:
@@ -73,7 +155,7 @@ def _check_bounds(events: Iterable[Any], path: Path) -> None:
     """
     depth = 0
     for number, event in enumerate(events):
-        place = f"{path}:{event.start_mark.line + 1}"
+        place = _place(path, event.start_mark)
         kind = type(event).__name__
         depth += kind.endswith("StartEvent")
         depth -= kind.endswith("EndEvent")
@@ -87,71 +169,3 @@ def _check_bounds(events: Iterable[Any], path: Path) -> None:
             raise ConfigError(f"{place}: tags ({event.tag}) are not supported: quote what is to be text")
         if kind == "ScalarEvent" and not event.style and len(event.value) > MAX_NUMBER and event.value[0] in NUMERIC:
             raise ConfigError(f"{place}: a number of more than {MAX_NUMBER} digits; quote what is to be text")
-
-
-def _note_places(node: Any, file: Path, above: str, places: dict[str, str]) -> None:
-    for key, value in node.value if node is not None and node.id == "mapping" else ():
-        place = f"{file}:{key.start_mark.line + 1}"
-        if key.tag != "tag:yaml.org,2002:str" or not key.value.isprintable():
-            raise ConfigError(f"{place}: expected one line of text as the name of a section or key, got {key.value!r}")
-        dotted = f"{above}.{key.value}".lstrip(".")
-        if dotted in places:  # YAML would silently take the last one
-            raise ConfigError(f"{place}: {dotted} is given twice: first at {places[dotted]}")
-        places[dotted] = place
-        _note_places(value, file, dotted, places)
-        for number, item in enumerate(value.value if value.id == "sequence" else ()):
-            places[f"{dotted}[{number}]"] = f"{file}:{item.start_mark.line + 1}"
-            _note_places(item, file, f"{dotted}[{number}]", places)
-
-
-def to_struct(values: Any, kind: type[Part], places: dict[str, str], *, strict: bool, above: str = "") -> Part:
-    """Return the values as a struct of type ``kind``; raises ``ConfigError``, which names the key and its place.
-
-    ``places`` says where each dotted path was given; "" stands for the whole configuration. ``above`` is the path of
-    ``values`` in it.
-    """
-    try:
-        return msgspec.convert(values, kind, strict=strict, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        from notbefore.config.mistakes import sentence  # noqa: PLC0415 - only where there is one
-
-        message, _, where = str(error).partition(" - at `")
-        where = where.removeprefix("key` in `")  # a key of a mapping: what holds it is named
-        below = where.rstrip("`").removeprefix("$").lstrip(".")
-        unknown = re.search(r"unknown field `(.+)`", message)
-        key = ".".join(filter(None, (above, below, unknown[1] if unknown else "")))
-        message = sentence(message, _value_at(values, below), below, kind)
-        raise located(places, key, message) from None
-
-
-def located(places: dict[str, str], key: str, message: str) -> ConfigError:
-    """Return the error with its place; a ``message`` may begin with the name of a key below ``key``."""
-    name, _, rest = message.partition(": ")
-    if name.isidentifier():
-        key, message = ".".join(filter(None, (key, name))), rest
-    return ConfigError(f"{_nearest(places, key)}: {key or 'configuration'}: {message}")
-
-
-def _value_at(values: Any, dotted: str) -> Any:
-    """Return the value at a path such as ``routes[0].match``; what cannot be found is ``...``."""
-    for name in re.findall(r"[^.\[\]]+|\.\.\.", dotted):
-        try:
-            values = values[int(name)] if isinstance(values, (list, tuple)) else values[name]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return ...
-    return values
-
-
-def _nearest(places: dict[str, str], dotted: str) -> str:
-    """Return the place of a key, of the nearest section around it, or of the whole configuration."""
-    while dotted and dotted not in places:
-        dotted = dotted[: max(dotted.rfind("."), dotted.rfind("["), 0)]
-    return places.get(dotted) or places.get("", "the configuration")
-
-
-def _decode(kind: type, value: object) -> object:
-    if kind is Duration:
-        return Duration(value)
-    if kind is Secret:
-        return Secret.read(value)
-    raise NotImplementedError(kind)  # a new type in a struct, and this function does not know it: a bug

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from notbefore.config.messages import Messages
-from notbefore.config.sinks import SinkSettings
+from notbefore.config.sinks import MessageSettings, SinkSettings
 from notbefore.core.duration import countdown
 from notbefore.core.text import one_line
 from notbefore.courier.message import Message
@@ -28,7 +28,7 @@ log = logging.getLogger("notbefore.render")
 class Renderer:
     """Makes the texts of one sink. ``escape`` makes a value harmless in the format of the template."""
 
-    def __init__(self, settings: SinkSettings, messages: Messages, escape: Callable[[str], str] = str) -> None:
+    def __init__(self, settings: MessageSettings, messages: Messages, escape: Callable[[str], str] = str) -> None:
         self._settings = settings
         self._messages = messages
         self._escape = escape
@@ -74,7 +74,9 @@ class Renderer:
 
 
 def templates(settings: SinkSettings) -> Iterator[tuple[str, str]]:
-    """Every template of a sink, with the name of its key."""
+    """Every template of a sink, with the name of its key; none of a sink that is sent the record."""
+    if not isinstance(settings, MessageSettings):
+        return iter(())
     given = {"title": settings.title, "body": settings.body}
     given |= {f"titles.{kind}": source for kind, source in settings.titles.items()}
     given |= {f"bodies.{kind}": source for kind, source in settings.bodies.items()}

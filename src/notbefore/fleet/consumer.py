@@ -122,7 +122,7 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        hub = self._config.hub.settings
+        hub = self._config.hub
         credential = make_credential(hub) if hub.connection_string is None else None
         snapshots = self._make_snapshots(credential)
         failed = partial(self._note_error, "store")
@@ -375,7 +375,7 @@ def item_of(event: EventData) -> Item:
 
 def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
     """A client that does not retry."""
-    hub = config.hub.settings
+    hub = config.hub
     options = client_options(hub)
     if "connection_verify" not in options:
         # one for all connections: the SDK would load the root certificates for each one, 32 partitions and every look

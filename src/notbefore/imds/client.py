@@ -191,10 +191,10 @@ class _Target(Struct, frozen=True):
             url = urlsplit(endpoint)
             host, port = url.hostname or "", url.port or 80
         except ValueError as error:
-            raise ConfigError(f"imds.endpoint: {error}, in {endpoint!r}") from None
+            raise ConfigError(f"imds.endpoint: {error}") from None
         plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
         if url.scheme != "http" or not host or not plain:
-            raise ConfigError(f"imds.endpoint: expected http://ADDRESS[:PORT], got {endpoint!r}")
+            raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
         headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
         return cls(host, port, url.path.rstrip("/"), headers)
 

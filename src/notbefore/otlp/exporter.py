@@ -16,7 +16,8 @@ from typing import Any, Final, Literal, Protocol
 from msgspec import Struct
 
 from notbefore.config.forms import Headers
-from notbefore.config.otlp import Otlp, OtlpConnection
+from notbefore.config.model import Otlp
+from notbefore.config.sinks import OtlpConnection
 from notbefore.core.record import Vm, identity
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
@@ -96,13 +97,13 @@ class _Exporter:
         self._woken = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-        self._to_logs = config.logs or OtlpConnection.of(config)
+        self._to_logs = config.logs or config
         for headers in (config.headers, self._to_logs.headers):
             learn(headers, sources.redactor)
         self._signals: list[_SignalExport] = []
         self._lines: LogLines | None = None
         if config.metrics:
-            target = ExportTarget("metrics", OtlpConnection.of(config), config.interval.seconds)
+            target = ExportTarget("metrics", config, config.interval.seconds)
             self._signals.append(_SignalExport(target, self._metrics, sources))
         if config.agent_log != "none":
             self._lines = LogLines(config.agent_log, self._thread, sources.redactor)

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServ
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.sdk.metrics.export import MetricExportResult
 
-from notbefore.config.otlp import OtlpConnection
+from notbefore.config.sinks import OtlpConnection
 from notbefore.errors import SendError
 from notbefore.otlp.answer import MAX_ANSWER, ContentError, Redact, Signal, cause_of
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from opentelemetry.sdk.metrics.export import MetricsData
 
-from notbefore.config.otlp import OtlpConnection
+from notbefore.config.sinks import OtlpConnection
 from notbefore.errors import ConfigError
 from notbefore.otlp.answer import MAX_ANSWER, PartialSuccess, Redact, Signal, partial_success
 

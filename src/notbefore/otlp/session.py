@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import requests
 
-from notbefore.config.otlp import OtlpConnection
+from notbefore.config.sinks import OtlpConnection
 from notbefore.errors import SendError
 from notbefore.otlp.answer import MAX_ANSWER, ContentError, Redact, cause_of
 

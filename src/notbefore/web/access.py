@@ -34,12 +34,10 @@ Signature = tuple[int, int, int] | None
 
 def load_web_config(path: Path) -> "WebConfig":
     """Read ``server.web_config_file``; raises ``ConfigError``. Paths in it are relative to its directory."""
-    from notbefore.config.normalize import prepared  # noqa: PLC0415 - most agents have no such file
-    from notbefore.config.yaml_file import read, to_struct  # noqa: PLC0415 - as above
+    from notbefore.config.reading import read_struct  # noqa: PLC0415 - most agents have no such file
     from notbefore.web.web_config import WebConfig  # noqa: PLC0415 - as above
 
-    values, places = read(path)
-    return to_struct(prepared(values, WebConfig, path.absolute().parent), WebConfig, places, strict=True)
+    return read_struct(path, WebConfig)
 
 
 class Access:

@@ -14,8 +14,7 @@ from typing import Final
 from opentelemetry.sdk._logs import ReadableLogRecord
 
 from notbefore.config.messages import Messages
-from notbefore.config.otlp import OtlpConnection
-from notbefore.config.sinks import OtlpLogs
+from notbefore.config.sinks import OtlpConnection
 from notbefore.core.record import is_of_resource
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
@@ -35,14 +34,14 @@ log = logging.getLogger("notbefore.otlp")
 class Sink:
     """One receiver."""
 
-    def __init__(self, name: str, settings: OtlpLogs, _messages: Messages) -> None:
+    def __init__(self, name: str, settings: OtlpConnection, _messages: Messages) -> None:
         self._name = name
         self._timeout = settings.timeout.seconds
         own = {"service.name": "notbefore", "service.version": version("azure-notbefore")}
         self._resource = {**own, **settings.resource}
         redactor = Redactor()
         learn(settings.headers, redactor)
-        self._sender = Sender(OtlpConnection.of(settings), "logs", Http, redactor)
+        self._sender = Sender(settings, "logs", Http, redactor)
 
     def send(self, message: Message) -> Receipt:
         """Send one."""

@@ -1,0 +1,243 @@
+"""All mistakes of a configuration in one go, with line and column; what was silent once; what is never shown."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from notbefore.commands.main import main
+from notbefore.config.findings import broken, warnings
+from notbefore.config.load import dump, examine, load
+from notbefore.core.change import SILENT
+from notbefore.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("log_as_before")
+MANY = """\
+imds:
+  intervall: 1s
+  discover: maybe
+sinkz: {}
+sinks:
+  slack: {url_file: hook}
+  oncall: {slack: {url: 'ftp://x', channel: 5}}
+  mail:
+    email:
+      host: mail.example.org:587
+      port: "25a"
+      to: [ops@example.org, nobody]
+routes:
+  - {sinks: [oncall, oncal]}
+  - match: {scope: [self, mine]}
+peers: {url: 'http://vm/readyz'}
+approval:
+  rules: [{match: all}, {match: {event_type: Freez}}]
+"""
+FOUND = [
+    (2, 3, "imds.intervall"),
+    (3, 3, "imds.discover"),
+    (4, 1, "sinkz"),
+    (6, 11, "sinks.slack.url_file"),
+    (7, 20, "sinks.oncall.slack.url"),
+    (7, 36, "sinks.oncall.slack.channel"),
+    (10, 7, "sinks.mail.email.host"),
+    (11, 7, "sinks.mail.email.port"),
+    (12, 29, "sinks.mail.email.to[1]"),
+    (14, 6, "routes[0].sinks"),
+    (15, 27, "routes[1].match.scope[1]"),
+    (16, 9, "peers.url"),
+    (18, 34, "approval.rules[1].match.event_type"),
+]
+
+
+def given(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "notbefore.yml"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def mistakes(tmp_path: Path, text: str, **environment: str) -> list[str]:
+    found = examine(given(tmp_path, text), environment, {})[2]
+    return [f"{one.key}: {one.text}" for one in found]
+
+
+def test_all_mistakes_are_named_at_once_with_line_and_column(tmp_path: Path) -> None:
+    path = given(tmp_path, MANY)
+    with pytest.raises(ConfigError) as caught:
+        load(path, {}, {})
+    assert [(one.place.line, one.place.column, one.key) for one in caught.value.mistakes] == FOUND
+    assert {one.place.origin for one in caught.value.mistakes} == {str(path)}
+    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [
+        f"{path}:{a}:{b}" for a, b, _ in FOUND
+    ]
+
+
+def test_the_command_shows_them_all_as_lines_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = given(tmp_path, MANY)
+    assert main(["check-config", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == [f"{path}:{line}:{column}" for line, column, _ in FOUND]
+    assert main(["check-config", "--json", str(path)]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
+
+
+def test_what_only_a_library_or_this_machine_can_say_is_among_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").touch()
+    text = f"""\
+state: {{dir: {tmp_path}/state}}
+server: {{listen: '0.0.0.0:1'}}
+sinks:
+  a: {{slack: {{url: https://hooks.slack.com/services/x, title: '{{% if %}}'}}}}
+  b: {{command: {{command: [/no/such]}}}}
+  c: {{webhook: {{url: http://10.0.0.1/}}}}
+routes: [{{sinks: [nobody]}}]
+"""
+    assert main(["check-config", "--json", str(given(tmp_path, text))]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["line"], one["key"]) for one in said["mistakes"]] == [
+        (1, "state.dir"),
+        (2, "server.listen"),
+        (4, "sinks.a.slack.title"),
+        (5, "sinks.b.command.command"),
+        (6, "sinks.c.webhook.url"),
+        (7, "routes[0].sinks"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sink: {}", "sink: there is no such key here: did you mean 'sinks'?"),
+        (
+            "sinks: {slack: {url_file: x}}",
+            "sinks.slack.url_file: a name of yours stands before the kind: `sinks: {NAME: {slack: ...}}`",
+        ),
+        (
+            "sinks: {m: {email: {host: m, port: '25a', from: a@b, to: [c@d]}}}",
+            "sinks.m.email.port: expected a whole number, got '25a'",
+        ),
+        (
+            "sinks: {m: {email: {host: m, port: 99999, from: a@b, to: [c@d]}}}",
+            "sinks.m.email.port: expected 1 or more and 65535 or less, got 99999",
+        ),
+        ("sinks: {a: {slack: {url_file: x, url_env: Y}}}", "sinks.a.slack.url_env: url is given twice"),
+        ("sinks: {a: {pagerduty: {routing_key_file: two}}}", "sinks.a.pagerduty.routing_key_file: expected the 32"),
+        ("sinks: {a: {webhook: {url_file: two}}}", "sinks.a.webhook.url_file: expected an address without blanks"),
+        (
+            "sinks: {a: {webhook: {url: https://x, secret_file: two}}}",
+            "secret_file: expected one line: this secret",
+        ),
+        ("sinks: {a: {webhook: {url: 'https://example.org/a b'}}}", "url: expected an address without blanks"),
+        ("sinks: {a: {email: {host: 'm:25', from: a@b, to: [c@d]}}}", "host: expected a name or an address alone"),
+        (
+            "sinks: {a: {event_hub: {namespace: n, hub: h, transport: websockets, proxy_host: 'p:8080'}}}",
+            "proxy_host: expected a name or an address alone",
+        ),
+        ("fleet: {hub: {namespace: n, hub: h, heartbeat: 5m}}", "fleet.hub.heartbeat: there is no such key here"),
+    ],
+)
+def test_what_is_probably_meant_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "two").write_text("https://example.org\nhttps://example.org\n", encoding="utf-8")
+    (tmp_path / "x").write_text("https://example.org", encoding="utf-8")
+    assert any(said in one for one in mistakes(tmp_path, text, Y="https://example.org")), mistakes(
+        tmp_path, text, Y="y"
+    )
+
+
+def test_a_byte_that_is_no_text_is_said_with_its_place(tmp_path: Path) -> None:
+    path = given(tmp_path, "log: {level: info}\nvm: {name: a\0b}\n")
+    with pytest.raises(ConfigError, match=r"notbefore\.yml:2:\d+: this is not YAML: .*is this the right file"):
+        load(path, {}, {})
+
+
+SINK = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "sinks: {a: {email: {host: m, port: 465, from: a@b, to: [c@d]}}}",
+            "sinks.a.email.port: at 465 a mail server expects TLS from the first byte on: `tls: tls`",
+        ),
+        (
+            SINK + "routes: [{match: {event_type: Preempt}, sinks: [a], remind_before: 5m}]",
+            "routes[0].remind_before: a Preempt has 30 s of notice",
+        ),
+        (SINK + "routes: [{sinks: [a], fallback_after: 30s}]", "routes[0].fallback_after: there is no `fallback`"),
+    ],
+)
+def test_what_can_have_no_effect_is_warned_of(tmp_path: Path, text: str, said: str) -> None:
+    (warning,) = warnings(load(given(tmp_path, text), {}, {}), None)
+    assert warning.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"echo drained", "does not begin with `#!`"),
+        (b"#!/no/such/interpreter -x\n", "names an interpreter that is not there: '/no/such/interpreter'"),
+        (b"#!/bin/sh\r\n", r"names an interpreter that is not there: '/bin/sh\r'"),
+        (b"#!/bin/sh\n", ""),
+        (b"#! /usr/bin/env sh\n", ""),
+    ],
+)
+def test_a_command_that_no_kernel_would_start_is_said(tmp_path: Path, content: bytes, said: str) -> None:
+    script = tmp_path / "drain"
+    script.write_bytes(content)
+    script.chmod(0o755)
+    config = load(given(tmp_path, f"sinks: {{a: {{command: {{command: [{script}]}}}}}}"), {}, {})
+    found = [text for _, text in broken(config)]
+    assert (len(found), said in "".join(found)) == (bool(said), True), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fleet: {hub: {namespace: n, hub: h}, checkpoints: {container_url: 'https://a.example.org/c?sig=hunter2'}}",
+        "imds: {endpoint: 'http://user:hunter2@169.254.169.254'}",
+        "imds: {endpoint: 'https://user:hunter2@169.254.169.254'}",
+        "imds: {endpoint: 'http://169.254.169.254?key=hunter2'}",
+        "peers: {url: 'http://user:hunter2@{vm}/readyz'}",
+        "sinks: {a: {alertmanager: {urls: ['http://user:hunter2@am:9093']}}}",
+        "otlp: {endpoint: 'http://user:hunter2@collector:4318'}",
+    ],
+)
+def test_a_key_in_an_address_is_refused_and_not_shown(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check-config", str(given(tmp_path, text))]) == 2
+    assert "hunter2" not in "".join(capsys.readouterr())
+
+
+def test_what_may_be_a_key_in_an_address_is_not_dumped(tmp_path: Path) -> None:
+    text = """\
+otlp: {endpoint: 'http://collector:4318/?key=hunter2'}
+peers: {url: 'http://{vm}/readyz?token=hunter2'}
+messages: {links: {dashboard: 'https://grafana/d/x?var-vm={vm}'}}
+"""
+    shown = dump(load(given(tmp_path, text), {}, {}))
+    assert "hunter2" not in shown
+    assert yaml.safe_load(shown)["otlp"]["endpoint"] == "http://collector:4318/?***"
+    assert "https://grafana/d/x?var-vm={vm}" in shown, "it goes into every message"
+
+
+def test_a_list_of_one_needs_no_brackets_and_a_variable_takes_commas(tmp_path: Path) -> None:
+    text = "sinks: {m: {email: {host: m, from: a@b, to: c@d}}}\nroutes: [{match: {zone: 1}, sinks: m}]"
+    config = load(given(tmp_path, text), {"NOTBEFORE_SERVER__ALLOWED_HOSTS": "a, b"}, {})
+    assert config.sinks["m"].email is not None
+    assert (config.sinks["m"].email.to, config.routes[0].sinks, config.routes[0].match.zone) == (
+        ("c@d",),
+        ("m",),
+        ("1",),
+    )
+    assert config.server.allowed_hosts == ("a", "b")
+
+
+def test_a_type_that_only_the_fleet_has_is_no_mistake_there(tmp_path: Path) -> None:
+    text = f"fleet: {{hub: {{namespace: n, hub: h}}}}\n{SINK}routes: [{{match: {{event_type: {SILENT}}}, sinks: [a]}}]"
+    assert warnings(load(given(tmp_path, text), {}, {}), None) == []
