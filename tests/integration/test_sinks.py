@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from base64 import b64encode
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ def test_a_proxy_leads_a_webhook_to_nothing_private_either(host: str, monkeypatc
         assert proxy.asked == []
 
 
-def test_a_name_that_cannot_be_checked_before_a_proxy_is_refused_with_a_way_out(
+def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again_and_the_error_names_a_way_out(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -156,10 +156,38 @@ def test_a_name_that_cannot_be_checked_before_a_proxy_is_refused_with_a_way_out(
         monkeypatch.setenv("NO_PROXY", "")
         with pytest.raises(SendError, match=r"cannot be resolved here.*allow_private") as raised:
             sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file)))
-        assert raised.value.permanent
+        assert not raised.value.permanent
         assert proxy.asked == []
         sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file, allow_private=True)))
         assert (proxy.asked, len(peer.requests)) == (["hook.invalid:443"], 1)
+
+
+def test_the_address_behind_a_proxy_is_checked_at_each_attempt(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    config = SinkConfig(webhook=Webhook(url=Secret("https://hook.invalid/in"), ca_file=str(tmp_path / "ca.pem")))
+    with (
+        HttpPeer(authority, "hook.invalid") as peer,
+        ConnectProxy(peer.port) as proxy,
+        closing(sink_of(config)) as sink,
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("NO_PROXY", "")
+        with pytest.raises(SendError, match="cannot be resolved here") as unresolved:
+            sink.send(message())  # the network is not up yet
+        ask, address = socket.getaddrinfo, ["8.8.8.8"]
+        monkeypatch.setattr(
+            socket,
+            "getaddrinfo",
+            lambda name, *rest, **more: ask(address[0] if name == "hook.invalid" else name, *rest, **more),
+        )
+        sink.send(message())
+        address[0] = "192.168.7.7"
+        with pytest.raises(SendError, match="is not a public address") as private:
+            sink.send(message())
+        assert (unresolved.value.permanent, private.value.permanent) == (False, True)
+        assert len(peer.requests) == 1
 
 
 def leading(monkeypatch: pytest.MonkeyPatch, port: int, *addresses: str) -> None:

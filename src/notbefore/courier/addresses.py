@@ -13,6 +13,10 @@ class PrivateAddressError(Exception):
     """The connection would go to an address that is not public."""
 
 
+class UnresolvedError(PrivateAddressError):
+    """Nobody can say now where the connection would go: the name is not resolved, as before the network is up."""
+
+
 def check_address(address: str) -> None:
     """Raise ``PrivateAddressError`` for an address that is not public."""
     ip = ipaddress.ip_address(address.partition("%")[0])
@@ -22,7 +26,7 @@ def check_address(address: str) -> None:
 
 
 def check_target(url: str, *, proxied: bool) -> None:
-    """What can be known before there is a connection: all that can, where a proxy makes it."""
+    """What can be known before there is a connection: all that can, where a proxy makes it. For each attempt anew."""
     host = urlsplit(url).hostname or ""
     with suppress(ValueError):  # it is a name
         check_address(host)
@@ -32,7 +36,7 @@ def check_target(url: str, *, proxied: bool) -> None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise PrivateAddressError(
+        raise UnresolvedError(
             f"{host} cannot be resolved here, so that nobody can say whether the proxy would connect to a private"
             " address: set `allow_private: true` if you trust the name"
         ) from None

@@ -19,7 +19,7 @@ from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
-from notbefore.courier.addresses import PrivateAddressError, check_address, check_target
+from notbefore.courier.addresses import PrivateAddressError, UnresolvedError, check_address, check_target
 from notbefore.courier.head_deadline import HeadDeadlineMixin
 from notbefore.courier.retry import error_of_status
 from notbefore.errors import SendError
@@ -113,7 +113,7 @@ class Http:
                 content = _bounded(response, deadline, self._most)
                 return HttpResponse(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
         except PrivateAddressError as error:
-            raise SendError(str(error), permanent=True) from None
+            raise SendError(str(error), permanent=not isinstance(error, UnresolvedError)) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # its text would hold the whole address
             raise SendError(f"{_receiver(url)}: {_reason(error)}") from None
