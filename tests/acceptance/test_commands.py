@@ -237,8 +237,8 @@ def search(self):
     yield elsewhere.SearchStep("dhclient (option 245)", why="no lease")
 elsewhere.Discovery.search = search
 polling.FIRST_TRIES = 1
-polling.SEARCH_PAUSES = (0.2,)
-polling.IDENTITY_RETRY = (0.2,)
+polling.SEARCH_PAUSE = polling.LONGEST_SEARCH_PAUSE = 0.2
+polling.IDENTITY_RETRY = polling.LONGEST_IDENTITY_RETRY = 0.2
 sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
 """
 

@@ -131,7 +131,7 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchers, "SILENCE", 1.0)
-    monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.5,))
+    monkeypatch.setattr(watchers, "SEARCH_PAUSE", 0.5)
     config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
     agent = Tracking(tmp_path, Clock())
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
@@ -182,7 +182,7 @@ def test_a_search_that_breaks_is_said_and_tried_again(
     def broken() -> str | None:
         raise OSError(97, "nobody foresaw this")
 
-    monkeypatch.setattr(watchers, "SEARCH_PAUSES", (0.0,))
+    monkeypatch.setattr(watchers, "SEARCH_PAUSE", 0.0)
     monkeypatch.setattr(Discovery, "search", lambda _: broken())
     agent = Tracking(tmp_path, Clock())
     watcher = watchers.Polling(

@@ -23,6 +23,7 @@ from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.core.approval import ApprovalAttempt, Decision, content_of, judge, unreadable
 from notbefore.core.change import BY_RULE, OPERATOR, ApprovalKind, Reason
 from notbefore.core.document import SCHEDULED
+from notbefore.core.duration import back_off
 from notbefore.core.listing import PendingApproval, PendingEvent
 from notbefore.core.tracked import TrackedEvent
 from notbefore.errors import ImdsError
@@ -32,7 +33,8 @@ SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and w
 LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which what an operator asked for is not begun any more
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
-PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds after each unusable answer; then the last one
+PAUSE: Final = 1.0  # seconds after the first unusable answer, doubled with each,
+LONGEST_PAUSE: Final = 60.0  # to so many seconds
 LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
 WOULD_APPROVE: Final = "it would be approved now"
 INTERRUPTED: Final = "the agent ended before it had the answer: ask again"
@@ -272,9 +274,9 @@ class Approver:
         if attempt.rule == OPERATOR:
             return self._give_up(attempt, "no_answer", str(failure))
         count = self._unanswered[key].count + 1 if key in self._unanswered else 1
-        pause = PAUSES[min(count, len(PAUSES)) - 1]
+        pause = back_off(count, PAUSE, LONGEST_PAUSE)
         if failure.retry_after is not None:
-            pause = min(max(failure.retry_after, PAUSES[0]), PAUSES[-1])
+            pause = min(max(failure.retry_after, PAUSE), LONGEST_PAUSE)
         self._unanswered[key] = UnansweredRequest(count, str(failure), self._clock.monotonic() + pause)
         if count <= LOGGED_FAILURES or count % 60 == 0:
             log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)

@@ -8,6 +8,7 @@ from notbefore.agent.state import AgentState
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config
+from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsClient, may_be_elsewhere
 from notbefore.imds.identity import fetch_vm
@@ -17,12 +18,14 @@ if TYPE_CHECKING:  # in a VNet nobody needs it
     from notbefore.imds.elsewhere import SearchStep
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
-IDENTITY_RETRY: Final = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds; the last one again and again
+IDENTITY_RETRY: Final = 1.0  # seconds after the first failure, doubled with each,
+LONGEST_IDENTITY_RETRY: Final = 30.0  # to so many seconds
 FIRST_TRIES: Final = 3  # without any answer, after which IMDS is looked for elsewhere,
 FIRST_PATIENCE: Final = 15.0  # or seconds
 SILENCE: Final = 60.0  # seconds without a good answer, after which IMDS is looked for elsewhere
 FIRST_ASKING: Final = 2.0  # seconds that the first poll waits, so that the first answer finds the VM's name known
-SEARCH_PAUSES: Final = (10.0, 30.0, 60.0, 300.0)  # seconds between two searches; the last one again and again
+SEARCH_PAUSE: Final = 10.0  # seconds after the first search, doubled with each,
+LONGEST_SEARCH_PAUSE: Final = 300.0  # to so many seconds
 STOP_PATIENCE: Final = 0.5  # seconds for a thread to end
 
 log = logging.getLogger("notbefore.agent.polling")
@@ -136,8 +139,8 @@ class Polling:
             self._asked.set()
             if elsewhere:
                 continue
-            wait = IDENTITY_REFRESH if known else IDENTITY_RETRY[min(failures, len(IDENTITY_RETRY) - 1)]
             failures = 0 if known else failures + 1
+            wait = IDENTITY_REFRESH if known else back_off(failures, IDENTITY_RETRY, LONGEST_IDENTITY_RETRY)
             self._ask_identity.wait(wait)
             self._ask_identity.clear()
 
@@ -162,8 +165,8 @@ class Polling:
         except Exception:
             log.exception("the search for IMDS failed; searching again later")
             steps = []
-        self._next_search = self._clock.monotonic() + SEARCH_PAUSES[min(self._searches, len(SEARCH_PAUSES) - 1)]
         self._searches += 1
+        self._next_search = self._clock.monotonic() + back_off(self._searches, SEARCH_PAUSE, LONGEST_SEARCH_PAUSE)
         if self._stop.is_set() or not steps:
             return False
         lines = [str(step) for step in steps]

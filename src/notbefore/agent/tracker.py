@@ -113,7 +113,7 @@ class Tracker:
         at, date = self._moment(now, poll.date)
         tracked = self._state.snapshot.state.tracked
         if document is None or (poll.body is None and last.answered is not None and not _must_count(tracked, document)):
-            self._state.publish(PollStatus(figures, now, date, None, False, last.flaws))  # noqa: FBT003 - not outdated; by position it is cheaper, and this is done each second
+            self._state.publish(PollStatus(figures, now, date, flaws=last.flaws))
             self._expect(tracked, at)
             return
 

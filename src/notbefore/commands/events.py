@@ -8,6 +8,7 @@ from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import Listing, due, remarks, show_listing, table
+from notbefore.core.document import STARTED
 from notbefore.core.duration import span
 
 
@@ -51,7 +52,7 @@ def _approval_words(approval: dict[str, Any]) -> str:
 
 def _by_urgency(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """What is started, then by NotBefore."""
-    return sorted(answer["events"], key=lambda event: (event["event_status"] != "Started", event["not_before"] or "9"))
+    return sorted(answer["events"], key=lambda event: (event["event_status"] != STARTED, event["not_before"] or "9"))
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:

@@ -34,8 +34,22 @@ _RFC_1123: Final = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 
-EVENT_TYPES: Final = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")  # of api-version 2020-07-01
-EVENT_SOURCES: Final = ("Platform", "User")
+FREEZE: Final = "Freeze"
+REBOOT: Final = "Reboot"
+REDEPLOY: Final = "Redeploy"
+PREEMPT: Final = "Preempt"
+TERMINATE: Final = "Terminate"
+EVENT_TYPES: Final = (FREEZE, REBOOT, REDEPLOY, PREEMPT, TERMINATE)  # of api-version 2020-07-01; others may come
+REBOOTING: Final = frozenset({REBOOT, REDEPLOY})  # the VM boots
+VANISHING: Final = frozenset({PREEMPT, TERMINATE})  # the VM does not come back
+
+PROMISED: Final = {FREEZE: 900.0, REBOOT: 900.0, REDEPLOY: 600.0, PREEMPT: 30.0, TERMINATE: 300.0}
+"""Seconds of notice that Azure promises, by type, as its document of Scheduled Events says. Terminate: the least that
+can be configured. The Prometheus rules have the same figures."""
+
+PLATFORM: Final = "Platform"
+USER: Final = "User"
+EVENT_SOURCES: Final = (PLATFORM, USER)
 SCHEDULED: Final = "Scheduled"
 STARTED: Final = "Started"
 

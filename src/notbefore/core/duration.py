@@ -1,4 +1,7 @@
-"""``Duration``: a span of time as Prometheus writes it; spans in tables (``span``) and in sentences (``words``)."""
+"""``Duration``: a span of time as Prometheus writes it; spans in tables (``span``) and in sentences (``words``).
+
+``back_off``: how long to wait before the next attempt.
+"""
 
 import re
 from datetime import datetime
@@ -30,6 +33,11 @@ class Duration:
 
     def __str__(self) -> str:
         return self.text
+
+
+def back_off(attempt: int, first: float, longest: float) -> float:
+    """Seconds to wait after the ``attempt``-th failure in a row (from 1): ``first``, then doubled, to ``longest``."""
+    return min(first * 2.0 ** min(attempt - 1, 30), longest)
 
 
 def span(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind, Gap, Outcome, Reason, change_id, quiet
 from notbefore.core.clock import elapsed
-from notbefore.core.document import Document, Event, Flaw
+from notbefore.core.document import REBOOTING, Document, Event, Flaw
 from notbefore.core.tracked import WATCHED, Observation, Phase, Tracked, TrackedEvent, scope_of
 
 MISSED_POLLS: Final = 3
@@ -28,7 +28,6 @@ without a request, or on another host, it may start again from any number."""
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
 VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
-REBOOTING: Final = frozenset({"Reboot", "Redeploy"})  # the types that a reboot of this machine proves
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope, quiet
-from notbefore.core.document import STARTED, Event
+from notbefore.core.document import REBOOTING, STARTED, VANISHING, Event
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 
@@ -19,7 +19,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 AnnounceBy = Literal["affected", "leader", "all"]
 
-CRITICAL_TYPES: Final = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
+CRITICAL_TYPES: Final = REBOOTING | VANISHING
 NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
 RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to notify

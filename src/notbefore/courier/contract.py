@@ -7,7 +7,7 @@ import msgspec
 
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.document import parse
+from notbefore.core.document import PLATFORM, REBOOT, SCHEDULED, STARTED, parse
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
@@ -18,12 +18,12 @@ from notbefore.errors import SendError
 _BEGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 _EVENT = {
     "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-    "EventStatus": "Scheduled",
-    "EventType": "Reboot",
+    "EventStatus": SCHEDULED,
+    "EventType": REBOOT,
     "ResourceType": "VirtualMachine",
     "Resources": ["WestNO_0"],
     "NotBefore": "Sun, 01 Mar 2026 12:15:00 GMT",
-    "EventSource": "Platform",
+    "EventSource": PLATFORM,
 }
 
 
@@ -32,7 +32,7 @@ def messages() -> list[Message]:
     vm, routing = Vm(name="WestNO_0"), Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
     tracked = Tracked()
     found: list[Message] = []
-    started = {**_EVENT, "EventStatus": "Started", "NotBefore": ""}
+    started = {**_EVENT, "EventStatus": STARTED, "NotBefore": ""}
     for second, listed in enumerate(([], [_EVENT], [started], [])):
         document = parse(msgspec.json.encode({"DocumentIncarnation": second, "Events": listed}))
         time = _BEGIN + timedelta(seconds=second)

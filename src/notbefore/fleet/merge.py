@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from notbefore.core.change import LifecycleKind
-from notbefore.core.document import Event
+from notbefore.core.document import VANISHING, Event
 from notbefore.fleet.reading import NOBODY, NOWHERE, Place, Report, group_of
 
 
@@ -89,9 +89,6 @@ CONTRADICTS: Final[dict[LifecycleKind, tuple[LifecycleKind, ...]]] = {
 _BITS: Final[dict[LifecycleKind, int]] = {kind: 1 << place for place, kind in enumerate(STRENGTH)}
 _ENDING: Final = _BITS["ended"] | _BITS["canceled"] | _BITS["finished"]
 _OPPOSED: Final = {kind: sum(_BITS[other] for other in others) for kind, others in CONTRADICTS.items()}
-
-VANISHING: Final = frozenset({"Preempt", "Terminate"})
-"""Types after which the VM is gone: it never says that the event is over, so the word of any other VM is enough."""
 
 MAX_VMS: Final = 5_000  # VMs that are remembered of one event: several placement groups
 TOGETHER: Final = timedelta(minutes=10)  # the time in which all VMs see an event come back, whatever their clocks

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, SinkThread
+from notbefore.core.document import VANISHING
 from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
@@ -21,7 +22,6 @@ from notbefore.fleet.merge import (
     OVER,
     STARTED,
     STRENGTH,
-    VANISHING,
     Standing,
     Story,
     from_unix,

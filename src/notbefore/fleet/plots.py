@@ -8,9 +8,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from notbefore.core.document import EVENT_TYPES
+from notbefore.core.document import EVENT_TYPES, PROMISED
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.report import KEPT, PROMISED, Report
+from notbefore.fleet.report import KEPT, Report
 
 HEIGHT: Final = 120.0  # units of the plot over time
 ROW: Final = 34.0  # units of one row of a distribution

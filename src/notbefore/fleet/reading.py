@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
-from notbefore.core.record import MAX_TAGS, TAG, TAG_MARK, tags_in
+from notbefore.core.record import MAX_TAGS, TAG, TAG_BYTES, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
 CHANGE: Final = "notbefore.scheduled_event."
@@ -206,6 +206,6 @@ def _complete(found: _Found, data: bytes | msgspec.Raw, body: bytes) -> _Found:
     """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
     if not found.in_utc:
         raise msgspec.ValidationError("expected times in UTC")
-    if TAG_MARK not in body:
+    if TAG_BYTES not in body:
         return found
     return msgspec.structs.replace(found, tags=tuple(sorted(tags_in(bytes(data)).items())))

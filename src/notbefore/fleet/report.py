@@ -7,12 +7,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from notbefore.core.document import PROMISED
 from notbefore.core.record import Spread
 from notbefore.fleet.history import PastEvent
 
-PROMISED: Final = {"Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Preempt": 30.0, "Terminate": 300.0}
-"""Seconds of notice that Azure promises, by type, as its document of Scheduled Events says. Terminate: the least that
-can be configured. The Prometheus rules have the same figures."""
 KEPT: Final = 0.9  # share of the promise from which on it counts as kept: an agent sees an event up to a second later
 
 

@@ -20,7 +20,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import Change, Gap, LifecycleKind, Reason, change_id, quiet
-from notbefore.core.document import Event
+from notbefore.core.document import PREEMPT, REBOOT, REDEPLOY, TERMINATE, Event
+from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
+from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.record import FleetFacts, Spread, Vm
 from notbefore.core.routing import Route
 from notbefore.fleet.merge import (
@@ -59,7 +61,7 @@ LABELS: Final[dict[str, Callable[[Story], str]]] = {
     "scale_set": lambda story: story.place.scale_set,
 }
 
-SEVEREST: Final = ("Preempt", "Terminate", "Redeploy", "Reboot")
+SEVEREST: Final = (PREEMPT, TERMINATE, REDEPLOY, REBOOT)
 """The types of a wave by which it is named, in this order; then any other."""
 
 _OUTCOMES: Final = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
@@ -306,7 +308,7 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
     return Event(
         event_id=wave.event_key,
         event_type=first.event.event_type,
-        event_status="Started" if standing is STARTED else "Scheduled",
+        event_status=STATUS_STARTED if standing is STARTED else STATUS_SCHEDULED,
         resource_type=first.event.resource_type,
         resources=tuple(names)[:MAX_NAMES],
         not_before=min(ahead, default=None),

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
 from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, ImdsClient
 
@@ -86,7 +87,7 @@ class Poller:
         """Return when the next poll is due: a whole number of intervals later, or after a back-off."""
         now = time.monotonic()
         if error is not None:
-            delay = max(self.interval, min(self.interval * 2.0 ** min(failures - 1, 10), USUAL_RETRY))
+            delay = max(self.interval, back_off(failures, self.interval, USUAL_RETRY))
             if error.retry_after is not None:
                 delay = max(self.interval, min(error.retry_after, SLOWEST_RETRY))
             return now + delay
