@@ -10,7 +10,6 @@ import ssl
 import statistics
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -32,7 +31,6 @@ from notbefore.web import access as accesses
 from notbefore.web import channel as channels
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
-from notbefore.web.fair_queue import LONGEST_DELAY, PER_ADDRESS
 from notbefore.web.server import HttpServer
 from notbefore.web.view import AgentStatus, CheckResult
 from notbefore.web.web_config import WebConfig
@@ -353,44 +351,6 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(place: Place, ki
     assert max(times) < 1.0
 
 
-@pytest.mark.alone
-def test_what_a_thousand_half_handshakes_needed_is_given_back(place: Place) -> None:
-    begin = hello(place)
-    command = [sys.executable, "-c", SERVING, place.write()]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child, ExitStack() as stack:
-        try:
-            assert child.stdout is not None
-            address = ("127.0.0.1", int(child.stdout.readline()))
-            before = resident(child.pid)
-            for _ in range(1000):
-                client = stack.enter_context(socket.create_connection(address, timeout=20))
-                client.sendall(begin)
-                assert client.recv(1)  # the server's part of the handshake
-            assert resident(child.pid) > before + 30
-            stack.close()
-            eventually(lambda: resident(child.pid) < before + 10)
-        finally:
-            child.communicate(timeout=20)
-
-
-SERVING = """
-import sys
-from notbefore.web.access import Access
-from notbefore.web.server import HttpServer
-server = HttpServer("127.0.0.1:0", None, Access(sys.argv[1]))
-server.start()
-print(server.address[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
-def resident(pid: int) -> float:
-    """MiB."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
-
-
 def drip(clients: list[ssl.SSLSocket], stop: threading.Event) -> None:
     """A byte of a header to each, each half second."""
     for client in clients:
@@ -502,9 +462,6 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
             patch.setattr(WebConfig, "context", broken)
             place.write(tls={"min_version": "TLS13"})
             assert ask(server, "/metrics", place.client())[0] == 200
-            patch.setattr(server._server, "_close_oldest", broken)
-            with socket.create_connection(server.address, timeout=20):
-                eventually(lambda: "a connection could not be accepted" in caplog.text)
         assert ask(server, "/metrics", place.client())[0] == 200
     assert "the old one stays" in caplog.text
 
@@ -646,22 +603,9 @@ def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(place: Place, mo
             assert ask(server, path, Authorization=GOOD)[0] == 200
         assert ask(server, "/healthz")[0] == 200
         assert ask(server, "/metrics", Authorization="Basic !!!")[0] == 401
-        assert not any(one.done() for one in asking)
-
-
-def test_what_waits_is_bounded_and_who_is_refused_gets_a_time_to_come_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(place.write(users=HASHES, tls=None)) as server, ThreadPoolExecutor(PER_ADDRESS + 4) as pool:
-        with held_passwords(monkeypatch) as held:
-            asking = [pool.submit(ask, server, "/metrics", None, Authorization=WRONG) for _ in range(PER_ADDRESS + 4)]
-            assert held.wait(20)
-            eventually(lambda: len(server._dispatcher.logins._refused) == 3)  # one is being compared, eight wait
-        answers = [one.result()[:2] for one in asking]
-    refused = [headers["Retry-After"] for status, headers in answers if status == 429]
-    assert len(refused) >= 3  # more on a slow machine, where some wait too long
-    assert set(refused) == {"10"}
-    assert {status for status, _ in answers} == {401, 429}
+        eventually(lambda: sum(one.done() for one in asking) == 7)  # one is being compared, the others are sent away
+        refused = [one.result()[:2] for one in asking if one.done()]
+        assert {(status, headers["Retry-After"]) for status, headers in refused} == {(429, "1")}
 
 
 def test_a_password_that_cannot_be_compared_is_refused_and_the_next_one_is_compared(
@@ -673,9 +617,9 @@ def test_a_password_that_cannot_be_compared_is_refused_and_the_next_one_is_compa
     with serving(place.write(users=HASHES, tls=None)) as server:
         with monkeypatch.context() as patch:
             patch.setattr(WebConfig, "password_fits", broken)
-            assert ask(server, "/metrics", Authorization=GOOD)[0] == 429
+            assert ask(server, "/metrics", Authorization=GOOD)[0] == 500
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
-    assert "a password could not be compared" in caplog.text
+    assert "nobody foresaw this" in caplog.text
 
 
 def test_a_password_that_was_changed_is_wrong_though_it_was_right_before(place: Place) -> None:
@@ -685,7 +629,7 @@ def test_a_password_that_was_changed_is_wrong_though_it_was_right_before(place: 
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 401
 
 
-def test_failed_logins_are_counted_and_logged_once_a_minute_with_their_addresses(
+def test_failed_logins_are_counted_and_logged_at_most_once_a_minute(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
@@ -694,54 +638,7 @@ def test_failed_logins_are_counted_and_logged_once_a_minute_with_their_addresses
             assert ask(server, "/metrics", Authorization=given)[0] == 401
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
         assert server.auth_failures == 3
-        assert [line for line in caplog.messages if "login" in line] == ["failed logins: 1 from 127.0.0.1"]
-    said = [line for line in caplog.messages if "login" in line]
-    assert said[1:] == ["failed logins: 2 from 127.0.0.1"]  # the rest, in a minute or at the end
-
-
-class Guesser(threading.Thread):
-    """Tries a new password as soon as the last one was refused, each over a new connection."""
-
-    def __init__(self, address: tuple[str, int], own: str, stop: threading.Event) -> None:
-        super().__init__()
-        self.tried = 0
-        self._address, self._own, self._stopped = address, own, stop
-
-    def run(self) -> None:
-        while not self._stopped.is_set():
-            given = basic("prometheus", f"{self._own} {self.tried}")
-            connection = http.client.HTTPConnection(*self._address, timeout=20, source_address=(self._own, 0))
-            with suppress(OSError, http.client.HTTPException):
-                connection.request("GET", "/metrics", headers={"Authorization": given})
-                connection.getresponse().read()
-            connection.close()
-            self.tried += 1
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("shared", [False, True])
-def test_while_six_guess_a_right_password_that_is_new_is_let_in(place: Place, shared: bool) -> None:
-    """``shared``: all seven come from one address, as behind a proxy."""
-    users = {f"user-{number}": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode() for number in range(3)}
-    stop = threading.Event()
-    with serving(place.write(users=users, tls=None)) as server:
-        guessers = [Guesser(server.address, "127.0.0.1" if shared else f"127.0.0.{n + 2}", stop) for n in range(6)]
-        for guesser in guessers:
-            guesser.start()
-        try:
-            eventually(lambda: (server.auth_failures or 0) >= 12)
-            times = []
-            for user in users:
-                begun = time.monotonic()
-                status, _, _ = ask(server, "/metrics", None, Authorization=basic(user, "right"))
-                assert status == 200
-                times.append(time.monotonic() - begun)
-        finally:
-            stop.set()
-            for guesser in guessers:
-                guesser.join(20)
-    # six wait before it, each for the delay and a hash; of other addresses at most one hash
-    assert max(times) < (10 * LONGEST_DELAY if shared else 1.0)
+    assert [line for line in caplog.messages if "login" in line] == ["failed logins: 1, the last from 127.0.0.1"]
 
 
 @pytest.mark.alone

@@ -6,6 +6,7 @@ It shows the values of a ``View``. It is read-only: no request changes anything.
 import gzip
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -22,6 +23,8 @@ from notbefore.core.record import json_line
 from notbefore.web.recent import Recent
 from notbefore.web.view import CheckResult, FleetPages, ProcessView, View
 
+HISTORY_READERS: Final = 2  # of the workers: the others answer scrapes and probes, also while the disk hangs
+HISTORY_PATIENCE: Final = 0.2  # seconds for one of these places
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
 MAX_NAMES: Final = 100  # of families in a query
@@ -92,14 +95,29 @@ def make_fleet_app(view: FleetPages) -> App:
 
 def _routes(view: ProcessView, page: Recent[bytes]) -> dict[str, Route]:
     """What every process answers, by path."""
+    history = partial(_for_few, threading.BoundedSemaphore(HISTORY_READERS))
     return {
-        "/": lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS),
+        "/": history(lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS)),
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
-        "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+        "/api/v1/history": history(lambda environ: Response(view.history(*_history_query(environ)))),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
     }
+
+
+def _for_few(places: threading.BoundedSemaphore, route: Route) -> Route:
+    """The route for as many at a time as there are places."""
+
+    def bounded(environ: Environ) -> Response:
+        if not places.acquire(timeout=HISTORY_PATIENCE):
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, "others wait for the history", ("Retry-After", "1"))
+        try:
+            return route(environ)
+        finally:
+            places.release()
+
+    return bounded
 
 
 def _application(routes: dict[str, Route]) -> App:

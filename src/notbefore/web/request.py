@@ -6,8 +6,6 @@ from urllib.parse import urlsplit
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.task import WSGITask
 
-from notbefore.web.auth import LOGIN, Login
-
 
 class Request(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
     """One request. ``path`` is as it was sent: ``//metrics`` and ``/%6detrics`` are not ``/metrics``."""
@@ -15,7 +13,6 @@ class Request(HTTPRequestParser):  # type: ignore[misc]  # waitress has no types
     path: str = ""
     headers: dict[str, str]
     error: Any  # what is wrong with it; None
-    login: Login | None = None  # decided before a worker takes the request, where there are passwords
 
     def parse_header(self, header_plus: bytes) -> None:
         """Read the header; raises ``ParsingError``, after which the connection is closed."""
@@ -40,5 +37,4 @@ class Task(WSGITask):  # type: ignore[misc]  # as above
         """The WSGI environment."""
         environ: dict[str, Any] = super().get_environment()
         environ["PATH_INFO"] = self.request.path  # waitress decodes it and strips slashes
-        environ[LOGIN] = self.request.login
         return environ

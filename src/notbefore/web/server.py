@@ -1,8 +1,6 @@
-"""``HttpServer``: waitress, hardened against clients that connect and then send little or nothing.
+"""``HttpServer``: waitress, with limits for clients that connect and then send or read little or nothing.
 
-One thread polls all connections; only a complete request occupies one of a few workers. TLS handshakes are made in the
-same thread, for a moment between two polls and with the newest connection first: a scrape does not wait for a thousand
-connections that came before it and send nothing.
+One thread polls all connections, and makes TLS handshakes; only a complete request occupies one of a few workers.
 """
 
 import errno
@@ -21,11 +19,9 @@ from waitress.server import TcpWSGIServer
 
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
-from notbefore.web import memory
 from notbefore.web.access import Access
 from notbefore.web.auth import AccessControl
-from notbefore.web.channel import IDLE_PATIENCE, Channel
-from notbefore.web.dispatcher import Dispatcher
+from notbefore.web.channel import Channel
 
 if TYPE_CHECKING:  # imported where it is configured
     from notbefore.web.tls_channel import TlsChannel
@@ -35,17 +31,16 @@ try:
 except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
+WORKERS: Final = 4  # threads that answer; one may compare a password, two may read the history
 MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
-MIN_CONNECTIONS: Final = 4  # however few files may be open
+MIN_CONNECTIONS: Final = 10  # however few files may be open
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
 MAX_BODY: Final = 1024  # bytes; no request here has a body
-CLEANUP: Final = 2.0  # seconds between two checks of the connections, while there are any
+ACCEPTS: Final = 100  # connections accepted between two polls
+CLEANUP: Final = 1.0  # seconds between two checks of the connections, while there are any
 OTHER_FILES: Final = 256  # files that are open beside the connections
-ACCEPTS: Final = 128  # connections accepted at a time
+HANDSHAKE_TIME: Final = 0.02  # seconds of handshakes between two polls: a thousand at once keep no scrape waiting
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
-ACCEPT_PAUSE: Final = 1.0  # seconds without accepting, where no file can be opened and no connection be closed
-HANDSHAKE_TIME: Final = 0.02  # seconds of handshakes between two polls
-FLOOD: Final = 100  # connections at a time; when so many are gone, their memory is given back
 
 log = logging.getLogger("notbefore.http")
 
@@ -58,8 +53,8 @@ class HttpServer:
 
     def __init__(self, listen: str, app: Any, access: Access | None = None) -> None:
         self._access = access = access or Access()
-        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # it warns of each request that waits
-        files = _raise_file_limit()
+        self._control = AccessControl(app, access)
+        logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of what a client does
         bound = _bind(listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
@@ -71,31 +66,21 @@ class HttpServer:
         for text in access.warnings(self.address[0]):
             log.warning(text)
         settings = Adjustments(
-            connection_limit=MAX_CONNECTIONS + ACCEPTS,  # _Server closes some before
+            threads=WORKERS,
+            connection_limit=_connection_limit(),
             cleanup_interval=CLEANUP,
-            channel_timeout=IDLE_PATIENCE,
-            # no worker waits for a reader, and nothing goes to the disk: `drop_slow_readers` bounds it
+            # no worker waits for a reader, and nothing goes to the disk: ``drop_unread`` bounds it
             outbuf_high_watermark=sys.maxsize,
             outbuf_overflow=sys.maxsize,
             max_request_header_size=MAX_HEADER,
             max_request_body_size=MAX_BODY,
             ident=None,
-            asyncore_use_poll=True,
             log_socket_errors=False,
         )
         self._map: dict[int, Any] = {}
-        self._dispatcher = Dispatcher(access)
         sockinfo = (bound.family, bound.type, bound.proto, bound.getsockname())
         self._server = _Server(
-            AccessControl(app, access),
-            access=access,
-            max_connections=max(MIN_CONNECTIONS, files - OTHER_FILES - ACCEPTS),
-            dispatcher=self._dispatcher,
-            map=self._map,
-            _sock=bound,
-            adj=settings,
-            sockinfo=sockinfo,
-            bind_socket=False,
+            self._control, access, map=self._map, _sock=bound, adj=settings, sockinfo=sockinfo, bind_socket=False
         )
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
@@ -103,7 +88,7 @@ class HttpServer:
     @property
     def auth_failures(self) -> int | None:
         """Requests with a wrong user or password since the start; ``None`` where no password is needed."""
-        return self._dispatcher.logins.failures.count if self._access.has_passwords else None
+        return self._control.failures.count if self._access.has_passwords else None
 
     @property
     def url(self) -> str:
@@ -124,29 +109,24 @@ class HttpServer:
             self._server.pull_trigger()
         if self._thread.is_alive():
             self._thread.join(0.5)
-        self._dispatcher.shutdown(timeout=0.4)
+        self._server.task_dispatcher.shutdown(timeout=0.4)
+        self._control.passwords.close()
         wasyncore.close_all(self._map, ignore_all=True)
 
     def _run(self) -> None:
         while not self._stopping:
             # without connections there is nothing to clean up, and a new one wakes the poll
             timeout = CLEANUP if self._server.active_channels else 3600.0
-            timeout = min(timeout, self._server.accept_pause() or timeout)
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
             self._server.go_on_with_handshakes()
-            self._server.drop_slow_readers()
-            self._server.give_memory_back()
+            self._server.drop_unread()
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
-    def __init__(self, *args: Any, access: Access, max_connections: int, **kwargs: Any) -> None:
+    def __init__(self, app: AccessControl, access: Access, **kwargs: Any) -> None:
         self.handshakes: list[TlsChannel] = []  # those that can go on
         self._access = access
-        self._max_connections = max_connections  # by the limit of open files
-        self._full_logged = False
-        self._no_accept_until = 0.0
-        self._most_connections = 0  # since memory was last given back
-        super().__init__(*args, **kwargs)
+        super().__init__(app, **kwargs)
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
         """The channel of a new connection."""
@@ -156,83 +136,47 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
         return TlsChannel(*args, context=self._access.context, **kwargs)
 
+    def handle_accept(self) -> None:
+        """Accept many at once: a scrape may wait behind a thousand others, and each poll asks all connections."""
+        for _ in range(ACCEPTS):
+            before = len(self._map)
+            super().handle_accept()
+            if len(self._map) == before:
+                break
+
+    def maintenance(self, _now: float) -> None:
+        """Close the overdue; near the limit the oldest without a request, so that there is room for a tenth more."""
+        now = time.monotonic()
+        for channel in list(self.active_channels.values()):
+            if channel.overdue(now):
+                channel.handle_close()
+        excess = len(self._map) - int(0.9 * self.adj.connection_limit)
+        if excess > 0:
+            waiting = sorted((c for c in self.active_channels.values() if not c.requests), key=lambda c: c.since)
+            for channel in waiting[:excess]:
+                channel.handle_close()
+
     def go_on_with_handshakes(self) -> None:
         """For a moment, the newest first; the next poll finds the others again."""
         deadline = time.monotonic() + HANDSHAKE_TIME
-        self.handshakes.sort(key=lambda channel: channel.waiting_since)
+        self.handshakes.sort(key=lambda channel: channel.since)
         while self.handshakes and time.monotonic() < deadline:
             self.handshakes.pop().handshake()
         self.handshakes.clear()
 
-    def drop_slow_readers(self) -> None:
-        """Where too many bytes wait to be read, close those that have not read for longest."""
+    def drop_unread(self) -> None:
+        """Where too many bytes wait to be read, close those that have been asked for first."""
         waiting = [channel for channel in self.active_channels.values() if channel.total_outbufs_len]
         unread = sum(channel.total_outbufs_len for channel in waiting)
-        for channel in sorted(waiting, key=lambda one: one.progress):
+        for channel in sorted(waiting, key=lambda one: one.since):
             if unread <= MAX_UNREAD:
                 break
             unread -= channel.total_outbufs_len
             channel.handle_close()
 
-    def give_memory_back(self) -> None:
-        """After many connections at a time are gone: a handshake that is not finished holds 45 to 70 KiB."""
-        open_now = len(self.active_channels)
-        self._most_connections = max(self._most_connections, open_now)
-        if self._most_connections >= FLOOD and open_now <= self._most_connections // 10:
-            self._most_connections = open_now
-            memory.give_back()
-
-    def accept_pause(self) -> float:
-        """Seconds for which no connection is accepted yet."""
-        return max(0.0, self._no_accept_until - time.monotonic())
-
-    def readable(self) -> bool:
-        """Whether new connections are accepted."""
-        return bool(super().readable()) and not self.accept_pause()
-
-    def handle_accept(self) -> None:
-        """Accept many at once: a scrape may wait behind a thousand others."""
-        for _ in range(ACCEPTS):
-            before = len(self._map)
-            super().handle_accept()
-            if len(self._map) <= before:
-                break
-        # at the limit the oldest connections without a request are closed, so that a new one is served
-        self._close_oldest(len(self.active_channels) - min(MAX_CONNECTIONS, self._max_connections))
-
     def handle_error(self) -> None:
         """Log it, and go on listening: waitress would close the listener for good."""
         log.error("a connection could not be accepted", exc_info=sys.exc_info())
-
-    def maintenance(self, _now: float) -> None:
-        """Close the overdue. waitress counts from the last byte: a client that drips would stay for ever."""
-        now = time.monotonic()
-        for channel in list(self.active_channels.values()):
-            if channel.overdue(now):
-                channel.handle_close()
-
-    def accept(self) -> tuple[socket.socket, Any] | None:
-        """Accept one connection."""
-        try:
-            accepted: tuple[socket.socket, Any] | None = super().accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                if not self._full_logged:
-                    log.error("no more files can be opened: the oldest connections are closed")  # noqa: TRY400 - the text says all
-                self._full_logged = True
-                if not self._close_oldest(1):  # the waiting one would wake the poll again at once, for ever
-                    self._no_accept_until = time.monotonic() + ACCEPT_PAUSE
-            raise
-        return accepted
-
-    def _close_oldest(self, excess: int) -> bool:
-        """Close so many connections without a request; returns whether there was one to close."""
-        if excess <= 0:
-            return False
-        waiting = sorted((c for c in self.active_channels.values() if not c.busy), key=lambda c: c.waiting_since)
-        for channel in waiting[:excess]:
-            channel.handle_close()
-        return bool(waiting)
 
 
 def _bind(listen: str) -> socket.socket:
@@ -273,16 +217,16 @@ def _bind_everywhere(port: int) -> socket.socket | None:
     return bound
 
 
-def _raise_file_limit() -> int:
-    """Each connection is a file, and the usual soft limit is 1,024. Returns the limit that holds now."""
-    wanted = MAX_CONNECTIONS + ACCEPTS + OTHER_FILES
+def _connection_limit() -> int:
+    """How many connections there may be: each is a file, and the usual soft limit is 1,024."""
     if resource is None:
-        return wanted
+        return MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        return MAX_CONNECTIONS
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        return raised
-    return int(soft)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return max(MIN_CONNECTIONS, soft - OTHER_FILES)
