@@ -371,16 +371,9 @@ def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
 
 
 def test_orders_that_no_pipe_holds_are_refused() -> None:
-    config = load(
-        None,
-        {
-            "NOTBEFORE_SINKS__A__SLACK__URL": "https://x.example.org",
-            "NOTBEFORE_SINKS__A__SLACK__BODY": "y" * MAX_ORDERS,
-        },
-        {},
-    )
+    slack = SinkConfig(slack=Slack(url=Secret("https://x.example.org"), body="y" * MAX_ORDERS))
     with pytest.raises(ConfigError, match="shorten the templates"):
-        seal(Orders("x.db", config.sinks), {})
+        seal(Orders("x.db", {"a": slack}), {})
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])

@@ -30,12 +30,16 @@ from notbefore.core.delivery import MessageKind, Terms
 from notbefore.core.duration import Duration
 
 OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
+MAX_TEMPLATE: Final = 10_000  # characters
 _EITHER_HUB: Final = "expected either `connection_string`, or `namespace` and `hub`"
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
 HeartbeatInterval = Annotated[Duration, between("5m")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
+TemplateText = Annotated[
+    str, expect(lambda text: len(text) <= MAX_TEMPLATE, f"a template of {MAX_TEMPLATE} characters or less")
+]
 LogName = Annotated[  # becomes a key in Windows' registry
     str, matching(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", "letters, digits, spaces, dots, - and _")
 ]
@@ -85,10 +89,10 @@ class MessageSettings(SinkSettings, frozen=True, kw_only=True):
 
     WORDS: ClassVar[bool] = True
 
-    title: str | None = None  # a template (Jinja2) instead of the built-in text
-    body: str | None = None  # as `title`
-    titles: dict[MessageKind, str] = {}  # templates by the kind of message, before `title`
-    bodies: dict[MessageKind, str] = {}  # as `titles`
+    title: TemplateText | None = None  # a template (Jinja2) instead of the built-in text
+    body: TemplateText | None = None  # as `title`
+    titles: dict[MessageKind, TemplateText] = {}  # templates by the kind of message, before `title`
+    bodies: dict[MessageKind, TemplateText] = {}  # as `titles`
 
 
 class Slack(MessageSettings, frozen=True, kw_only=True):

@@ -80,9 +80,12 @@ class _Values:
     def of(self, node: Any, dotted: str) -> Any:
         """Return the value of a node."""
         if node.id == "mapping":
-            return {key.value: self._below(key, value, dotted) for key, value in node.value}
+            return {str(key.value): self._below(key, value, dotted) for key, value in node.value}
         if node.id == "sequence":
             return [self._placed(item, item, f"{dotted}[{number}]") for number, item in enumerate(node.value)]
+        if "\0" in node.value:
+            self.mistakes.append(Mistake(self._place(node), dotted, "a NUL byte stands in it: it ends no text of ours"))
+            return None
         if node.tag == "tag:yaml.org,2002:value":  # a bare `=`, which YAML 1.1 reserves
             return node.value
         try:
@@ -93,7 +96,7 @@ class _Values:
             return None
 
     def _below(self, key: Any, value: Any, dotted: str) -> Any:
-        name = f"{dotted}.{key.value}".lstrip(".")
+        name = f"{dotted}.{str(key.value)[:MAX_NUMBER]}".lstrip(".")
         if key.tag != "tag:yaml.org,2002:str" or not key.value.isprintable():
             text = f"expected one line of text as the name of a section or key, got {key.value!r:.80}"
             self.mistakes.append(Mistake(self._place(key), "", text))

@@ -61,7 +61,7 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
         if self.resource is not None:
             try:
                 re.compile(self.resource)
-            except re.error as error:
+            except (re.error, RecursionError, OverflowError) as error:
                 raise ValueError(f"resource: expected a regular expression, got {self.resource!r} ({error})") from None
 
     def holds(self, event: Event, notice: float | None) -> bool:

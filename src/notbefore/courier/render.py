@@ -69,6 +69,8 @@ class Renderer:
             return ""
         key = (source, escape)
         if key not in self._compiled:
+            from notbefore.courier.sandbox import compile_template  # noqa: PLC0415 - only who writes templates needs it
+
             self._compiled[key] = compile_template(source, escape)
         return str(self._compiled[key].render(values))[:MAX_TEXT]
 
@@ -81,18 +83,6 @@ def templates(settings: SinkSettings) -> Iterator[tuple[str, str]]:
     given |= {f"titles.{kind}": source for kind, source in settings.titles.items()}
     given |= {f"bodies.{kind}": source for kind, source in settings.bodies.items()}
     return ((key, source) for key, source in given.items() if source is not None)
-
-
-def compile_template(source: str, escape: Callable[[str], str]) -> Any:
-    """A Jinja2 template whose values are escaped; raises ``jinja2.TemplateError`` for a syntax error."""
-    from jinja2 import StrictUndefined  # noqa: PLC0415 - only who writes templates needs it
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
-
-    def harmless(value: object) -> str:
-        return escape(str(value))  # a list or a mapping holds Azure's words as well; `|safe` does not switch it off
-
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, finalize=harmless)
-    return environment.from_string(source)
 
 
 def _values(message: Message, text: Text, now: datetime) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from notbefore.errors import ConfigError
 
 
 def check_templates(config: SinkConfig) -> None:
-    """Raise ``ConfigError`` for a syntax error in a template. A wrong name in it shows only when it is rendered."""
-    from notbefore.courier.render import compile_template, templates  # noqa: PLC0415 - only where sinks are checked
+    """Raise ``ConfigError`` for a template that cannot be compiled. A wrong name shows when it is rendered."""
+    from notbefore.courier.render import templates  # noqa: PLC0415 - only where sinks are checked
 
     for key, source in templates(config.settings):
-        from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - only who writes templates needs it
+        from notbefore.courier.sandbox import compile_template  # noqa: PLC0415 - only who writes templates needs it
 
         try:
             compile_template(source, str)
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"{key}: this is not a template: {error.message} (its line {error.lineno})") from None
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
 
 
 def try_out(name: str, config: SinkConfig, messages: Messages) -> None:

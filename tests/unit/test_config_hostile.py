@@ -1,0 +1,107 @@
+"""Hostile configurations cost little, and are refused in words: by `check-config`, at the start, and by SIGHUP."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from notbefore.config.load import load
+from notbefore.core.record import Vm
+from notbefore.courier.sandbox import compile_template
+from notbefore.errors import ConfigError
+
+MEMORY = 512 * 2**20  # bytes of address space that `check-config` may have
+URL = "https://hooks.slack.com/services/x"
+
+
+def slack(template: str) -> dict[str, Any]:
+    return {"sinks": {"a": {"slack": {"url": URL, "title": template}}}}
+
+
+def route(pattern: str) -> dict[str, Any]:
+    return {"routes": [{"match": {"resource": pattern}}]}
+
+
+DEEP_REGEX = [route("(" * 5_000 + ")" * 5_000), route("(?:" * 900 + ")" * 900), route("a{99999999999999999999}")]
+REFUSED = {
+    **{f"regular expression {number}": one for number, one in enumerate(DEEP_REGEX)},
+    "brackets": slack("{{" + "(" * 2_000 + "1" + ")" * 2_000 + "}}"),
+    "blocks": slack("{% if 1 %}" * 400 + "{% endif %}" * 400),
+    "sum": slack("{{" + "+".join(["1"] * 4_000) + "}}"),
+    "not": slack("{{ " + "not " * 2_000 + "1 }}"),
+    "attributes": slack("{{ a" + ".b" * 4_000 + " }}"),
+    "digits": slack("{{ 1" + "0" * 5_000 + " }}"),
+    "long": slack("x" * 10_001),
+    "name": {"server": {"listen": "a" * 300 + ":10169", "insecure": True}},
+}
+TAKEN = {
+    "multiplied": "{{ 'a' * 10**9 }}",
+    "list": "{{ [1] * 10**9 }}",
+    "centred": "{{ 'a'.center(10**9) }}",
+    "joined": "{{ 'a' ~ 'b' * 10**9 }}",
+    "power": "{{ 10 ** 10 ** 8 }}",
+    "width": "{{ '%1000000000d' % 1 }}",
+    "format": "{{ '{:1000000000}'.format(1) }}",
+}
+RAW = {
+    "a list as a key": "? [a, b]\n: c\n",
+    "a NUL byte in a path": 'fleet: {hub: {namespace: n, hub: h}, inventory_file: "a\\0b"}\n',
+    "a NUL byte in a file": 'server: {web_config_file: "x\\0y"}\n',
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "notbefore.yml"
+    path.touch(mode=0o600)
+    return path
+
+
+def checked(path: Path) -> subprocess.CompletedProcess[str]:
+    """`check-config` in a process that has little memory."""
+
+    def little() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+    command = [sys.executable, "-m", "notbefore", "check-config", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=little)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_too_deep_or_too_large_is_refused_in_words(name: str, path: Path) -> None:
+    path.write_text(yaml.safe_dump(REFUSED[name]), encoding="utf-8")
+    done = checked(path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr[-500:]
+    assert done.stderr.startswith(f"notbefore: {path}:")
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_no_key_and_no_path_can_be_is_refused_in_words(name: str, path: Path) -> None:
+    path.write_text(RAW[name], encoding="utf-8")
+    done = checked(path)
+    assert (done.returncode, done.stderr.startswith(f"notbefore: {path}:1:")) == (2, True), done.stderr[-500:]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_template_computes_nothing_before_it_is_rendered_and_no_gigabytes_then(name: str, path: Path) -> None:
+    path.write_text(yaml.safe_dump(slack(TAKEN[name])), encoding="utf-8")
+    done = checked(path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr[-500:]
+    with pytest.raises(Exception, match=r"is for numbers only|unsafe|access to attribute"):
+        compile_template(TAKEN[name], str).render()
+
+
+@pytest.mark.parametrize("name", ["regular expression 0", "regular expression 2", "long", "name"])
+def test_the_agent_refuses_it_too(name: str, path: Path) -> None:
+    path.write_text(yaml.safe_dump(REFUSED[name]), encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load(path, {}, {})
+
+
+def test_what_templates_are_for_works_as_before() -> None:
+    shown = compile_template("{{ vm.name|upper }} {{ vm.name.lower() }} {{ 3 * 20 % 50 }} {{ names|join(', ') }}", str)
+    assert shown.render(vm=Vm(name="Web_0"), names=["a", "b"]) == "WEB_0 web_0 10 a, b"
