@@ -218,21 +218,21 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = tracked(), tracked(DurationInSeconds=6)
     done = ApprovalAttempt(one, "a", "step").ended("approval_skipped (dry_run)")
-    assert (done.state, done.records, done.is_settled(one, "step"), done.is_settled(one, "another")) == (
+    assert (done.state, done.records, done.is_carried_out(one, "step"), done.is_carried_out(one, "another")) == (
         "done",
         1,
         True,
         False,
     )
     again = done.next(moved, "b", "another")
-    assert (again.state, again.records, again.rule, again.is_settled(one, "step")) == ("sending", 1, "b", True)
+    assert (again.state, again.records, again.rule, again.is_carried_out(one, "step")) == ("sending", 1, "b", True)
     approved = msgspec.structs.replace(done, approved=content_of(one))
-    assert approved.is_settled(one, "another")
-    assert not approved.is_settled(moved, "another")
+    assert approved.is_carried_out(one, "another")
+    assert not approved.is_carried_out(moved, "another")
     back = msgspec.structs.replace(one, seen=instant(500))  # it was gone meanwhile
     anew = approved.next(back, "a", "another")
-    assert (anew.records, anew.is_settled(back, "step"), anew.is_settled(back, "other")) == (1, True, True)
-    assert ApprovalAttempt(one, OPERATOR).ended("approved").settled == ()
+    assert (anew.records, anew.is_carried_out(back, "step"), anew.is_carried_out(back, "other")) == (1, True, True)
+    assert ApprovalAttempt(one, OPERATOR).ended("approved").carried_out == ()
 
 
 def test_a_new_attempt_has_done_nothing_yet() -> None:
@@ -244,15 +244,15 @@ def test_a_new_attempt_has_done_nothing_yet() -> None:
         0,
         0,
     )
-    assert (attempt.outcome, attempt.approved, attempt.approved_by, attempt.settled) == ("", "", "", ())
+    assert (attempt.outcome, attempt.approved, attempt.approved_by, attempt.carried_out) == ("", "", "", ())
     assert attempt.next(tracked(), "b").step == ""
     assert Policy().approving == ()
 
 
 def test_of_the_steps_that_are_settled_the_last_hundred_are_kept() -> None:
     steps = tuple(map(str, range(150)))
-    attempt = msgspec.structs.replace(ApprovalAttempt(tracked(), "a"), settled=steps).next(tracked(), "a")
-    assert attempt.settled == steps[50:]
+    attempt = msgspec.structs.replace(ApprovalAttempt(tracked(), "a"), carried_out=steps).next(tracked(), "a")
+    assert attempt.carried_out == steps[50:]
 
 
 def test_an_approval_says_by_whom_and_when_as_long_as_the_event_is_listed() -> None:

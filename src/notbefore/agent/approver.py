@@ -148,7 +148,7 @@ class Approver:
         dry_run = settings.mode == "dry_run"
         step = f"{decision.step} dry run" if dry_run else decision.step
         nothing_to_do = decision.action == "leave" and decision.skipped is None
-        if nothing_to_do or (before is not None and before.is_settled(tracked, step)):
+        if nothing_to_do or (before is not None and before.is_carried_out(tracked, step)):
             return LONG_WAIT
         wait = (decision.at - listed.context.now).total_seconds() if decision.at is not None else 0.0
         if wait <= 0 and self._answers(key, listed):

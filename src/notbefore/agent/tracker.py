@@ -29,6 +29,7 @@ from notbefore.store.state_file import StoredState
 
 MAX_LOGGED: Final = 10  # EventIds in a line of the log
 COMMIT_PATIENCE: Final = 0.3  # seconds: a disk that hangs does not keep IMDS from being asked
+DATE_CHECK: Final = 60.0  # seconds; looking at each one would be a third of what a poll costs
 NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
 log = logging.getLogger("notbefore.agent.tracker")
@@ -53,6 +54,9 @@ class Tracker:
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
+        self._checked: Instant | None = (
+            None  # the last answer of which ``Date`` was looked at; without one not believed
+        )
         self._expected: Tracked | None = None  # what `_imminent_from` was computed of, once and not each second
         self._imminent_from: datetime | None = None
 
@@ -110,12 +114,13 @@ class Tracker:
             return
         # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
-        at, date = self._moment(now, poll.date)
+        date = self._believed_date(now, poll.date, changed=poll.body is not None)
         tracked = self._state.snapshot.state.tracked
         if document is None or (poll.body is None and last.answered is not None and not _must_count(tracked, document)):
             self._state.publish(PollStatus(figures, now, date, flaws=last.flaws))
-            self._expect(tracked, at)
+            self._expect(tracked, now, date)
             return
+        at = self._clock.instant(now, date)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             observation = self._observation(state, at, gap)
@@ -128,21 +133,28 @@ class Tracker:
             return made or ((state, ()) if last.answered is None else None)
 
         self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws), COMMIT_PATIENCE)
-        self._expect(self._state.snapshot.state.tracked, at)
+        self._expect(self._state.snapshot.state.tracked, now, date)
 
-    def _moment(self, now: ClockReading, date: str) -> tuple[Instant, str]:
-        """The moment of an answer, and its ``Date`` header; without the latter where it cannot be right."""
-        at, last, seen = self._clock.instant(now, date), self._state.poll, self._state.snapshot.state.seen
-        before = self._clock.instant(last.answered, last.date) if last.answered is not None else seen
-        if credible(at, before):
-            return at, date
-        if last.answered is None or last.date:  # not at each answer
+    def _believed_date(self, now: ClockReading, date: str, *, changed: bool) -> str:
+        """The ``Date`` header of an answer; empty where it cannot be right.
+
+        Once one was believed, the next look is at a document that changed, or ``DATE_CHECK`` seconds later.
+        """
+        checked = self._checked
+        if checked is not None and checked.date is not None and not changed and now.boot - checked.uptime < DATE_CHECK:
+            return date
+        at = self._clock.instant(now, date)
+        if credible(at, checked or self._state.snapshot.state.seen):
+            self._checked = at
+            return date
+        self._checked = replace(at, date=None)
+        if checked is None or checked.date is not None:  # not at each answer
             log.warning(
                 "IMDS's Date (%s) is more than a day off from this VM's clocks, and is not believed: no notice is"
                 " measured. Is this VM's clock right?",
                 date,
             )
-        return replace(at, date=None), ""
+        return ""
 
     def _waits_for_name(self, now: ClockReading) -> bool:
         """No comparison is made yet: it is not known which VM this is."""
@@ -150,12 +162,13 @@ class Tracker:
             self._first_answer = now.monotonic
         return self._state.snapshot.vm_name is None and now.monotonic - self._first_answer < NAME_PATIENCE
 
-    def _expect(self, tracked: Tracked, at: Instant) -> None:
+    def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
         if tracked is not self._expected:
             self._expected, self._imminent_from = tracked, tracked.imminent_from
         imminent = False
         if self._imminent_from is not None:
+            at = self._clock.instant(now, date)
             imminent = (at.date or at.wall) >= self._imminent_from
         self._freeze_meter.switch(on=imminent)
 

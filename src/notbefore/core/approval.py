@@ -21,7 +21,7 @@ from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
 from notbefore.core.text import one_of
 from notbefore.core.tracked import TrackedEvent
 
-MAX_SETTLED: Final = 100  # decisions of one event that are remembered
+MAX_DECISIONS: Final = 100  # decisions of one event that are remembered
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 
 
@@ -205,14 +205,14 @@ class ApprovalAttempt(Struct, frozen=True):
     reason: str = ""  # why, in the words of the user who approved it by hand
     requests: int = 0  # start requests, counted before they are sent
     outcome: str = ""  # in words
-    settled: tuple[str, ...] = ()  # the decisions that were carried out
+    carried_out: tuple[str, ...] = ()  # the decisions that were carried out
     approved: str = ""  # the content of the event that was approved
     approved_by: str = ""  # who approved it and when, in words
     records: int = 0  # that were made of it
 
-    def is_settled(self, tracked: TrackedEvent, step: str) -> bool:
+    def is_carried_out(self, tracked: TrackedEvent, step: str) -> bool:
         """Return whether nothing is left to do for this decision."""
-        return step in self.settled or self.approved == content_of(tracked)
+        return step in self.carried_out or self.approved == content_of(tracked)
 
     def next(self, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
         """Return the attempt for a new decision."""
@@ -221,7 +221,7 @@ class ApprovalAttempt(Struct, frozen=True):
             rule,
             step,
             by=by,
-            settled=self.settled[-MAX_SETTLED:],
+            carried_out=self.carried_out[-MAX_DECISIONS:],
             approved=self.approved,
             approved_by=self.approved_by,
             records=self.records,
@@ -235,8 +235,8 @@ class ApprovalAttempt(Struct, frozen=True):
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
         """Return it as done; a record of it was made."""
-        settled = (*self.settled, self.step) if self.step else self.settled
-        return replace(self, state="done", outcome=outcome, settled=settled, records=self.records + 1)
+        carried_out = (*self.carried_out, self.step) if self.step else self.carried_out
+        return replace(self, state="done", outcome=outcome, carried_out=carried_out, records=self.records + 1)
 
     def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
         """Return the change to record. Unlike a change of the event it is this VM's own, and so is its id."""
