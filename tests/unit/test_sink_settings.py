@@ -1,11 +1,15 @@
 """Sinks, routes and secrets in the configuration: what is taken, what is refused and how, and what is never shown."""
 
+import json
 import os
 import re
 import sys
 import zoneinfo
+from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 import yaml
@@ -18,7 +22,7 @@ from notbefore.config.sinks import Alertmanager, SinkConfig, Slack
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
 from notbefore.courier.orders import MAX_ORDERS, Orders, seal, unseal
-from notbefore.courier.redact import Redactor, known_secrets
+from notbefore.courier.redact import Redactor, known_secrets, plain
 from notbefore.courier.sinks import check_templates, try_out
 from notbefore.errors import ConfigError
 
@@ -466,6 +470,38 @@ def test_a_secret_is_taken_out_in_all_the_forms_it_is_written_in(secret: str, te
     assert "***" in left
     for piece in ("abcdefgh", "topsecret", "AG1l", "pass word", "integrationkey", "apikey99", "b+cd", "te\\", "caf"):
         assert piece not in left
+
+
+ECHOED = "https://hooks.example.org/services/T000/B/kJ83hd+K29 dmZ<pQ>71s+Lw'B\u00e9&end"
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        lambda address: address.replace("/", r"\/"),  # as PHP's JSON does
+        lambda address: address.replace(" ", "+"),
+        lambda address: quote(address, safe="").lower(),
+        lambda address: quote(quote(address, safe=""), safe=""),
+        quote_plus,
+        lambda address: json.dumps(address).replace("<", r"\u003c").replace(">", r"\u003E"),
+        lambda address: json.dumps(json.dumps(address)),
+        lambda address: escape(address).replace("+", "&#43;").replace("/", "&#x2F;"),
+        lambda address: repr(address.encode()),
+        repr,
+        lambda address: address.encode("utf-16-le").decode("latin-1"),
+        "\u200b".join,
+        lambda address: "".join(f"%{octet:02x}" for octet in address.encode()),
+        lambda address: "".join(f"\\x{octet:02X}" for octet in address.encode()),
+        lambda address: "".join(f"\\u{ord(letter):04x}" for letter in address),
+    ],
+)
+def test_a_receiver_that_quotes_the_address_in_its_own_way_shows_nothing_of_it(echo: Callable[[str], str]) -> None:
+    said = f"404: no such hook: {echo(ECHOED)} (request 7)"
+    left = Redactor([ECHOED])(said)
+    secret = ECHOED.partition("services")[2]
+    assert not [secret[at : at + 8] for at in range(len(secret) - 8) if secret[at : at + 8] in plain(left)], left
+    assert "***" in left
+    assert left.startswith("404: no such hook: ")
 
 
 def test_without_secrets_nothing_is_taken_out() -> None:

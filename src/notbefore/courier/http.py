@@ -39,8 +39,9 @@ class HttpResponse(Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """Status and body, for an error's text. Who keeps it removes secrets first, and shortens it then."""
-        text = " ".join(self.body.decode(errors="replace").split())[:MAX_CAUSE]
+        """Status and what of the body is ASCII, for an error's text. Who keeps it removes secrets, then shortens it."""
+        seen = bytes(octet for octet in self.body if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
+        text = " ".join(seen.decode().split())[:MAX_CAUSE]
         return f"{self.status}: {text}" if text else str(self.status)
 
     def check(self) -> None:

@@ -1,19 +1,19 @@
 """``Redactor``: the last gate before a log, an error or a terminal: what is secret becomes ``***``.
 
 A library may log an address, or a part of one, in its own words and its own quoting, and a receiver may repeat the
-request that it refuses. So all parts of a secret are looked for, in every form in which they are written or sent; and
-also pieces of them, where somebody has cut a text within a secret.
+request that it refuses. So the parts of a secret, and pieces of them, are looked for in a text as it stands, and in
+what it says once every quoting is undone (``plain``): of addresses, JSON, HTML and Python.
 """
 
 import base64
-import json
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from html import escape
+from html import unescape
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 from notbefore.config.secret import HIDDEN
 from notbefore.config.sinks import SinkConfig
@@ -28,6 +28,13 @@ _PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host nam
 # tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
 _TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
+
+
+QUOTED: Final = 5  # times that a text is taken out of its quoting at most
+_ESCAPE: Final = re.compile(
+    r"(?P<bytes>(?:\\x[0-9a-f]{2})+)|\\u(?P<u>[0-9a-f]{4})|\\U(?P<U>[0-9a-f]{8})|\\(?P<itself>.)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 class Redactor:
@@ -55,7 +62,12 @@ class Redactor:
             self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)))
 
     def __call__(self, text: str) -> str:
-        """The text without secrets."""
+        """The text without secrets; where one of them is quoted in any way, all quoting in the text is undone."""
+        said = plain(text)
+        left = self._hidden(said)
+        return self._hidden(text) if left == said else left
+
+    def _hidden(self, text: str) -> str:
         return self._without_pieces(self._pattern.sub(HIDDEN, text))
 
     def _without_pieces(self, text: str) -> str:
@@ -138,14 +150,29 @@ def _parts_of_url(secret: str) -> Iterator[str]:
 
 
 def _forms(part: str) -> Iterator[str]:
-    """A text as it stands, on one line, quoted for an address, and as Python, JSON and HTML would write it."""
-    if not part:
-        return
-    for text in {part, unquote(part), " ".join(part.split())}:
-        yield text
-        yield quote(text)
-        yield quote(text, safe="")
-        yield repr(text)[1:-1]
-        yield json.dumps(text)[1:-1]
-        yield json.dumps(text, ensure_ascii=False)[1:-1]
-        yield escape(text)
+    """A text as it stands, on one line, and without any quoting."""
+    for text in {part, " ".join(part.split())}:
+        yield from (text, plain(text), plain(text).encode("ascii", "ignore").decode())
+
+
+def plain(text: str) -> str:
+    """What a text says: without the quoting of addresses, JSON, HTML and Python, and what cannot be seen."""
+    for _ in range(QUOTED):
+        seen = "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+        unquoted = unquote_plus(_ESCAPE.sub(_letter, unescape(seen)))
+        if unquoted == text:
+            break
+        text = unquoted
+    return text
+
+
+def _letter(escape: re.Match[str]) -> str:
+    """What stands behind a backslash."""
+    if escape["bytes"]:
+        octets = bytes.fromhex(escape["bytes"].replace("\\x", "").replace("\\X", ""))
+        try:
+            return octets.decode()
+        except UnicodeDecodeError:
+            return octets.decode("latin-1")
+    code = int(escape["u"] or escape["U"] or "0", 16)
+    return escape["itself"] or (chr(code) if code <= sys.maxunicode else "")
