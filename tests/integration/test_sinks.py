@@ -19,8 +19,10 @@ import pytest
 import trustme
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Webhook
+from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Slack, Webhook
+from notbefore.config.sinks import PagerDuty as PagerDutySettings
 from notbefore.core.duration import Duration
+from notbefore.courier.addresses import PrivateAddressError, check_address
 from notbefore.courier.http import Http
 from notbefore.courier.message import Message
 from notbefore.courier.process import run
@@ -31,6 +33,7 @@ from support.agent import PATIENCE, eventually, free_port
 from support.azure import ID, ME, PEER, STARTED
 from support.messages import VM, message, sent, sink_of
 from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
+from support.raw_server import raw, serving
 
 ID2 = {"EventId": "00000000-AFDC-4513-B24B-AA5F13A16123"}
 
@@ -588,6 +591,47 @@ def test_what_stands_before_an_alertmanager_has_not_accepted_the_alert() -> None
         assert not raised.value.permanent
         sent(alertmanager(portal.url, peer.url))
         assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_interim_answer_before_the_answer_is_no_answer(count: int) -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n" * count
+    with serving(raw(hints + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")) as (url, _):
+        sent(SinkConfig(webhook=Webhook(url=Secret(url), allow_private=True)), message())
+
+
+def test_interim_answers_without_end_are_an_answer_that_does_not_come() -> None:
+    with serving(raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 500)) as (url, _):
+        with pytest.raises(SendError) as raised:
+            sent(SinkConfig(webhook=Webhook(url=Secret(url), allow_private=True)), message())
+        assert not raised.value.permanent
+
+
+@pytest.mark.parametrize("body", [b"[" * 60_000, b'{"ok":' * 5_000, b"\xff\xfe{"])
+def test_an_answer_that_is_no_json_of_any_kind_is_an_answer_of_something_else(body: bytes) -> None:
+    with HttpPeer() as peer:
+        peer.default = Say(202, body=body)
+        slack = Slack(token=Secret("t"), channel="C1", api=peer.url)
+        pager = PagerDutySettings(routing_key=Secret("e" * 32), url=f"{peer.url}/v2/enqueue")
+        for config in (alertmanager(peer.url), SinkConfig(slack=slack), SinkConfig(pagerduty=pager)):
+            with pytest.raises(SendError, match="this is not an answer of"):
+                sent(config, message())
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:7f00:1::1", "::127.0.0.1",
+     "::ffff:10.0.0.1", "fec0::1", "ff02::1", "224.0.0.1", "239.1.2.3", "192.0.0.192", "168.63.129.16",
+     "169.254.169.254", "fe80::1%eth0", "fd00::1", "100.64.0.1", "::"],
+)  # fmt: skip
+def test_what_leads_to_a_private_address_is_not_public(address: str) -> None:
+    with pytest.raises(PrivateAddressError):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["20.50.1.1", "2603:1030::1", "64:ff9b::1432:101", "::ffff:20.50.1.1"])
+def test_a_public_address_is_public(address: str) -> None:
+    check_address(address)
 
 
 def test_apprise_sends_as_fast_as_the_receiver_takes_it() -> None:

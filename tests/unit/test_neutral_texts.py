@@ -92,6 +92,23 @@ def test_every_sink_that_people_read_is_tried() -> None:
     assert set(SINKS) == {name for name, settings in KINDS.items() if settings.WORDS}
 
 
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago", None])
+@pytest.mark.parametrize("year", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+@pytest.mark.parametrize("sink", SINKS)
+def test_every_text_survives_every_moment(sink: str, year: str, zone: str | None) -> None:
+    look = {"NotBefore": year, "EventType": "Reboot"}
+    make, escape = SINKS[sink]
+    render = Renderer(SinkSettings(), Messages(time_zone=zone), escape)
+    for one in (
+        message(look),
+        message(look, look | STARTED),
+        message({}, look),
+        message(look, {}),
+        message(look, None),
+    ):
+        assert list(texts(make(one, render(one, NOW))))
+
+
 @pytest.mark.parametrize("templates", TEMPLATES)
 @pytest.mark.parametrize("sink", SINKS)
 @settings(max_examples=25, deadline=None)

@@ -1,4 +1,4 @@
-"""``HeadDeadlineMixin``: an HTTP answer has an end as a whole.
+"""``HeadDeadlineMixin``: an HTTP answer has an end as a whole, and interim answers before it (1xx) are skipped.
 
 A timeout of a socket is for its next bytes alone: an answer that drips would never end.
 """
@@ -6,10 +6,12 @@ A timeout of a socket is for its next bytes alone: an answer that drips would ne
 import io
 import socket
 import time
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse, parse_headers
 from typing import Any, Final
 
 LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
+INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
+MAX_INTERIM: Final = 20
 
 
 class HeadDeadlineMixin:
@@ -24,10 +26,20 @@ class HeadDeadlineMixin:
         deadline = time.monotonic() + (timeout or LONGEST)
 
         def response(sock: Any, *args: Any, **options: Any) -> HTTPResponse:
-            return HTTPResponse(_Until(sock, deadline), *args, **options)  # type: ignore[arg-type] # it makes a file of it
+            return _FinalResponse(_Until(sock, deadline), *args, **options)  # type: ignore[arg-type] # it makes a file of it
 
         self.response_class = response
         return super().getresponse()  # type: ignore[misc] # of the class beside it
+
+
+class _FinalResponse(HTTPResponse):
+    def _read_status(self) -> tuple[str, int, str]:
+        for _ in range(MAX_INTERIM):
+            found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc] # not in its stubs; urllib3 uses it
+            if found[1] not in INTERIM:
+                return found
+            parse_headers(self.fp)
+        raise HTTPException("too many interim answers")
 
 
 class _Until:

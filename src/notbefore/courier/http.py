@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 import requests
 import urllib3
 from msgspec import Struct
@@ -43,6 +44,13 @@ class HttpResponse(Struct, frozen=True):
         seen = bytes(octet for octet in self.body if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
         text = " ".join(seen.decode().split())[:MAX_CAUSE]
         return f"{self.status}: {text}" if text else str(self.status)
+
+    def said(self) -> Any:
+        """The body as JSON; raises ``ValueError`` where it is none."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
 
     def check(self) -> None:
         """Raise ``SendError`` unless the status is 2xx."""

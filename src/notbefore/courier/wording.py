@@ -377,7 +377,10 @@ def _clock(time: datetime, time_zone: str | None) -> str:
     text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
     if time_zone is None:
         return text
-    local = utc.astimezone(ZoneInfo(time_zone))
+    try:
+        local = utc.astimezone(ZoneInfo(time_zone))
+    except OverflowError:  # before the year 1, or after 9999
+        return text
     day = f"{local:%Y-%m-%d} " if local.date() != utc.date() else ""
     return f"{text} ({day}{local:%H:%M:%S} {time_zone})"
 

@@ -11,6 +11,7 @@ an instance that takes a partition over would have to continue that. Its ``endsA
 import base64
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, natural, one_line, some_of
-from notbefore.courier.http import Http
+from notbefore.courier.http import Http, HttpResponse
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Text
@@ -59,7 +60,7 @@ class Sink:
             try:
                 answer = self._http.post(f"{url.rstrip('/')}/api/v2/alerts", body, self._headers)
                 answer.check()
-                if not _is_json_or_empty(answer.body):  # such as a captive portal
+                if not _is_json_or_empty(answer):  # such as a captive portal
                     raise SendError(f"this is not an answer of Alertmanager: {answer.cause}")  # noqa: TRY301 - as below
             except SendError as error:
                 failures[url] = error
@@ -108,11 +109,11 @@ class Sink:
         self._http.close()
 
 
-def _is_json_or_empty(body: bytes) -> bool:
+def _is_json_or_empty(answer: HttpResponse) -> bool:
     """What Alertmanager answers is empty; what stands before it may say something in JSON."""
     try:
-        return not body.strip() or msgspec.json.decode(body) is not None
-    except msgspec.DecodeError:
+        return not answer.body.strip() or answer.said() is not None
+    except ValueError:
         return False
 
 
@@ -189,5 +190,6 @@ def _alert(message: Message, text: Text, labels: dict[str, str], settings: Alert
     if message.over:
         values["endsAt"] = rfc3339(record.time)
     elif record.fleet_events is not None:
-        values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
+        with suppress(OverflowError):  # the end of the year 9999
+            values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
     return values

@@ -54,8 +54,8 @@ class Sink:
 def _check(answer: HttpResponse) -> None:
     answer.check()
     try:
-        accepted = msgspec.json.decode(answer.body, type=_Answer).status == "success"
-    except msgspec.MsgspecError:
+        accepted = msgspec.convert(answer.said(), _Answer).status == "success"
+    except ValueError:
         accepted = False
     if answer.status != ACCEPTED or not accepted:  # such as a captive portal
         raise SendError(f"this is not an answer of PagerDuty: {answer.cause}")

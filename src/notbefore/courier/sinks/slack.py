@@ -181,8 +181,8 @@ class Sink:
 
 def _checked(answer: HttpResponse) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = msgspec.json.decode(answer.body, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        said = msgspec.convert(answer.said(), dict[str, Any])
+    except ValueError:
         raise SendError(f"this is not an answer of Slack: {answer.cause}") from None
     if said.get("ok") is not True:
         error = str(said.get("error", "no reason given"))
