@@ -18,7 +18,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Plugin, SinkConfig
 from notbefore.core.delivery import Delivery
-from notbefore.courier.contract import check_accepts, check_refuses, messages
+from notbefore.courier.contract import check_accepts, check_marks_exercises, check_refuses, messages
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.sinks import make, try_out
 from notbefore.courier.worker import SendAttempt, Worker
@@ -81,8 +81,14 @@ def test_the_example_of_the_page_prints_a_change(capsys: pytest.CaptureFixture[s
 def test_the_sink_of_the_page_keeps_the_contract() -> None:
     with HttpPeer() as peer:
         check_accepts(lambda: sink(peer.url))
-        assert [json.loads(one.body)["title"] for one in peer.requests] == ["announced", "started", "finished"]
+        assert [json.loads(one.body)["title"] for one in peer.requests] == [
+            f"notbefore: {kind}" for kind in ("announced", "started", "finished")
+        ]
         assert peer.requests[0].headers["x-gotify-key"] == "hunter2"
+        check_marks_exercises(lambda: sink(peer.url), lambda: peer.requests[-1].body.decode())  # noqa: PLW0108 - of the request that comes then
+        exercise = json.loads(peer.requests[-1].body)
+        assert exercise["title"] == "[EXERCISE] notbefore: announced"
+        assert exercise["message"].startswith("[EXERCISE] Reboot")
         peer.default = Say(403, body=b"no")
         check_refuses(lambda: sink(peer.url), permanent=True, secrets=["hunter2"])
         peer.default = Say(503)
@@ -109,6 +115,11 @@ class Bad:
 def test_the_contract_notices_a_sink_that_returns_no_receipt(how: object) -> None:
     with pytest.raises(AssertionError, match="return a Receipt"):
         check_accepts(lambda: Bad(how))
+
+
+def test_the_contract_notices_a_sink_whose_exercises_look_real() -> None:
+    with pytest.raises(AssertionError, match="that it is an exercise"):
+        check_marks_exercises(lambda: Bad(Receipt()), lambda: "Reboot of this VM announced")
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,14 @@ def test_one_call_is_one_message_that_names_the_event(receiver: Receiver) -> Non
     assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in receiver.got())
 
 
+def test_an_exercise_is_marked_in_whatever_is_sent(receiver: Receiver) -> None:
+    sink = sink_of(receiver.config)
+    sink.send(message(exercise=True))
+    sink.close()
+    (body,) = receiver.got()
+    assert b"[EXERCISE]" in body
+
+
 def test_a_failure_that_passes_is_to_be_tried_again(receiver: Receiver) -> None:
     receiver.fails()
     assert not failure(sink_of(receiver.config)).permanent

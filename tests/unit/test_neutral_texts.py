@@ -98,7 +98,7 @@ def test_every_sink_that_people_read_is_tried() -> None:
 def test_every_text_survives_every_moment(sink: str, year: str, zone: str | None) -> None:
     look = {"NotBefore": year, "EventType": "Reboot"}
     make, escape = SINKS[sink]
-    render = Renderer(SinkSettings(), Messages(time_zone=zone), escape)
+    render = Renderer(MessageSettings(), Messages(time_zone=zone), escape)
     for one in (
         message(look),
         message(look, look | STARTED),

@@ -68,6 +68,7 @@ class FleetFacts(Struct, frozen=True):
     interruption: Spread | None = None
 
 
+EXERCISE: Final = "[EXERCISE] "  # begins the sentence of what is not real
 TAG: Final = "azure.tag."
 """Before the name of a tag, in lower case: `azure.tag.team`, as OpenTelemetry's Collector calls it."""
 TAG_BYTES: Final = TAG.encode()  # looked for before a record is read once more: few have tags
@@ -194,7 +195,7 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
         return cls(
             time=change.time,
             event_name=_attribute(change.kind),
-            body=sentence(change) if fleet is None else _sentence_of_fleet(change, fleet, vm),
+            body=(EXERCISE if exercise else "") + _sentence(change, fleet, vm),
             **_vm_fields(vm),
             tags=_recorded(vm),
             change_id=change.id,
@@ -357,6 +358,10 @@ def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
         if spread is not None:
             fields |= {f"fleet_{name}_{word}": round(value, 3) for word, value in spread._asdict().items()}
     return fields
+
+
+def _sentence(change: Change, fleet: FleetFacts | None, vm: Vm | None) -> str:
+    return sentence(change) if fleet is None else _sentence_of_fleet(change, fleet, vm)
 
 
 def _sentence_of_fleet(change: Change, fleet: FleetFacts, vm: Vm | None) -> str:

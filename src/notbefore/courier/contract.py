@@ -27,8 +27,8 @@ _EVENT = {
 }
 
 
-def messages() -> list[Message]:
-    """A Reboot of this VM: announced, started and finished, as a sink is given them."""
+def messages(*, exercise: bool = False) -> list[Message]:
+    """A Reboot of this VM: announced, started and finished, as a sink is given them; ``exercise``: of a drill."""
     vm, routing = Vm(name="WestNO_0"), Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
     tracked = Tracked()
     found: list[Message] = []
@@ -39,7 +39,7 @@ def messages() -> list[Message]:
         step = diff(tracked, document, Observation(Instant(time, uptime=float(second), date=time), vm.name))
         tracked = step.tracked
         for change in step.changes:
-            found += map(Message.of, deliveries(change, Record.of(change, vm).line(), routing, vm))
+            found += map(Message.of, deliveries(change, Record.of(change, vm, exercise=exercise).line(), routing, vm))
     return found
 
 
@@ -53,6 +53,15 @@ def check_accepts(make: Callable[[], Sink]) -> None:
                 f"send has to return a Receipt once the receiver has accepted, not {receipt!r}"
             )
     sink.close()
+
+
+def check_marks_exercises(make: Callable[[], Sink], received: Callable[[], str]) -> None:
+    """Send what a drill sends; raises ``AssertionError`` where ``received()``, all that came, does not say so."""
+    sink = make()
+    sink.send(messages(exercise=True)[0])
+    sink.close()
+    if "exercise" not in received().casefold():
+        raise AssertionError("what a drill sends has to say that it is an exercise: in message.title and in the body")
 
 
 def check_refuses(make: Callable[[], Sink], *, permanent: bool, secrets: Iterable[str] = ()) -> None:

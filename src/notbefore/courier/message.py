@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.document import STARTED
-from notbefore.core.record import Heartbeat, Record
+from notbefore.core.record import EXERCISE, Heartbeat, Record
 from notbefore.core.routing import Severity
 from notbefore.core.text import escaped
 from notbefore.errors import SendError
@@ -66,6 +66,12 @@ class Message(Struct, frozen=True):
         """The name of the event for a receiver that keeps an alert of it; the same from every VM."""
         key = f"notbefore/{escaped(self.event_key)}"
         return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
+
+    @property
+    def title(self) -> str:
+        """A short title for sinks without texts of their own: the kind, with a mark where nothing of it is real."""
+        exercise = isinstance(self.content, Record) and self.content.exercise
+        return f"{EXERCISE if exercise else ''}notbefore: {self.kind}"
 
     @property
     def shared(self) -> "Message":

@@ -16,7 +16,7 @@ from notbefore.config.messages import Links, Messages
 from notbefore.core.change import ENDINGS, MISSING, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
-from notbefore.core.record import Record
+from notbefore.core.record import EXERCISE, Record
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.courier.advice import GONE, WAVE, advice_for
 from notbefore.courier.message import Message
@@ -46,7 +46,6 @@ _SUMMARIES: Final = {
     ),
 }
 _SOURCES: Final = {"Platform": "Azure (Platform)", "User": "a user of your subscription (User)"}
-_MARK: Final = "[EXERCISE]"
 _EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
 _CORRECTION: Final = "This corrects an earlier message: VMs that could not report it then have done so now."
 _SILENT_WORDS: Final = (
@@ -137,7 +136,7 @@ def _refused(message: Message, now: datetime) -> str:
 
 def marked(title: str, record: Record) -> str:
     """The title, with a mark in front where nothing of it is real."""
-    return f"{_MARK} {title}" if record.exercise and _MARK not in title else title
+    return EXERCISE + title if record.exercise and EXERCISE.strip() not in title else title
 
 
 def _silence(message: Message, links: tuple[Fact, ...], time_zone: str | None) -> Text:
