@@ -17,6 +17,7 @@
 # --purge removes as well. Links in /usr/local lead to the command, its man page and its completions. DESTDIR is put before
 # every path that is written to, and nothing is started then.
 set -eu
+umask 022 # whatever root's shell has: what is written here everybody may read, and only root may write
 
 here=$(cd "$(dirname "$0")" && pwd)
 prefix=$(cd "$here/../../.." 2>/dev/null && pwd)
@@ -77,7 +78,7 @@ link() {
         if [ "$1" = remove ]; then
             [ "$(readlink "$there")" != "$prefix/$name" ] || rm -f "$there"
         elif [ -e "$prefix/$name" ] && [ ! -e "$there" ]; then
-            (umask 022 && mkdir -p "$(dirname "$there")")
+            mkdir -p "$(dirname "$there")"
             ln -sfn "$prefix/$name" "$there"
         fi
     done
@@ -159,13 +160,13 @@ fi
 
 # systemd reads a path in quotes, in which `%` begins a specifier
 replace /opt/notbefore/bin/notbefore "\"$(echo "$prefix/bin/notbefore" | replace % %%)\"" \
-    <"$prefix/share/notbefore/systemd/notbefore.service" >"$units/notbefore.service"
+    <"$prefix/share/notbefore/systemd/notbefore.service" | install -m 0644 /dev/stdin "$units/notbefore.service"
 {
     echo '[Service]'
     for file in "$etc"/credentials/*; do
         [ ! -f "$file" ] || echo "LoadCredential=$(basename "$file"):/etc/notbefore/credentials/$(basename "$file")"
     done
-} >"$units/notbefore.service.d/credentials.conf"
+} | install -m 0644 /dev/stdin "$units/notbefore.service.d/credentials.conf"
 link add
 
 if [ "$start" = yes ]; then

@@ -121,9 +121,28 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
     wrong.write_text("sink: {}\n", encoding="utf-8")
     refused = run(install, "--no-start", "--config", wrong, DESTDIR=str(destination))
     assert refused.returncode != 0
-    assert f"{wrong}:1: sink" in refused.stderr
+    assert f"{wrong}:1:1: sink" in refused.stderr
     assert (etc / "notbefore.yml").read_text(encoding="utf-8") == mine.read_text(encoding="utf-8")
     assert run(install, "--wrong", DESTDIR=str(destination)).returncode == 1
+
+
+@pytest.mark.parametrize("umask", ["000", "077", "027"])
+def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
+    prefix: Path, destination: Path, umask: str
+) -> None:
+    install = prefix / "share" / "notbefore" / "fleet" / "install.sh"
+    unit = destination / "etc" / "systemd" / "system" / "notbefore.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    unit.chmod(0o666)  # of an earlier installation
+    (destination / "etc" / "notbefore" / "notbefore.yml").unlink()
+    done = run("sh", "-c", f'umask {umask}; exec "$0" --no-start', install, DESTDIR=str(destination))
+    assert (done.returncode, done.stderr) == (0, "")
+    made = {path.relative_to(destination).as_posix(): path for path in destination.rglob("*") if not path.is_symlink()}
+    modes = {name: path.stat().st_mode & 0o777 for name, path in made.items()}
+    assert modes.pop("etc/notbefore/credentials") == 0o700
+    assert {name: mode for name, mode in modes.items() if mode != (0o755 if made[name].is_dir() else 0o644)} == {}
+    assert {"etc/notbefore/notbefore.yml", "etc/systemd/system/notbefore.service.d/credentials.conf"} <= modes.keys()
 
 
 def installed(prefix: Path, destination: Path, config: str | Path) -> subprocess.CompletedProcess[str]:
@@ -238,7 +257,7 @@ def test_the_installer_takes_a_prefix_with_signs_that_mean_something(
     (other / "bin" / "notbefore").write_text(f'#!/bin/sh\nexec "{prefix}/bin/notbefore" "$@"\n', encoding="utf-8")
     wrong = tmp_path / "wrong #&.yml"
     wrong.write_text("sink: {}\n", encoding="utf-8")
-    assert f"{wrong}:1: sink" in installed(other, destination, wrong).stderr
+    assert f"{wrong}:1:1: sink" in installed(other, destination, wrong).stderr
     done = run(other / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
     assert (done.returncode, done.stderr) == (0, "")
     unit = destination / "etc" / "systemd" / "system" / "notbefore.service"
