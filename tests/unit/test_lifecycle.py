@@ -390,6 +390,12 @@ def test_a_field_that_cannot_be_read_keeps_its_last_value(field: str, value: Any
     assert getattr(story.tracked.events[ID.casefold()].event, name) == getattr(story.changes[0].event, name)
 
 
+def test_resources_that_cannot_be_read_once_leave_open_nothing_that_was_known() -> None:
+    story = Story().sees(0, item(Resources=[PEER])).sees(1, item(Resources=[PEER, 17], DurationInSeconds=9))
+    assert (story.last.kind, story.last.scope) == ("updated", "peer")
+    assert Story().sees(0, item(Resources=[PEER, 17])).last.scope == "unknown"  # it may be this VM
+
+
 def test_the_other_fields_of_such_an_event_change_all_the_same() -> None:
     story = Story().sees(0, item()).sees(1, item(Resources=17, DurationInSeconds=9), item("other", Resources=[PEER]))
     change = next(change for change in story.changes if change.kind == "updated")
@@ -411,7 +417,6 @@ def test_the_beginning_of_an_event_that_could_not_be_read_before_was_not_seen(un
 
 def test_another_event_that_cannot_be_read_takes_no_notice_away() -> None:
     story = Story().sees(0, item("other", EventStatus="")).sees(1, item())
-    assert story.tracked.unreadable is False
     assert story.last.notice_seconds == 899
 
 
@@ -768,12 +773,6 @@ def test_one_event_of_this_vm_among_others_is_enough_to_measure_delays() -> None
 
 
 # ---- what cannot be read
-
-
-def test_it_says_that_something_listed_cannot_be_read() -> None:
-    assert not Story().sees(0, item()).tracked.unreadable
-    assert Story().sees(0, {"EventId": 5}).tracked.unreadable  # not even its EventId
-    assert Story().sees(0, item(EventStatus=5)).tracked.unreadable
 
 
 def test_a_flaw_of_one_field_of_one_event_changes_no_other_event() -> None:

@@ -241,19 +241,9 @@ class ApprovalAttempt(Struct, frozen=True):
     def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
         """Return the change to record. Unlike a change of the event it is this VM's own, and so is its id."""
         tracked = self.tracked
-        return Change(
-            id=change_id(tracked.event.key, kind, f"{context.vm} {tracked.first_seen.isoformat()}", self.records),
-            kind=kind,
-            reason=reason,
-            time=context.now,
-            event=tracked.event,
-            scope=tracked.scope,
-            incarnation=context.incarnation,
-            first_seen=tracked.first_seen,
-            not_before=tracked.not_before,
-            notice_seconds=tracked.notice,
-            approval=Approval(self.rule, self.by, detail, self.requests, self.reason),
-        )
+        identity = change_id(tracked.event.key, kind, f"{context.vm} {tracked.first_seen.isoformat()}", self.records)
+        made = tracked.change(identity, (kind, reason), context.now, context.incarnation)
+        return replace(made, approval=Approval(self.rule, self.by, detail, self.requests, self.reason))
 
 
 class ApprovalContext(Struct, frozen=True):

@@ -125,10 +125,8 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     known = _measured(_advanced(old, event, now), now)
     if old.event.digest() == event.digest():  # only the order or case of resources, or what we know of ourselves
         return known, None
-    kind, reason = TRANSITIONS[Phase.of(old.event), Phase.of(event)]
-    known, identity = _numbered(known, kind, event.digest() if kind == "updated" else "")
-    change = _change(known, identity, (kind, reason), document.incarnation, now)
-    if kind == "started" and old.start is not None:  # for the second time: it was reported at the first
+    known, change = _step(known, TRANSITIONS[Phase.of(old.event), Phase.of(event)], document.incarnation, now)
+    if change.kind == "started" and old.start is not None:  # for the second time: it was reported at the first
         change = replace(change, scheduled_seconds=None)
     # a scope may change as well because IMDS says who we are: Resources did not move then
     scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
@@ -155,14 +153,15 @@ def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> 
     kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
     if event.key in tracked.departed and event.key not in tracked.unread:
         reason = "came_back"
-    known, identity = _numbered(known, kind, "")
-    return known, _change(known, identity, (kind, reason), incarnation, now)
+    return _step(known, (kind, reason), incarnation, now)
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     """The event as listed, with the last known value of each field that could not be read this time."""
-    lost = {flaw.field: getattr(old, flaw.field) for flaw in flaws if flaw.field and _is_of(flaw, event)}
-    return replace(event, **lost) if lost else event
+    lost = {flaw.field for flaw in flaws if flaw.field and _is_of(flaw, event)}
+    if "resources" in lost:
+        lost.add("resources_cut")
+    return replace(event, **{name: getattr(old, name) for name in lost}) if lost else event
 
 
 def _in_both_versions(old: Event, event: Event) -> Event:
@@ -239,8 +238,7 @@ def _gone(known: TrackedEvent, before: int | None, incarnation: int, now: Observ
         known = replace(known, scope=scope_of(known.event, now.vm))
     one_step = before is not None and incarnation == before + 1 and not known.unread
     kind, reason = _ending(known, now, one_step=one_step)
-    known, identity = _numbered(known, kind, "")
-    change = _change(known, identity, (kind, reason), incarnation, now)
+    known, change = _step(known, (kind, reason), incarnation, now)
     proven = now.rebooted and _proven_by_reboot(known, now)
     watched = _watched(known, now)
     begin = known.seen if kind == "canceled" else known.start
@@ -320,31 +318,16 @@ def _interruption(known: TrackedEvent, now: Observation) -> Gap | None:
 # ---- changes
 
 
-def _numbered(known: TrackedEvent, kind: ChangeKind, digest: str) -> tuple[TrackedEvent, str]:
-    """The event with this step counted, and the id of the step."""
-    step = f"{kind} {digest}".rstrip()
-    nth = known.steps.get(step, 0)
-    steps = {**known.steps, step: nth + 1}
+def _step(
+    known: TrackedEvent, step: tuple[ChangeKind, Reason], incarnation: int, now: Observation
+) -> tuple[TrackedEvent, Change]:
+    """The event with this step counted, and the change that it is."""
+    kind = step[0]
+    digest = known.event.digest() if kind == "updated" else ""
+    name = f"{kind} {digest}".rstrip()
+    nth = known.steps.get(name, 0)
+    steps = {**known.steps, name: nth + 1}
     if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
         del steps[next(name for name in steps if name.startswith("updated "))]
-    return replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
-
-
-def _change(
-    known: TrackedEvent, identity: str, step: tuple[ChangeKind, Reason], incarnation: int, now: Observation
-) -> Change:
-    kind, reason = step
-    start = known.start if known.beginning_seen and known.start_seen else None
-    return Change(
-        id=identity,
-        kind=kind,
-        reason=reason,
-        time=now.time,
-        event=known.event,
-        scope=known.scope,
-        incarnation=incarnation,
-        first_seen=known.first_seen,
-        not_before=known.not_before,
-        notice_seconds=known.notice,
-        scheduled_seconds=elapsed(known.seen, start) if start is not None else None,
-    )
+    known = replace(known, steps=steps)
+    return known, known.change(change_id(known.event.key, kind, digest, nth), step, now.time, incarnation)

@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from notbefore.core.change import Gap, Scope
-from notbefore.core.clock import Instant
+from notbefore.core.change import Change, ChangeKind, Gap, Reason, Scope
+from notbefore.core.clock import Instant, elapsed
 from notbefore.core.document import SCHEDULED, STARTED, Event
 
 WATCHED: Final = 15.0
@@ -106,6 +106,24 @@ class TrackedEvent(Struct, frozen=True):
             return None
         return (self.event.not_before - now).total_seconds()
 
+    def change(self, identity: str, step: tuple[ChangeKind, Reason], time: datetime, incarnation: int) -> Change:
+        """The change that led to this; ``identity``: its id, ``time``: when it was seen."""
+        kind, reason = step
+        start = self.start if self.beginning_seen and self.start_seen else None
+        return Change(
+            id=identity,
+            kind=kind,
+            reason=reason,
+            time=time,
+            event=self.event,
+            scope=self.scope,
+            incarnation=incarnation,
+            first_seen=self.first_seen,
+            not_before=self.not_before,
+            notice_seconds=self.notice,
+            scheduled_seconds=elapsed(self.seen, start) if start is not None else None,
+        )
+
     @property
     def may_be_ours(self) -> bool:
         """It affects this VM, or may: while that is not known, freezes are measured as if it did."""
@@ -120,11 +138,6 @@ class Tracked(Struct, frozen=True):
     incarnation: int | None = None
     unidentified: bool = False  # the last document listed an event of which not even the EventId could be read
     unread: frozenset[str] = frozenset()  # keys of events that it listed, and that have never been read
-
-    @property
-    def unreadable(self) -> bool:
-        """The last document listed an event that could not be read, and of which nothing is known."""
-        return self.unidentified or bool(self.unread)
 
     @property
     def interrupting(self) -> bool:
