@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
+from notbefore.fleet.private import private
+
 
 class LostPartitionError(Exception):
     """Another instance has written the snapshot: the partition is its by now."""
@@ -167,14 +169,14 @@ class FileSnapshots:
         await self._replace(f"{partition}.vms", body)
 
     def _read(self, name: str) -> bytes:
-        with suppress(FileNotFoundError):
-            return (self._directory / name).read_bytes()
+        with suppress(FileNotFoundError), open(self._directory / name, "rb", opener=private) as file:
+            return file.read()
         return b""
 
     async def _replace(self, name: str, body: bytes) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._directory / f"{name}.new"
-        with new.open("wb") as file:
+        with open(new, "wb", opener=private) as file:  # noqa: ASYNC230 - small, and on the local disk
             file.write(body)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())

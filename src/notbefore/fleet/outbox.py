@@ -11,6 +11,7 @@ from notbefore.core.delivery import Delivery, Routing, SinkThread, deliveries
 from notbefore.core.record import Record, json_line
 from notbefore.errors import StoreError
 from notbefore.fleet.partition import Item, mark_of
+from notbefore.fleet.private import private
 from notbefore.fleet.reading import Poison
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.totals import Totals
@@ -179,7 +180,7 @@ class FleetOutbox:
         try:
             if self._aside.exists() and self._aside.stat().st_size > MAX_SET_ASIDE:
                 self._aside.replace(self._aside.with_suffix(".jsonl.1"))
-            with self._aside.open("ab") as file:
+            with open(self._aside, "ab", opener=private) as file:
                 file.write(json_line(row) + b"\n")
         except OSError as error:
             log.warning("%s cannot be written: %s", self._aside, error)
