@@ -408,6 +408,31 @@ def test_a_reader_that_is_gone_is_no_reason_to_stop(imds: Simulator, tmp_path: P
         eventually(lambda: agent.metric(CHANGES % ("canceled", "Freeze")) == 1)
 
 
+def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(imds: Simulator, tmp_path: Path) -> None:
+    def asked(agent: RunningAgent, *words: str) -> tuple[int, str, str]:
+        done = notbefore("events", "--url", f"http://127.0.0.1:{agent.port}", *words)
+        return done.returncode, done.stdout, done.stderr
+
+    with RunningAgent(imds.endpoint, tmp_path) as agent:
+        agent.ready()
+        assert asked(agent) == (0, "Nothing is scheduled.\n", "")
+        imds.fault("error", times=100_000)
+        eventually(lambda: get(agent.port, "/readyz")[0] == 503)
+        for words in ((), ("--json",)):
+            code, out, error = asked(agent, *words)
+            assert (code, out) == (1, "")
+            assert "it is not known what is scheduled now: the last good answer of IMDS is" in error
+        assert b"Nothing was scheduled when IMDS last answered" in get(agent.port, "/")[1]
+        imds.clear()
+        imds.set_document(scheduled())
+        agent.reported("announced")
+        imds.fault("error", times=100_000)
+        eventually(lambda: get(agent.port, "/readyz")[0] == 503)
+        code, out, error = asked(agent)
+        assert (code, out.splitlines()[0]) == (1, "What was listed when IMDS last answered:")
+        assert b"is not known" in get(agent.port, "/")[1]
+
+
 def test_an_event_that_cannot_be_read_is_not_passed_over(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.ready()

@@ -127,6 +127,15 @@ def test_this_vms_events_come_before_those_of_others() -> None:
     assert [event.event_id for event in Agent().sees(0).sees(1, theirs, mine).model(2).pending] == ["mine", "theirs"]
 
 
+def test_the_worst_comes_first_whatever_is_under_way() -> None:
+    freeze, reboot = item("freeze", **STARTED), item("reboot", EventType="Reboot", **STARTED)
+    preempt = item("preempt", EventType="Preempt", NotBefore="Sun, 01 Mar 2026 12:00:17 GMT")
+    far = item("far", EventType="Redeploy", NotBefore="Sun, 08 Mar 2026 12:00:00 GMT")
+    model = Agent().sees(0).sees(1, freeze, far, preempt, reboot).model(2)
+    assert [event.event_id for event in model.pending] == ["reboot", "preempt", "far", "freeze"]
+    assert "Reboot of this VM is under way." in said(model)
+
+
 @pytest.mark.parametrize(
     ("polled", "ready", "sentence"),
     [

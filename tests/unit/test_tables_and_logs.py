@@ -5,7 +5,7 @@ import json
 import logging
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -59,20 +59,18 @@ def test_nothing_is_said_in_words() -> None:
 
 def answer(last: datetime | None, **fields: Any) -> dict[str, Any]:
     """What ``/api/v1/events`` says, with the time of the last good poll."""
-    return {"last_successful_poll": last and last.isoformat(), "unreadable": 0, "events": [], **fields}
+    return {"last_successful_poll": last and last.isoformat(), "unreadable": 0, "silence": "", "events": [], **fields}
 
 
 def test_that_nothing_is_scheduled_is_said_only_where_it_is_known() -> None:
     now = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    assert remarks(answer(last=now - timedelta(seconds=30)), now) == ["Nothing is scheduled."]
-    assert remarks(answer(last=None), now) == [
-        "IMDS has not answered yet: it is not known what is scheduled now.",
+    assert remarks(answer(last=now)) == ["Nothing is scheduled."]
+    assert remarks(answer(last=None, silence="IMDS has given no valid answer yet")) == []
+    assert remarks(answer(last=now, silence="old", unreadable=1)) == [
+        "1 listed events cannot be read: the agent's log says why."
     ]
-    assert remarks(answer(last=now - timedelta(minutes=5), unreadable=1), now) == [
-        "1 listed events cannot be read: the agent's log says why.",
-        "IMDS has not answered since 2026-03-01T11:55:00+00:00: it is not known what is scheduled now.",
-    ]
-    assert remarks(answer(last=now, events=[{}]), now) == []
+    assert remarks(answer(last=now, silence="old", events=[{}])) == ["What was listed when IMDS last answered:"]
+    assert remarks(answer(last=now, events=[{}])) == []
 
 
 def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() -> None:

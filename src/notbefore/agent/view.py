@@ -128,24 +128,25 @@ class AgentView:
 
     def ready(self) -> CheckResult:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
-        _, polling, read_figures = self._in_use()
-        figures = read_figures()
-        known = self._state.snapshot
+        figures, known = self._in_use().figures(), self._state.snapshot
         reasons = [figures.package_replaced] if figures.package_replaced else []
         if self._store.degraded:
             end = "a restart of the agent" if self._store.in_memory else "a reboot"
             reasons.append(f"the state cannot be written, what is new does not survive {end}: {self._store.degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
+        silence = self._silence(known)
+        if silence:
+            return CheckResult(ok=False, reasons=(silence, *reasons))
+        return CheckResult(self._store.degraded is None, tuple(reasons), self._state.watching)
+
+    def _silence(self, known: AgentSnapshot) -> str:
+        """Why it is not known what is listed now, in words; empty while IMDS answers."""
         error = f": {known.poll.failure}" if known.poll.failure is not None else ""
         if known.poll.answered is None:
-            return CheckResult(ok=False, reasons=(f"IMDS has given no valid answer yet{error}", *reasons))
-        age = self._age(known)
-        limit = READY_INTERVALS * polling.poller.interval
-        if age > limit:
-            late = f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}"
-            return CheckResult(ok=False, reasons=(late, *reasons))
-        return CheckResult(self._store.degraded is None, tuple(reasons), self._state.watching)
+            return f"IMDS has given no valid answer yet{error}"
+        age, limit = self._age(known), READY_INTERVALS * self._in_use().polling.poller.interval
+        return f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}" if age > limit else ""
 
     def _age(self, known: AgentSnapshot) -> float:
         """Seconds since the last good answer of IMDS; infinite before the first."""
@@ -166,6 +167,7 @@ class AgentView:
             last_successful_poll=answered.wall if answered is not None else None,
             vm=known.vm,
             unreadable=known.unreadable,
+            silence=self._silence(known),
             events=tuple(
                 PendingEvent.of(event, now.wall, self._preview(event, listed)) for event in listed.events.values()
             ),

@@ -10,6 +10,7 @@ from notbefore.commands.options import add_json
 from notbefore.commands.tables import Listing, due, remarks, show_listing, table
 from notbefore.core.document import STARTED
 from notbefore.core.duration import span
+from notbefore.errors import NotBeforeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the listed events; returns the exit code. Raises ``NotBeforeError`` when no agent answers."""
+    """Show the listed events; returns the exit code. Raises ``NotBeforeError`` where no agent or no IMDS answers."""
     listing = OF_FLEET if options.fleet else OF_AGENT
     answer = agent_client(options).ask(listing.path)
     show_listing(listing, answer, sys.stdout, as_json=options.json)
     if not options.json and not options.fleet:
         show_approvals(answer["events"], sys.stdout)
+    if answer.get("silence"):  # an error is no empty list
+        raise NotBeforeError(f"it is not known what is scheduled now: {answer['silence']}")
     return 0
 
 

@@ -10,7 +10,7 @@ NOTHING: Final = "Nothing is coming over the fleet."
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
 
-def _remarks(answer: dict[str, Any], _now: object) -> list[str]:
+def _remarks(answer: dict[str, Any]) -> list[str]:
     """Who is silent or missing, and that nothing is coming."""
     return ([] if answer["waves"] else [NOTHING]) + [
         f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {some_of(names, MAX_NAMES)}"

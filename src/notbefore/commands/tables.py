@@ -1,7 +1,6 @@
 """How commands print: tables for people, JSON for scripts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
 
 from msgspec import Struct
@@ -11,7 +10,6 @@ from notbefore.core.record import json_line
 from notbefore.core.text import escaped
 
 NOTHING: Final = "Nothing is scheduled."
-STALE: Final = timedelta(minutes=2)  # longer than the longest pause between two polls
 
 
 class Listing(Struct, frozen=True):
@@ -20,7 +18,7 @@ class Listing(Struct, frozen=True):
     path: str  # where the agent gives the answer
     head: tuple[str, ...]
     listed: Callable[[dict[str, Any]], list[dict[str, Any]]]  # in the order in which they are shown
-    remarks: Callable[[dict[str, Any], datetime], list[str]]  # lines above the table
+    remarks: Callable[[dict[str, Any]], list[str]]  # lines above the table
     row: Callable[[dict[str, Any]], tuple[str, ...]]
 
 
@@ -30,7 +28,7 @@ def show_listing(listing: Listing, answer: dict[str, Any], out: TextIO, *, as_js
     if as_json:
         print_json(listed, out)
         return
-    out.writelines(f"{escaped(text)}\n" for text in listing.remarks(answer, datetime.now(UTC)))
+    out.writelines(f"{escaped(text)}\n" for text in listing.remarks(answer))
     table(listing.head, [listing.row(one) for one in listed], out)
 
 
@@ -57,12 +55,10 @@ def print_json(items: Iterable[object], out: TextIO) -> None:
     out.writelines(json_line(item).decode() + "\n" for item in items)
 
 
-def remarks(answer: dict[str, Any], now: datetime) -> list[str]:
+def remarks(answer: dict[str, Any]) -> list[str]:
     """Sentences above the listed events. That nothing is scheduled is said only where it is known."""
-    last, unreadable, events = answer["last_successful_poll"], answer["unreadable"], answer["events"]
-    said = [f"{unreadable} listed events cannot be read: the agent's log says why."] if unreadable else []
-    if last is None:
-        return [*said, "IMDS has not answered yet: it is not known what is scheduled now."]
-    if now - datetime.fromisoformat(last) > STALE:
-        return [*said, f"IMDS has not answered since {last}: it is not known what is scheduled now."]
-    return said if said or events else [NOTHING]
+    if answer["unreadable"]:
+        return [f"{answer['unreadable']} listed events cannot be read: the agent's log says why."]
+    if answer["silence"]:
+        return ["What was listed when IMDS last answered:"] if answer["events"] else []
+    return [] if answer["events"] else [NOTHING]

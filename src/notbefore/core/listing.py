@@ -70,3 +70,4 @@ class PendingView(Struct, frozen=True):
     vm: Vm | None
     unreadable: int  # listed events that are not among these: they cannot be read
     events: tuple[PendingEvent, ...]
+    silence: str = ""  # why these are not known to be the events that are listed now, in words

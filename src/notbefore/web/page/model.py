@@ -109,6 +109,7 @@ class PageModel(Struct, frozen=True):
     unreadable: int = 0  # events that are listed and cannot be read
     pending: tuple[PendingEvent, ...] = ()
     ended: tuple[TimelineEvent, ...] = ()
+    silence: str = ""  # why it is not known what is listed now
 
     @classmethod
     def of(
@@ -122,6 +123,7 @@ class PageModel(Struct, frozen=True):
             vm=listed.vm,
             last_good=listed.last_successful_poll,
             unreadable=listed.unreadable,
+            silence=listed.silence,
             pending=tuple(sorted(listed.events, key=_urgency)),
             ended=tuple(ended_events(msgspec.json.decode(history, type=_History).changes)[:MAX_ENDED]),
         )
