@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from notbefore.store.history import read_history
 from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, ME, PEER, body, item
+from support.raw_server import answer, serving
 
 PENDING = 'azure_scheduled_events_pending{event_status="%s",event_type="%s",scope="%s"}'
 CHANGES = 'azure_scheduled_event_changes_total{change="%s",event_type="%s"}'
@@ -88,6 +90,20 @@ def test_a_dead_imds_makes_the_agent_unready_but_not_unhealthy(tmp_path: Path) -
         status, reasons = get(agent.port, "/readyz")
         assert status == 503
         assert b"IMDS has given no valid answer yet: refused" in reasons
+
+
+def test_an_imds_that_does_not_name_the_vm_is_waited_for_and_then_done_without(tmp_path: Path) -> None:
+    nameless, listed = answer("404 Not Found", b"{}"), answer(body=scheduled())
+
+    def talk(connection: socket.socket, head: bytes) -> None:
+        (nameless if b"/metadata/instance" in head else listed)(connection, head)
+
+    with serving(talk) as (endpoint, _), RunningAgent(endpoint, tmp_path) as agent:
+        eventually(lambda: agent.answers("/healthz"))
+        eventually(lambda: b"IMDS has not said yet which VM this is" in get(agent.port, "/readyz")[1])
+        agent.reported("announced")  # ten seconds later
+        assert agent.metric(PENDING % ("Scheduled", "Freeze", "unknown")) == 1
+        assert get(agent.port, "/readyz")[0] == 200
 
 
 @pytest.mark.alone

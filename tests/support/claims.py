@@ -83,6 +83,11 @@ STORIES: Final[dict[str, tuple[Answer, ...]]] = {
         Answer(600, (item(**REBOOT),)),
         Answer(960, (), booted(360.0, 700), 4),
     ),
+    "Reboot of this VM, in an unknown status; the VM goes down after NotBefore and boots; gone": (
+        EMPTY,
+        Answer(899, (item(**REBOOT, EventStatus="Pondered"),)),
+        Answer(960, (), booted(61.0, 905), 4),
+    ),
     "Freeze, Scheduled; the VM boots; gone": (EMPTY, ONE, Answer(960, (), booted(959.0, 905), 4)),
     "the disk is moved to another VM, which boots; gone": (
         EMPTY,
@@ -130,6 +135,17 @@ STORIES: Final[dict[str, tuple[Answer, ...]]] = {
         ONE,
         *(Answer(second, (item(EventStatus=""),)) for second in range(2, 32)),
         Answer(32),
+    ),
+    "listed twice under the same EventId, Scheduled and Started; gone": (
+        EMPTY,
+        Answer(1, (item(), item(**STARTED))),
+        Answer(2),
+    ),
+    "the first answer of another endpoint or api-version lists nothing, nor does the second": (
+        EMPTY,
+        ONE,
+        Answer(2, (), {"silence": None, "elsewhere": True}),
+        Answer(3),
     ),
     "the VM's Resources change to another VM's": (EMPTY, ONE, Answer(10, (item(Resources=[PEER]),)), Answer(20)),
 }
