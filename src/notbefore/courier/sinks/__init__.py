@@ -6,7 +6,6 @@ pick it up.
 
 from typing import Any
 
-from notbefore.config.checks import check_installed
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import SinkConfig
 from notbefore.courier.message import Sink
@@ -40,9 +39,14 @@ def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
 
 def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
     """The sink of that name; raises ``ConfigError`` when it cannot be made, a secret that cannot be read included."""
-    check_installed(config)
     from importlib import import_module  # noqa: PLC0415 - as above
 
-    module: Any = import_module(f"{__name__}.{config.kind}")
-    sink: Sink = module.Sink(name, config.settings, messages)
+    try:
+        module: Any = import_module(f"{__name__}.{config.kind}")
+        sink: Sink = module.Sink(name, config.settings, messages)
+    except ImportError:
+        from notbefore.config.checks import check_installed  # noqa: PLC0415 - says which package is missing
+
+        check_installed(config)
+        raise
     return sink
