@@ -72,7 +72,7 @@ class Mistake(NamedTuple):
 class ConfigError(NotBeforeError):
     """The configuration is wrong; the text names the file, the line, the path of the key, and what was expected.
 
-    ``mistakes``: all that was found, where it was looked for; the text has a line for each.
+    ``mistakes``: all that was found, where it was looked for; the text has all of them.
     """
 
     mistakes: tuple[Mistake, ...] = ()
@@ -81,7 +81,7 @@ class ConfigError(NotBeforeError):
     def of(cls, mistakes: Iterable[Mistake]) -> "ConfigError":
         """Return the error with all of them, in the order in which they stand in the file."""
         found = sorted(dict.fromkeys(mistakes))
-        error = cls("\n".join(map(str, found)))
+        error = cls("; ".join(map(str, found)))
         error.mistakes = tuple(found)
         return error
 

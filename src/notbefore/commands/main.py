@@ -105,7 +105,8 @@ def _run(words: Sequence[str]) -> int:
         code: int = _module(options.command).run(options)
         return code
     except NotBeforeError as error:
-        sys.stderr.writelines(f"notbefore: {escaped(line)}\n" for line in str(error).splitlines())
+        lines = error.mistakes if isinstance(error, ConfigError) and error.mistakes else (error,)
+        sys.stderr.writelines(f"notbefore: {escaped(str(line))}\n" for line in lines)
         return _exit_code(error)
     except KeyboardInterrupt:
         return FAILED
