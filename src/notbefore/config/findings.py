@@ -22,16 +22,14 @@ from notbefore.config.sinks import OtlpConnection, SinkConfig
 from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.document import EVENT_TYPES, SCHEDULED, STARTED
+from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
 from notbefore.errors import Mistake
 
 Finding = tuple[str, str]  # the path of a key, and what is doubtful about it
 LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
-PLACEHOLDERS: Final = ("{vm}", "{event_type}")  # in the links of messages
 SHORTEST_NOTICE: Final = 30.0  # seconds, of a Preempt
-OTLP_PORTS: Final = {"http/protobuf": 4318, "grpc": 4317}
 SERVICES: Final = {  # host of a service that does not understand the record that a webhook is sent -> the sink for it
     "hooks.slack.com": "slack",
     "events.pagerduty.com": "pagerduty",
@@ -110,8 +108,6 @@ def _of_address(sink: SinkConfig) -> Iterator[Finding]:
         url = _split(sink.slack.url)
         if (url.hostname or "").endswith("slack.com") and not url.path.startswith("/services/"):
             yield "url", "this is not an incoming webhook: its address begins with https://hooks.slack.com/services/"
-    if sink.pagerduty is not None and not urlsplit(sink.pagerduty.url).path.endswith("/v2/enqueue"):
-        yield "url", "this is not the Events API v2: its address ends with /v2/enqueue"
     host = (_split(sink.webhook.url).hostname or "") if sink.webhook is not None else ""
     for service, kind in SERVICES.items():
         if host == service or host.endswith(f".{service}"):
@@ -125,18 +121,9 @@ def _of_addresses(config: Config) -> Iterator[Finding]:
     connections: dict[str, OtlpConnection | None] = {"otlp": config.otlp}
     connections |= {f"sinks.{name}.otlp_logs": sink.otlp_logs for name, sink in config.sinks.items()}
     for key, connection in connections.items():
-        url = urlsplit(connection.endpoint or "") if connection is not None else None
-        if connection is None or url is None:
-            continue
-        if added := re.search(r"/v1/(?:metrics|logs|traces)(?=/?$)", url.path):
+        endpoint = connection.endpoint if connection is not None else None
+        if added := re.search(r"/v1/(?:metrics|logs|traces)(?=/?$)", endpoint or ""):
             yield f"{key}.endpoint", f"{added[0]} is added to it: leave it out here"
-        usual = OTLP_PORTS[connection.protocol]
-        if url.port in OTLP_PORTS.values() and url.port != usual:
-            other = next(name for name, port in OTLP_PORTS.items() if port == url.port)
-            yield (
-                f"{key}.endpoint",
-                f"{url.port} is the usual port of the protocol {other}: write {usual}, or `protocol: {other}`",
-            )
     if config.peers is not None and urlsplit(config.peers.url).path in ("", "/"):
         yield "peers.url", "a page answers there even where the agent is not ready: write /readyz behind it"
 
@@ -153,8 +140,6 @@ def _of_routes(config: Config) -> Iterator[Finding]:
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
     for number, before in _hidden([(rule.matcher, True) for rule in config.approval.rules]):
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
-    if config.peers is not None and all(route.announce_by != "leader" for route in config.routes):
-        yield "peers", "nobody is asked: only routes with `announce_by: leader` ask the agents of other VMs"
 
 
 def _without_silent(match: Match) -> Match:
@@ -183,8 +168,6 @@ def _without_use(route: Route) -> Iterator[Finding]:
         yield "remind_before", "a Preempt has 30 s of notice: nobody is reminded so long before it"
     if not route.fallback and route.fallback_after != Route().fallback_after:
         yield "fallback_after", "there is no `fallback`: name the sinks that are tried then"
-    for name in set(route.sinks) & set(route.fallback):
-        yield "fallback", f"{name} is one of `sinks` already: leave it out here"
 
 
 def _of_many(match: Match) -> Iterator[Finding]:
@@ -233,14 +216,6 @@ def _of_others(config: Config) -> Iterator[Finding]:
     inventory = config.fleet.inventory_file if config.fleet is not None else None
     if inventory is not None and not os.access(inventory, os.R_OK):
         yield "fleet.inventory_file", f"{inventory} cannot be read: until it can, no VM is missing"
-    for event_type in config.messages.advice:
-        if event_type.casefold() not in (name.casefold() for name in EVENT_TYPES):
-            yield f"messages.advice.{event_type}", f"Azure has no {event_type!r}{one_of(event_type, EVENT_TYPES)}"
-    for name in config.messages.links.__struct_fields__:
-        for word in re.findall(r"{\w*}", getattr(config.messages.links, name) or ""):
-            if word not in PLACEHOLDERS:
-                text = f"nothing is put in place of {word}: expected one of {', '.join(PLACEHOLDERS)}"
-                yield f"messages.links.{name}", text
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
