@@ -118,8 +118,6 @@ class SendError(NotBeforeError):
     that what is critical is tried again for a while. ``retry_after``: seconds, as it asked.
     """
 
-    content = False  # what was sent is refused, and not who sends it
-
     def __init__(
         self, text: str, *, permanent: bool = False, may_pass: bool = False, retry_after: float | None = None
     ) -> None:

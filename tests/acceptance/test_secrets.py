@@ -186,7 +186,7 @@ def test_no_secret_is_printed_whatever_fails(
         echo = stack.enter_context(HttpPeer())
         monkeypatch.setenv(OTEL_HEADERS, f"tenant={zoo.secret()}")
         headers = zoo.headers()
-        otlp = {"endpoint": echo.url, "headers": headers, "agent_log": "info", "interval": "1s"}
+        otlp = {"endpoint": echo.url, "headers": headers, "interval": "1s"}
         repeated = (headers["Api-Key"], zoo.environment[headers["X-Key"]["env"]], os.environ[OTEL_HEADERS])
         echo.default = Say(400, body=" ".join(repeated).encode())  # it says what it should not
         heartbeat = {"every": "10s", **zoo.found("ping_url", f"http://127.0.0.1:9/{zoo.secret()}")}
@@ -216,7 +216,7 @@ def test_no_secret_is_printed_whatever_fails(
 
             eventually(tried, patience=480)
             eventually(lambda: "heartbeat: ping_url was not reached" in agent.log)
-            eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics", "/v1/logs"})
+            eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics"})
             courier = Path("/proc") / str(agent.courier())
             printed["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
             printed["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()

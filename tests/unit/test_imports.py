@@ -37,8 +37,6 @@ LATE = (
     "fleet.instance",
     "fleet.page",
     "fleet.view",
-    "otlp.answer",
-    "otlp.grpc_exporter",
     "otlp.sender",
     "otlp.session",
     "otlp.signals",

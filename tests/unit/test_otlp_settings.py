@@ -112,45 +112,6 @@ def test_a_sink_goes_where_the_section_goes_or_its_own_way_without_its_headers(p
     assert not sink(config).terms.expire_on_end
 
 
-def test_the_agents_log_goes_where_the_variables_for_logs_say_and_what_is_for_metrics_does_not(place: Path) -> None:
-    variables = {
-        "OTEL_EXPORTER_OTLP_HEADERS": "tenant=t",
-        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "https://m/in",
-        "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "api-key=for-metrics",
-        "OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE": __file__,
-    }
-    only = otlp(read(place, "otlp: {agent_log: info}", **variables)).logs
-    assert only is not None
-    assert (set(only.headers), only.cert_file, only.logs_endpoint) == ({"tenant"}, None, None)
-    variables |= {
-        "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "https://l/in",
-        "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "api-key=for-logs",
-        "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "3",
-    }
-    config = read(place, "otlp: {agent_log: info, resource: {team: b}}", **variables)
-    logs = otlp(config).logs
-    assert logs is not None
-    assert {name: secret.reveal(variables) for name, secret in logs.headers.items()} == {"api-key": "for-logs"}
-    assert (logs.logs_endpoint, str(logs.timeout), logs.resource) == ("https://l/in", "3s", {"team": "b"})
-    assert otlp(config).headers["api-key"].reveal(variables) == "for-metrics"
-    assert config.hidden == ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_OTLP_LOGS_HEADERS")
-    assert otlp(read(place, "otlp: {}", **variables)).logs is None
-
-
-def test_the_agents_log_may_have_a_way_of_its_own_in_the_file(place: Path) -> None:
-    text = FILE.replace("interval: 30s", "agent_log: info\n  logs: %s")
-    own = otlp(read(place, text % "{endpoint: 'http://l', headers: {k: {file: key}}}", **ALL)).logs
-    assert own is not None
-    assert (own.endpoint, own.headers["k"].reveal(), len(own.headers)) == ("http://l", "from-file", 1)
-    config = read(place, text % "{headers: {k: plain}}")
-    logs = otlp(config).logs
-    assert logs is not None
-    assert (logs.endpoint, set(logs.headers)) == ("http://file:4318", {"k"})
-    (warning,) = warnings(config, place / "notbefore.yaml")
-    assert "secrets: otlp.logs.headers.k." in warning
-    assert read(place, dump(read(place, text % "{timeout: 1s}"))) == read(place, text % "{timeout: 1s}")
-
-
 def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
     config = read(place, "otlp: {headers: {api-key: plain-secret}}")
     text = dump(config)
@@ -179,9 +140,6 @@ def test_headers_are_not_shown_and_where_they_are_found_is(place: Path) -> None:
         ("otlp: {headers: {A-Bin: c}, protocol: grpc}", "over gRPC no header that ends in -bin can be sent"),
         ("otlp: {headers: {a: {env: NONE}}}", "otlp.headers.a: the environment variable NONE is not set"),
         ("otlp: {protocol: http/json}", "otlp.protocol: there is no 'http/json' here: expected one of"),
-        ("otlp: {agent_log: info, logs: {headers: {a: {env: NONE}}}}", "otlp.logs.headers.a: the environment"),
-        ("otlp: {agent_log: info, logs: {interval: 5s}}", "otlp.logs.interval: there is no such key here"),
-        ("otlp: {agent_log: info, logs: x}", "otlp.logs: expected keys with values below it, got text"),
         ("otlp: {endpont: x}", "otlp.endpont: there is no such key here: did you mean 'endpoint'?"),
         ("sinks: {rec: {otlp_logs: {title: x}}}", "sinks.rec.otlp_logs.title: there is no such key here"),
         ("otlp:\n  timeout: 0s", "notbefore.yaml:2:3: otlp.timeout: expected 100ms to 5m"),

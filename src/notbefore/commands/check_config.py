@@ -231,13 +231,8 @@ def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
 def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, bool | None, str]]:
     from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
 
-    metrics, logs = otlp, otlp.logs or otlp
-    for connection in (metrics, logs):
-        learn(connection.headers, redact)
-    asked = [("otlp", "metrics", *_ask(partial(Sender, metrics, "metrics", Http, redact)))] if otlp.metrics else []
-    if otlp.agent_log != "none":
-        asked.append(("otlp", "agent_log", *_ask(partial(Sender, logs, "logs", Http, redact))))
-    return asked
+    learn(otlp.headers, redact)
+    return [("otlp", "metrics", *_ask(partial(Sender, otlp, "metrics", Http, redact)))] if otlp.metrics else []
 
 
 def _ask(make_sink: Callable[[], Any], drill: str = "") -> tuple[bool | None, str]:

@@ -72,10 +72,8 @@ def plain_secrets(config: Config) -> list[str]:
         found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
         if sink.webhook is not None and _holds_no_key(_split(sink.webhook.url)):
             del found[f"sinks.{name}.webhook.url"]
-    logs = config.otlp.logs if config.otlp is not None else None
-    for path, connection in (("otlp", config.otlp), ("otlp.logs", logs)):
-        if connection is not None:
-            found |= {f"{path}.headers.{name}": secret for name, secret in connection.headers.items()}
+    if config.otlp is not None:
+        found |= {f"otlp.headers.{name}": secret for name, secret in config.otlp.headers.items()}
     return [key for key, secret in found.items() if secret.source == "inline"]
 
 

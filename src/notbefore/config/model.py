@@ -150,14 +150,12 @@ class HeartbeatConfig(_Section, frozen=True):
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
-    """The section ``otlp``: metrics, and the agent's own log if that is wanted. The records are a sink's."""
+    """The section ``otlp``: metrics. The records are a sink's."""
 
     ABSENT: ClassVar[tuple[str, ...]] = ("expire_after", "expire_on_end")  # a sink has them
 
     interval: ExportInterval = Duration("60s")  # between two exports of the metrics
     metrics: bool = True
-    agent_log: Literal["none", "error", "warning", "info"] = "none"  # from which level up it is sent
-    logs: OtlpConnection | None = None  # of `agent_log`, where it goes another way than the metrics
 
 
 class Config(_Section, frozen=True):
@@ -189,6 +187,5 @@ class Config(_Section, frozen=True):
     def hidden(self) -> tuple[str, ...]:
         """The environment variables that hold a secret of the agent's own; the courier does not inherit them."""
         secrets = [self.heartbeat.ping_url] if self.heartbeat is not None else []
-        for connection in (self.otlp, self.otlp.logs if self.otlp is not None else None):
-            secrets += connection.headers.values() if connection is not None else ()
+        secrets += self.otlp.headers.values() if self.otlp is not None else ()
         return tuple(secret.variable for secret in secrets if secret is not None and secret.variable)

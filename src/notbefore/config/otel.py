@@ -116,9 +116,6 @@ def fold(values: dict[str, Any], places: Places, environment: Mapping[str, str])
     elif isinstance(own, dict):
         values["otlp"] = _completed(own, "METRICS", environment, "otlp", places)
     shared = {key: value for key, value in own.items() if key in _OF_LOGS} if isinstance(own, dict) else {}
-    logs = own.get("logs") or {} if isinstance(own, dict) and own.get("agent_log", "none") != "none" else None
-    if isinstance(logs, dict) and not any(key in logs for key in ENDPOINTS):
-        values["otlp"]["logs"] = _completed({**shared, **logs}, "LOGS", environment, "otlp.logs", places)
     sinks: dict[str, Any] = values["sinks"] if isinstance(values.get("sinks"), dict) else {}
     for name, sink in sinks.items():
         given = sink.get("otlp_logs", ...) if isinstance(sink, dict) else ...

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from msgspec import Struct
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics.export import (
@@ -27,7 +28,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from notbefore.metrics.families import Family
 from notbefore.metrics.totals import Histogram, Labels
-from notbefore.otlp.agent_log import LogEntry
 from notbefore.otlp.names import attribute, instrument
 
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
@@ -35,12 +35,20 @@ SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"  # the semantic co
 SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)  # of records, which the courier sends as well
 SEVERITIES: Final = {  # of the log data model's examples: what syslog calls critical is ERROR2
     "critical": SeverityNumber.ERROR2,
-    "error": SeverityNumber.ERROR,
     "warning": SeverityNumber.WARN,
     "info": SeverityNumber.INFO,
-    "debug": SeverityNumber.DEBUG,
 }
 INT64: Final = range(-(2**63), 2**63)  # what protobuf holds as an integer
+
+
+class LogEntry(Struct, frozen=True):
+    """A record, before it is OpenTelemetry's. ``severity``: info, warning or critical."""
+
+    time: datetime
+    severity: str
+    body: str
+    attributes: dict[str, Any]
+    event_name: str
 
 
 def metrics_data(families: Iterable[Family], resource: Mapping[str, str], version: str, now: datetime) -> MetricsData:

@@ -20,11 +20,10 @@ from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
-from notbefore.otlp.agent_log import LogEntry
-from notbefore.otlp.answer import ContentError, PartialSuccess
 from notbefore.otlp.exporter import learn
 from notbefore.otlp.sender import Sender
-from notbefore.otlp.signals import log_record, resource_of
+from notbefore.otlp.session import ContentError, PartialSuccess
+from notbefore.otlp.signals import LogEntry, log_record, resource_of
 
 OWN_FIELDS: Final = ("time", "body")  # of a record; they are fields of an OTLP record, not attributes
 
