@@ -54,9 +54,7 @@ class Tracker:
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
-        self._checked: Instant | None = (
-            None  # the last answer of which ``Date`` was looked at; without one not believed
-        )
+        self._checked: Instant | None = None  # when ``Date`` was looked at last, without it if it was not believed
         self._expected: Tracked | None = None  # what `_imminent_from` was computed of, once and not each second
         self._imminent_from: datetime | None = None
 
