@@ -78,7 +78,7 @@ def imds(data: bytes) -> None:
 
 
 def config(data: bytes) -> None:
-    """A configuration is taken, and can be shown, or is refused with one line."""
+    """A configuration is taken, and can be shown, or is refused with a line for each mistake."""
     _in_file(data, lambda path: dump(load(path, {}, {}, sending=False)))
 
 
@@ -94,7 +94,7 @@ def _in_file(data: bytes, read: Callable[[Path], object]) -> None:
         try:
             read(Path(file.name))
         except ConfigError as error:
-            assert len(str(error).splitlines()) == 1
+            assert all(line and line.isprintable() for line in str(error).split("\n"))
 
 
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
