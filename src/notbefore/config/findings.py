@@ -66,8 +66,7 @@ def broken(config: Config) -> Iterator[Finding]:
 
 def plain_secrets(config: Config) -> list[str]:
     """Return the keys under which a secret stands as plain text, without the addresses of webhooks that hold no key."""
-    ping_url = config.heartbeat.ping_url if config.heartbeat is not None else None
-    found = {"heartbeat.ping_url": ping_url} if ping_url is not None else {}
+    found = {"heartbeat.ping_url": config.heartbeat.ping_url} if config.heartbeat is not None else {}
     for name, sink in config.sinks.items():
         found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
         if sink.webhook is not None and _holds_no_key(_split(sink.webhook.url)):
@@ -90,7 +89,6 @@ def _split(secret: Secret | None) -> SplitResult:
 def _of_sinks(config: Config) -> Iterator[Finding]:
     used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
     used |= {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
-    used |= {config.heartbeat.sink} if config.heartbeat is not None and config.heartbeat.sink is not None else set()
     for name, sink in config.sinks.items():
         if config.routes and name not in used:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from msgspec import Meta, Struct, field
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.config.forms import MAX_PORT, Form, SecretUrl, between, check_address, expect, matching, refuse
+from notbefore.config.forms import MAX_PORT, Form, SecretUrl, between, check_address, expect, matching
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import OtlpConnection, PeersConfig, SinkConfig
 from notbefore.core.approval import Policy
@@ -138,15 +138,11 @@ class Exposition(_Section, frozen=True):
     families: Families = Families()
 
 
-class HeartbeatConfig(_Section, frozen=True):
-    """Signs of life while the agent polls well, for a dead man's switch: to a URL, a sink, or both."""
+class HeartbeatConfig(_Section, frozen=True, kw_only=True):
+    """Signs of life while the agent polls well, for a dead man's switch."""
 
     every: HeartbeatInterval = Duration("60s")  # 10s to 1h
-    ping_url: SecretUrl | None = None  # POST with the state as text; `/fail` behind it where the agent is not ready
-    sink: str | None = None  # a webhook, or otlp_logs over HTTP: it gets the heartbeat as a record
-
-    def __post_init__(self) -> None:
-        refuse((self.ping_url is None and self.sink is None, "expected `ping_url` or `sink`"))
+    ping_url: SecretUrl  # POST with the state as text; `/start` behind it at the start, `/fail` while it is not ready
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Webhook
 from notbefore.core.envelope import cloud_event
 from notbefore.core.record import json_line
+from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
 
 
@@ -19,11 +20,10 @@ class Sink:
     """An address that is sent the record."""
 
     def __init__(self, _name: str, settings: Webhook, _messages: Messages) -> None:
-        from notbefore.courier.http import Http  # noqa: PLC0415 - the agent makes requests of this kind without it
-
         self._url = settings.url.reveal()
         self._headers = {name: value.reveal() for name, value in settings.headers.items()}
-        self._request = WebhookRequest(settings)
+        self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
+        self._format = settings.format
         cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
         self._http = Http(
             settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=not settings.allow_private
@@ -31,7 +31,7 @@ class Sink:
 
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
-        self._http.post(self._url, *self._request.of(message)).check()
+        self._http.post(self._url, *self._request(message)).check()
         return Receipt()
 
     def connect(self) -> Asked:
@@ -43,16 +43,7 @@ class Sink:
         """Close the connection."""
         self._http.close()
 
-
-class WebhookRequest:
-    """Makes body and headers of messages; raises ``ConfigError`` for a secret that cannot be read."""
-
-    def __init__(self, settings: Webhook) -> None:
-        self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
-        self._headers = {name: value.reveal() for name, value in settings.headers.items()}
-        self._format = settings.format
-
-    def of(self, message: Message) -> tuple[bytes, dict[str, str]]:
+    def _request(self, message: Message) -> tuple[bytes, dict[str, str]]:
         """Body and headers, signed as of now."""
         values = (
             message.content.flat()
