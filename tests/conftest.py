@@ -40,8 +40,10 @@ MEASURED = {
     "test_agent.py",
     "test_check_config.py",
     "test_commands.py",
+    "test_event_hub.py",
     "test_fleet.py",
     "test_fleet_history.py",
+    "test_fleet_inventory.py",
 }
 # these start what was installed, which is not measured
 UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_package.py"}
