@@ -5,13 +5,13 @@ import logging
 import os
 import runpy
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
 from support.needs import not_seen
@@ -125,7 +125,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """The hundreds of examples of a property are not measured: that would double their time, and find no other line."""
-    measurement = Coverage.current() if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) else None
+    coverage = sys.modules.get("coverage")  # it is there where something is measured
+    is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    measurement = coverage.Coverage.current() if coverage and is_property else None
     if measurement:
         measurement.stop()
     try:

@@ -31,6 +31,7 @@ from notbefore.fleet.history import read_past
 from notbefore.fleet.report import Report
 from support.fleet_maintenance import Maintenance, heartbeats, maintenance, message, scale_set
 from support.hub import Hub
+from support.needs import NEEDS, is_here
 
 SETS: Final = {"web": 40, "data": 40, "batch": 30, "cache": 30, "queue": 30, "front": 30}
 SILENT: Final = ("data_3", "data_17")
@@ -283,4 +284,6 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 if __name__ == "__main__":
+    if not is_here("proton"):
+        sys.exit(f"the engine of the Event Hub could not be built: {NEEDS['proton'].get}")
     sys.exit(run_demo(keep="--keep" in sys.argv[1:]))
