@@ -94,7 +94,7 @@ def test_systemd_has_nothing_to_say_of_the_unit(unit: Path, tmp_path: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("name", ["access.md", "azure-monitor.md", "discovery.md"])
+@pytest.mark.parametrize("name", ["access.md", "azure-monitor.md"])
 def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> None:
     (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
     unit = UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/")

@@ -517,7 +517,7 @@ def test_it_stops_within_a_second(view: Shown, connections: int) -> None:
         socket.create_connection(server.address, timeout=20)
 
 
-@pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "a..b:1", "192.0.2.1:1"])
+@pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "192.0.2.1:1"])
 def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str) -> None:
     with pytest.raises(ListenError):
         HttpServer(listen, make_app(view))
