@@ -69,7 +69,7 @@ text; or use one of `url_file` (a path relative to the configuration), `url_env`
 a YAML language server shows keys and mistakes by it after this first line of the file:
 
 ```text
-# yaml-language-server: $schema=/usr/share/notbefore/notbefore.schema.json
+# yaml-language-server: $schema=/opt/notbefore/share/notbefore/notbefore.schema.json
 ```
 """
 METRICS: Final = """# Metrics

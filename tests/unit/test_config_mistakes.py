@@ -236,6 +236,22 @@ def test_a_list_of_one_needs_no_brackets_and_a_variable_takes_commas(tmp_path: P
     assert config.server.allowed_hosts == ("a", "b")
 
 
+def test_what_comes_from_variables_can_be_shown(tmp_path: Path) -> None:
+    variables = {
+        "NOTBEFORE_SINKS__A__SLACK__URL_ENV": "URL",
+        "NOTBEFORE_SINKS__B__WEBHOOK__URL": "https://example.org",
+        "NOTBEFORE_SINKS__B__WEBHOOK__HEADERS__KEY__ENV": "URL",
+        "NOTBEFORE_SINKS__B__WEBHOOK__CA_FILE": "ca.pem",
+        "NOTBEFORE_STATE__HISTORY_MAX_BYTES": "100000",
+        "URL": "https://hooks.slack.com/services/x",
+    }
+    (tmp_path / "ca.pem").touch()
+    shown = yaml.safe_load(dump(load(given(tmp_path, "{}"), variables, {"imds.endpoint": "http://127.0.0.1"})))
+    assert shown["sinks"]["a"]["slack"]["url"] == {"env": "URL"}
+    assert shown["sinks"]["b"]["webhook"]["ca_file"] == str(tmp_path / "ca.pem")
+    assert (shown["state"]["history_max_bytes"], shown["imds"]["endpoint"]) == (100_000, "http://127.0.0.1")
+
+
 def test_a_type_that_only_the_fleet_has_is_no_mistake_there(tmp_path: Path) -> None:
     text = f"fleet: {{hub: {{namespace: n, hub: h}}}}\n{SINK}routes: [{{match: {{event_type: {SILENT}}}, sinks: [a]}}]"
     assert warnings(load(given(tmp_path, text), {}, {}), None) == []

@@ -144,7 +144,7 @@ class Reader:
         """Return the field that a key is for, and what it is given: a file relative to the configuration."""
         name, _, source = str(key).rpartition("_")
         if source in SOURCES and name in fields and kind_of(fields[name].type).of is Secret:
-            return name, {source: value}
+            return name, {source: _plain(value)}
         if str(key).endswith("_file") and isinstance(value, str):
             return key, str(self._base / value)
         return key, value
@@ -168,7 +168,7 @@ class Reader:
         if isinstance(value, dict) and isinstance(value.get("file"), str):
             value = value | {"file": str(self._base / value["file"])}
         try:
-            secret = Secret.read(value)
+            secret = Secret.read(_plain(value))
             if self._environment is not None:
                 secret.reveal(self._environment)
         except (ValueError, ConfigError) as error:
@@ -193,7 +193,7 @@ class Reader:
     def _leaf(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
         strict = not isinstance(value, Variable)
         try:
-            return msgspec.convert(value if strict else str(value), annotation, strict=strict, dec_hook=_decode)
+            return msgspec.convert(_plain(value), annotation, strict=strict, dec_hook=_decode)
         except msgspec.ValidationError as error:
             if kind.of is Duration and not isinstance(value, date):
                 return self.mistake(path, str(error).partition(" - at `")[0])
@@ -226,6 +226,10 @@ def kind_of(annotation: Any) -> Kind:
 
 def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Variable) else value
 
 
 def _below(path: str, key: object) -> str:
