@@ -13,7 +13,8 @@ from notbefore.metrics import fleet
 from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, Histogram, Labels, Totals
+from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, Histogram, Labels, Totals, named
+from notbefore.web.exposition import MetricsText
 from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
 
@@ -234,6 +235,17 @@ def test_totals_survive_the_way_to_the_disk_and_back(agent: Agent) -> None:
     assert stored == agent.totals
 
 
+def test_a_label_that_a_metric_has_gained_is_empty_in_what_was_stored_before(agent: Agent) -> None:
+    notice = agent.sees(1, item()).totals.notice[named(event_type="Freeze")]
+    agent.totals = Totals(changes={named(change="canceled"): 3}, notice={(): notice})
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(agent.totals), type=Totals)
+    agent.totals = stored
+    assert agent.value("azure_scheduled_event_changes", 4, "canceled", "") == 3
+    assert agent.value("azure_scheduled_event_initial_notice_seconds", 4, "") == notice
+    text = MetricsText(lambda: agent.families(4).values()).render("")[0].decode()
+    assert 'azure_scheduled_event_changes_total{change="canceled",event_type=""} 3.0' in text
+
+
 def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
     change = Change(
         id="x",
@@ -248,7 +260,7 @@ def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
     )
     totals = Totals().plus(change)
     assert (totals.notice, totals.scheduled, totals.started, totals.interruption) == ({}, {}, {}, {})
-    assert totals.changes == {("ended", "Freeze"): 1}
+    assert totals.changes == {named(change="ended", event_type="Freeze"): 1}
 
 
 def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_configured() -> None:

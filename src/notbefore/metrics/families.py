@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from itertools import product
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,19 +23,24 @@ from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import LATENCY_BOUNDS, MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Totals
+from notbefore.metrics.totals import LATENCY_BOUNDS, MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals
 
 SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
+
+
+Kind = Literal["gauge", "counter", "histogram", "unknown"]
 
 
 class Metric(Struct, frozen=True):
     """The definition of one family. The ``name`` of a counter does not include ``_total``."""
 
     name: str
-    kind: Literal["gauge", "counter", "histogram", "unknown"]
+    kind: Kind
     help: str
     labels: Labels = ()
+    unit: str = ""  # in UCUM, of what counts things; times are seconds by their name
+    additive: bool = False  # a gauge that counts what is there now: its sum over labels and VMs has a meaning
 
 
 def is_named(name: str, names: Collection[str]) -> bool:
@@ -63,6 +68,7 @@ class Snapshot(Struct, frozen=True):
     sinks: tuple[str, ...] = ()  # the configured ones: their counters start at 0
 
 
+Value = TypeVar("Value")
 Make = Callable[[Snapshot], Iterator[Family]]
 Kept = dict[Make, tuple[tuple[object, ...], list[Family]]]
 
@@ -75,223 +81,264 @@ _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overfl
 _STATES: Final = ("pending", "dead")
 _STARTS: Final = ("crashed", "hung")
 
-PENDING: Final = Metric(
-    "azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", ("event_type", "event_status", "scope")
+METRICS: Final[list[Metric]] = []  # of an agent
+
+
+def _metric(  # noqa: PLR0913 - the columns of a table
+    name: str, kind: Kind, text: str, labels: Labels = (), *, unit: str = "", additive: bool = False
+) -> Metric:
+    """One of the agent's metrics: this is all that it takes to add one, beside its samples below."""
+    METRICS.append(Metric(name, kind, text, labels, unit, additive))
+    return METRICS[-1]
+
+
+PENDING: Final = _metric(
+    "azure_scheduled_events_pending",
+    "gauge",
+    "Events that Azure lists now.",
+    ("event_type", "event_status", "scope"),
+    unit="{event}",
+    additive=True,
 )
-STATUS: Final = Metric(
+STATUS: Final = _metric(
     "azure_scheduled_event_status",
     "gauge",
     f"1 for each listed event, with its present status. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
     ("event_id", "event_type", "event_status", "event_source", "scope", "description"),
 )
-NOT_BEFORE: Final = Metric(
+NOT_BEFORE: Final = _metric(
     "azure_scheduled_event_not_before_timestamp_seconds",
     "gauge",
     "NotBefore as Unix time: the event does not start before it. Keeps its last known value once the event is started.",
     ("event_id",),
 )
-SECONDS_TO_NOT_BEFORE: Final = Metric(
+SECONDS_TO_NOT_BEFORE: Final = _metric(
     "azure_scheduled_event_seconds_to_not_before",
     "gauge",
     "Seconds from this scrape to NotBefore; negative after NotBefore, absent once the event is started.",
     ("event_id",),
 )
-STARTED_AT: Final = Metric(
+STARTED_AT: Final = _metric(
     "azure_scheduled_event_started_timestamp_seconds",
     "gauge",
     "Unix time at which the event was first seen started.",
     ("event_id",),
 )
-EXPECTED: Final = Metric(
+EXPECTED: Final = _metric(
     "azure_scheduled_event_expected_interruption_seconds",
     "gauge",
     "Interruption that Azure expects (DurationInSeconds); absent if unknown.",
     ("event_id",),
 )
-CURRENT_NOTICE: Final = Metric(
+CURRENT_NOTICE: Final = _metric(
     "azure_scheduled_event_current_notice_seconds",
     "gauge",
     "Notice of a listed event, as NotBefore stands now: NotBefore minus the time when the event was first seen; 0 if it"
     " started without notice, absent if the agent did not see it appear.",
     ("event_id",),
 )
-RESOURCES: Final = Metric(
-    "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",)
+RESOURCES: Final = _metric(
+    "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",), unit="{vm}"
 )
-NEXT: Final = Metric(
+NEXT: Final = _metric(
     "azure_scheduled_events_next_not_before_timestamp_seconds",
     "gauge",
     "Earliest NotBefore of the events that are not started, as Unix time; absent if there is none.",
     ("scope",),
 )
-INCARNATION: Final = Metric(
+INCARNATION: Final = _metric(
     "azure_scheduled_events_document_incarnation",
     "gauge",
     "DocumentIncarnation of the last document; it may jump or decrease.",
 )
-CHANGES: Final = Metric(
+CHANGES: Final = _metric(
     "azure_scheduled_event_changes",
     "counter",
     "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and nobody saw how.",
     ("change", "event_type"),
+    unit="{change}",
 )
-NOTICE: Final = Metric(
+NOTICE: Final = _metric(
     "azure_scheduled_event_initial_notice_seconds",
     "histogram",
     "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started without notice.",
     ("event_type",),
 )
-SCHEDULED_TIME: Final = Metric(
+SCHEDULED_TIME: Final = _metric(
     "azure_scheduled_event_scheduled_duration_seconds",
     "histogram",
     "Time from when the event was first seen to its start.",
     ("event_type",),
 )
-STARTED_TIME: Final = Metric(
+STARTED_TIME: Final = _metric(
     "azure_scheduled_event_started_duration_seconds",
     "histogram",
     "Time from the start of an event to its end.",
     ("event_type",),
 )
-INTERRUPTION: Final = Metric(
+INTERRUPTION: Final = _metric(
     "azure_scheduled_event_measured_interruption_seconds",
     "histogram",
     "Measured interruption of this VM: the longest time in which the agent did not run while an event of this VM was"
     " started.",
     ("event_type",),
 )
-APPROVALS: Final = Metric(
+APPROVALS: Final = _metric(
     "azure_scheduled_event_approvals",
     "counter",
     "Results for events that a rule approves, or that were approved by hand (rule `operator`).",
     ("rule", "result"),
+    unit="{approval}",
 )
-POLLS: Final = Metric(
+POLLS: Final = _metric(
     "notbefore_polls",
     "counter",
     "Polls of IMDS by result; all except `changed` and `unchanged` are errors.",
     ("result",),
+    unit="{poll}",
 )
-POLL_DURATION: Final = Metric(
+POLL_DURATION: Final = _metric(
     "notbefore_poll_duration_seconds", "histogram", "Duration of a poll of IMDS, including errors."
 )
-IMDS_UP: Final = Metric(
+IMDS_UP: Final = _metric(
     "notbefore_imds_up",
     "gauge",
     "1 if the last valid answer of IMDS is at most three intervals old, as for /readyz; 0: the agent runs, and does not"
     " see what Azure announces.",
 )
-LAST_POLL: Final = Metric(
+LAST_POLL: Final = _metric(
     "notbefore_last_successful_poll_timestamp_seconds",
     "gauge",
     "Unix time of the last valid answer from IMDS; absent before the first.",
 )
-POLL_DELAY: Final = Metric(
+POLL_DELAY: Final = _metric(
     "notbefore_poll_delay_seconds",
     "gauge",
     "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
 )
-REJECTED: Final = Metric(
-    "notbefore_documents_rejected", "counter", "Answers of IMDS that are not a valid document, by reason.", ("reason",)
+REJECTED: Final = _metric(
+    "notbefore_documents_rejected",
+    "counter",
+    "Answers of IMDS that are not a valid document, by reason.",
+    ("reason",),
+    unit="{document}",
 )
-FLAWS: Final = Metric(
+FLAWS: Final = _metric(
     "notbefore_event_flaws",
     "counter",
     "Events in a document, or fields of them, that could not be read, by reason.",
     ("reason",),
+    unit="{flaw}",
 )
-FOLDED: Final = Metric(
+FOLDED: Final = _metric(
     "notbefore_series_folded",
     "counter",
     "Labels replaced by `other` to limit the number of series, by family.",
     ("family",),
+    unit="{label}",
 )
-UNLISTED: Final = Metric(
+UNLISTED: Final = _metric(
     "notbefore_events_without_series",
     "gauge",
     f"Listed events beyond the first {MAX_SERIES}, if there are any; they have no series.",
+    unit="{event}",
+    additive=True,
 )
-DEGRADED: Final = Metric(
+DEGRADED: Final = _metric(
     "notbefore_store_degraded",
     "gauge",
     "1 while the state file cannot be written: new data do not survive a reboot.",
 )
-UNREADABLE_ROWS: Final = Metric(
+UNREADABLE_ROWS: Final = _metric(
     "notbefore_store_unreadable_rows",
     "counter",
     "Rows of the state file that could not be read. Each was set aside; its content is lost to the agent.",
+    unit="{row}",
 )
-DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
-RELOADS: Final = Metric(
-    "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
+DAMAGED: Final = _metric(
+    "notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.", unit="{file}"
 )
-LAST_RELOAD: Final = Metric(
+RELOADS: Final = _metric(
+    "notbefore_config_reloads",
+    "counter",
+    "Reloads of the configuration (SIGHUP), by result.",
+    ("result",),
+    unit="{reload}",
+)
+LAST_RELOAD: Final = _metric(
     "notbefore_config_last_reload_successful",
     "gauge",
     "0 if the last reload of the configuration failed, otherwise 1.",
 )
-AUTH_FAILURES: Final = Metric(
+AUTH_FAILURES: Final = _metric(
     "notbefore_http_auth_failures",
     "counter",
     "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
+    unit="{request}",
 )
-RESTART_NEEDED: Final = Metric(
+RESTART_NEEDED: Final = _metric(
     "notbefore_restart_needed",
     "gauge",
     "1 if the package on disk is not the one that runs: restart the agent.",
 )
-UNFORESEEN: Final = Metric(
+UNFORESEEN: Final = _metric(
     "notbefore_unforeseen_errors",
     "counter",
     "Errors in the agent that its code does not foresee: the log has a traceback of each.",
+    unit="{error}",
 )
-CONFIG_LOADED: Final = Metric(
+CONFIG_LOADED: Final = _metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
 )
-BUILD: Final = Metric(
+BUILD: Final = _metric(
     "notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version")
 )
-DELIVERIES: Final = Metric(
+DELIVERIES: Final = _metric(
     "notbefore_deliveries",
     "counter",
     "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped + yielded +"
     " the rows that are pending or dead. `failed` counts attempts that are repeated.",
     ("sink", "result"),
+    unit="{delivery}",
 )
-LATENCY: Final = Metric(
+LATENCY: Final = _metric(
     "notbefore_delivery_latency_seconds",
     "histogram",
     "Time from when a change was seen to its acceptance by the receiver.",
     ("sink",),
 )
-OUTBOX: Final = Metric(
+OUTBOX: Final = _metric(
     "notbefore_outbox_deliveries",
     "gauge",
     "Deliveries in the outbox: `pending`; `dead` (permanently refused); `repeating` (delivered, and sent again while"
     " the event lasts).",
     ("sink", "state"),
+    unit="{delivery}",
+    additive=True,
 )
-OLDEST_PENDING: Final = Metric(
+OLDEST_PENDING: Final = _metric(
     "notbefore_outbox_oldest_pending_seconds",
     "gauge",
     "Age of the oldest pending delivery that is due; absent if there is none.",
     ("sink", "severity"),
 )
-TEMPLATE_ERRORS: Final = Metric(
+TEMPLATE_ERRORS: Final = _metric(
     "notbefore_template_errors",
     "counter",
     "Messages sent with the built-in text because their template failed.",
     ("sink",),
+    unit="{error}",
 )
-COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
-COURIER_STARTS: Final = Metric(
-    "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",)
+COURIER_RUNNING: Final = _metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
+COURIER_STARTS: Final = _metric(
+    "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",), unit="{start}"
 )
-OTLP_EXPORTS: Final = Metric(
+OTLP_EXPORTS: Final = _metric(
     "notbefore_otlp_exports",
     "counter",
     "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",
     ("signal", "result"),
+    unit="{export}",
 )
 VM_LABELS: Final = (
     "name",
@@ -304,7 +351,7 @@ VM_LABELS: Final = (
     "fault_domain",
     "update_domain",
 )
-VM: Final = Metric(
+VM: Final = _metric(
     "notbefore_vm_info", "gauge", "The identity of this VM, from IMDS; always 1, absent until known.", VM_LABELS
 )
 
@@ -426,20 +473,22 @@ _PER_EVENT: Final[tuple[tuple[Metric, Callable[[TrackedEvent], float | None]], .
 
 def _counted(view: Snapshot) -> Iterator[Family]:
     totals = view.totals
-    yield Family(CHANGES, _by_labels(totals.changes), created=_of(totals.changes, totals.created))
-    for metric, by_type in (
+    for metric, counts in ((CHANGES, totals.changes), (APPROVALS, totals.approvals)):
+        created = {labels: totals.created[labels] for labels in counts if labels in totals.created}
+        yield Family(metric, _by_labels(by_name(metric, counts)), created=by_name(metric, created))
+    for metric, histograms in (
         (NOTICE, totals.notice),
         (SCHEDULED_TIME, totals.scheduled),
         (STARTED_TIME, totals.started),
         (INTERRUPTION, totals.interruption),
     ):
-        yield Family(metric, {(event_type,): histogram for event_type, histogram in by_type.items()})
+        yield Family(metric, by_name(metric, histograms))
     yield Family(FOLDED, _by_one(totals.folded))
-    yield Family(APPROVALS, _by_labels(totals.approvals), created=_of(totals.approvals, totals.created))
 
 
-def _of(counts: dict[Labels, int], created: dict[Labels, float]) -> dict[Labels, float]:
-    return {labels: created[labels] for labels in counts if labels in created}
+def by_name(metric: Metric, stored: Mapping[Named, Value]) -> dict[Labels, Value]:
+    """What is stored, with the labels that the metric has now: one that it has gained since is empty, as if absent."""
+    return {tuple(dict(labels).get(name, "") for name in metric.labels): value for labels, value in stored.items()}
 
 
 def _outbox(view: Snapshot) -> Iterator[Family]:
@@ -495,6 +544,3 @@ def _by_one(counts: dict[str, int], always: tuple[str, ...] = ()) -> dict[Labels
 
 def _once(value: float | None) -> dict[Labels, float | Histogram]:
     return {} if value is None else {(): float(value)}
-
-
-METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

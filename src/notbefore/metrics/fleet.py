@@ -172,7 +172,11 @@ def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
     yield Family(LAG_RECORDS, {(name,): lag[0] for name, lag in view.lag.items()})
     yield Family(LAG_SECONDS, {(name,): lag[1] for name, lag in view.lag.items()})
     totals = process.totals
-    yield Family(CHANGES, bounded({labels: float(count) for labels, count in totals.changes.items()}), totals.since)
+    yield Family(
+        CHANGES,
+        bounded({labels: float(count) for labels, count in families.by_name(CHANGES, totals.changes).items()}),
+        totals.since,
+    )
     yield Family(NOTICE, dict(view.notice), view.since)
     yield Family(INTERRUPTION, dict(view.interruption), view.since)
     yield from (family for family in families.samples(process) if family.metric in COMMON)

@@ -31,7 +31,8 @@ HISTOGRAMS: Final = {  # field of ``Totals`` -> its family
     "interruption": "azure_scheduled_event_measured_interruption_seconds",
 }
 
-Labels = tuple[str, ...]
+Labels = tuple[str, ...]  # the values of a sample's labels, in the order of the metric's names
+Named = tuple[tuple[str, str], ...]  # names and values: what is stored, so that a metric may gain a label
 Key = TypeVar("Key")
 
 
@@ -78,21 +79,20 @@ class Totals(Struct, frozen=True):
     """Counters and histograms over all changes since ``since``."""
 
     since: datetime | None = None  # when counting began; the start time of the cumulative series
-    changes: dict[Labels, int] = {}  # (change, event_type): of the events that affect this VM, or may
-    notice: dict[str, Histogram] = {}  # the histograms: by event_type
-    scheduled: dict[str, Histogram] = {}
-    started: dict[str, Histogram] = {}
-    interruption: dict[str, Histogram] = {}
-    approvals: dict[Labels, int] = {}  # (rule, result)
-    created: dict[Labels, float] = {}  # of the keys of changes and of approvals: Unix time of the first
+    changes: dict[Named, int] = {}  # by change and event_type: of the events that affect this VM, or may
+    notice: dict[Named, Histogram] = {}  # the histograms: by event_type
+    scheduled: dict[Named, Histogram] = {}
+    started: dict[Named, Histogram] = {}
+    interruption: dict[Named, Histogram] = {}
+    approvals: dict[Named, int] = {}  # by rule and result
+    created: dict[Named, float] = {}  # of the keys of changes and of approvals: Unix time of the first
     folded: dict[str, int] = {}  # family -> how often a label was replaced by `other`
 
     def plus(self, change: Change) -> "Totals":
         """With one change more, and the durations that it completes."""
         if change.approval is not None:
             return self._plus_approval(change.approval.rule, change)
-        event = change.event
-        totals = self._plus_change((change.kind, event.event_type), change) if change.scope != "peer" else self
+        totals = self._plus_change(change) if change.scope != "peer" else self
         if change.kind == "announced" or (change.kind == "started" and change.previous is None):
             totals = _observed(totals, "notice", change, NOTICE_BOUNDS, change.notice_seconds)
         if change.kind == "started":
@@ -102,38 +102,46 @@ class Totals(Struct, frozen=True):
         interruption = change.interruption.seconds if change.interruption is not None else None
         return _observed(totals, "interruption", change, INTERRUPTION_BOUNDS, interruption)
 
-    def _plus_change(self, labels: Labels, change: Change) -> "Totals":
-        totals, known = self, labels in self.changes or labels[1] in EVENT_TYPES
-        if not known and len(self.changes) >= _MAX_CHANGES:
-            totals, labels = _folded(self, "azure_scheduled_event_changes"), (labels[0], OTHER)
+    def _plus_change(self, change: Change) -> "Totals":
+        totals, event_type = self, change.event.event_type
+        labels = named(change=change.kind, event_type=event_type)
+        if labels not in self.changes and event_type not in EVENT_TYPES and len(self.changes) >= _MAX_CHANGES:
+            totals = _folded(self, "azure_scheduled_event_changes")
+            labels = named(change=change.kind, event_type=OTHER)
         return replace(totals, changes=increased(totals.changes, labels), created=_created(totals, labels, change.time))
 
     def _plus_approval(self, rule: str, change: Change) -> "Totals":
         totals, result = self, "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
-        if (rule, result) not in self.approvals and len(self.approvals) >= MAX_SERIES // 2 - len(APPROVAL_RESULTS):
-            totals, rule = _folded(self, "azure_scheduled_event_approvals"), OTHER
-        labels = (rule, result)
+        labels = named(rule=rule, result=result)
+        if labels not in self.approvals and len(self.approvals) >= MAX_SERIES // 2 - len(APPROVAL_RESULTS):
+            totals = _folded(self, "azure_scheduled_event_approvals")
+            labels = named(rule=OTHER, result=result)
         return replace(
             totals, approvals=increased(totals.approvals, labels), created=_created(totals, labels, change.time)
         )
 
 
-def _created(totals: Totals, labels: Labels, time: datetime) -> dict[Labels, float]:
+def named(**labels: str) -> Named:
+    """The labels of something that is stored."""
+    return tuple(labels.items())
+
+
+def _created(totals: Totals, labels: Named, time: datetime) -> dict[Named, float]:
     return totals.created if labels in totals.created else {**totals.created, labels: time.timestamp()}
 
 
 def _observed(totals: Totals, name: str, change: Change, bounds: tuple[float, ...], value: float | None) -> Totals:
     if value is None:
         return totals
-    event_type = change.event.event_type
-    family: dict[str, Histogram] = getattr(totals, name)
+    labels = named(event_type=change.event.event_type)
+    family: dict[Named, Histogram] = getattr(totals, name)
     # a histogram is a series a bucket: beside the known types and `other` there is room for a few unknown ones
     room = MAX_SERIES // (len(bounds) + 4) - len(EVENT_TYPES) - 1
-    unknown = event_type not in family and event_type not in EVENT_TYPES
-    if unknown and len(family.keys() - {*EVENT_TYPES, OTHER}) >= room:
-        totals, event_type = _folded(totals, HISTOGRAMS[name]), OTHER
-    histogram = family.get(event_type) or replace(Histogram.empty(bounds), created=change.time.timestamp())
-    return replace(totals, **{name: {**family, event_type: histogram.plus(value)}})
+    unlimited = {named(event_type=one) for one in (*EVENT_TYPES, OTHER)}
+    if labels not in family and labels not in unlimited and len(family.keys() - unlimited) >= room:
+        totals, labels = _folded(totals, HISTOGRAMS[name]), named(event_type=OTHER)
+    histogram = family.get(labels) or replace(Histogram.empty(bounds), created=change.time.timestamp())
+    return replace(totals, **{name: {**family, labels: histogram.plus(value)}})
 
 
 def _folded(totals: Totals, family: str) -> Totals:

@@ -26,32 +26,6 @@ NAMESPACES: Final = (  # the longer before the shorter
     "notbefore.vm",
     "notbefore",
 )
-UNITS: Final = {  # of what counts things; without an entry a metric has no unit: it is 1, a time of Azure's, or a flag
-    "azure_scheduled_event_approvals": "{approval}",
-    "azure_scheduled_event_changes": "{change}",
-    "azure_scheduled_event_resources": "{vm}",
-    "azure_scheduled_events_pending": "{event}",
-    "notbefore_config_reloads": "{reload}",
-    "notbefore_unforeseen_errors": "{error}",
-    "notbefore_courier_starts": "{start}",
-    "notbefore_deliveries": "{delivery}",
-    "notbefore_documents_rejected": "{document}",
-    "notbefore_event_flaws": "{flaw}",
-    "notbefore_events_without_series": "{event}",
-    "notbefore_otlp_exports": "{export}",
-    "notbefore_outbox_deliveries": "{delivery}",
-    "notbefore_http_auth_failures": "{request}",
-    "notbefore_polls": "{poll}",
-    "notbefore_series_folded": "{label}",
-    "notbefore_store_damaged_files": "{file}",
-    "notbefore_store_unreadable_rows": "{row}",
-    "notbefore_template_errors": "{error}",
-}
-ADDITIVE: Final = (  # gauges of Prometheus that count what is there now: their sum over labels and VMs has a meaning
-    "azure_scheduled_events_pending",
-    "notbefore_events_without_series",
-    "notbefore_outbox_deliveries",
-)
 ATTRIBUTES: Final = {  # label -> the name that a record has for the same fact; other labels keep their names
     "change": "azure.scheduled_event.change",
     "description": "azure.scheduled_event.description",
@@ -84,8 +58,8 @@ class Instrument(Struct, frozen=True):
 
 def instrument(metric: Metric) -> Instrument:
     """The same metric for OpenTelemetry."""
-    kind = "UpDownCounter" if metric.name in ADDITIVE else KINDS[metric.kind]
-    unit = "s" if SECONDS in metric.name.split("_") else UNITS.get(metric.name, "")
+    kind = "UpDownCounter" if metric.additive else KINDS[metric.kind]
+    unit = "s" if SECONDS in metric.name.split("_") else metric.unit
     return Instrument(_dotted(metric.name.removesuffix(f"_{SECONDS}")), unit, kind)
 
 
