@@ -15,6 +15,7 @@ from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
 from notbefore.courier.message import Message, Usual
 from notbefore.courier.render import Renderer
+from notbefore.courier.sinks import apprise, slack
 from notbefore.courier.sinks.slack import inert
 from notbefore.courier.wording import Text, built_in, subject
 from support.azure import ME, PEER, STARTED, T0, at
@@ -196,6 +197,17 @@ def test_silent_vms_are_shown_with_since_when_and_where(kind: ChangeKind, over: 
 def test_what_to_check_after_an_end_that_nobody_saw_depends_on_the_type(event_type: str, advice: str) -> None:
     gone = recording(message({}, None, kind="ended"), outcome="unknown", event_type=event_type)
     assert advice in text_of(gone).advice
+
+
+@pytest.mark.parametrize(
+    ("outcome", "color", "kind"),
+    [("unknown", slack.COLORS["warning"], "warning"), ("finished", slack.OVER, "success")],
+)
+def test_an_end_that_nobody_saw_is_no_good_news(outcome: str, color: str, kind: str) -> None:
+    gone = recording(message({}, None, kind="ended"), outcome=outcome)
+    (attachment,) = slack.content(gone, text_of(gone), EARLY)["attachments"]
+    assert attachment["color"] == color
+    assert apprise.notification(gone, text_of(gone))["type"] == kind
 
 
 def test_twenty_names_are_given_and_more_are_counted() -> None:

@@ -94,9 +94,14 @@ class Message(Struct, frozen=True):
         return self.over or (self.kind == "updated" and self.record.no_longer_affected)
 
     @property
+    def is_good_news(self) -> bool:
+        """Nothing more comes, and it is known how the event ended."""
+        return self.settled and not (self.kind == "ended" and self.record.outcome == "unknown")
+
+    @property
     def shown_severity(self) -> Severity:
-        """The severity that a message shows: what is settled is information."""
-        return "info" if self.settled else self.severity
+        """The severity that a message shows: good news is information, an end that nobody saw is a warning."""
+        return "info" if self.is_good_news else "warning" if self.settled else self.severity
 
 
 class Receipt(Struct, frozen=True):

@@ -109,7 +109,7 @@ class Sink:
 
 def notification(message: Message, text: Text) -> dict[str, str]:
     """What apprise is given."""
-    kind = "success" if message.settled else _TYPES[message.severity]
+    kind = "success" if message.is_good_news else _TYPES[message.shown_severity]
     return {"type": kind, "title": text.title, "body": f"{text.plain}\n\n{text.footer}"}
 
 

@@ -206,7 +206,7 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
     footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
     footer.append(f"Delivery {message.delivery_id}")
     blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
-    color = OVER if message.settled else COLORS[message.severity]
+    color = OVER if message.is_good_news else COLORS[message.shown_severity]
     return {
         "text": inert(text.title[:MAX_HEADER]),
         "blocks": [header],
