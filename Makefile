@@ -39,12 +39,13 @@ $(VENV)/dev: $(VENV)/base
 	@$(MAKE) --no-print-directory proton || echo 'Proton could not be built (its tests are skipped): $(VENV)/proton.log says why'
 	@touch $@
 
-# the engine of the Event Hub has no wheel: it is built with this machine's compiler, or with one that is a wheel; with -O1
-# in a third of the time
+# the engine of the Event Hub has no wheel: it is built with this machine's compiler, or with one that is a wheel, whose linker
+# does not know all that Debian's Python asks for (LDSHARED); with -O1 in a third of the time
 proton:
 	@if command -v cc >/dev/null; then CC=cc; else \
 		echo 'adding a C compiler ...'; \
 		CC='env -u PYTHONPATH $(abspath $(BIN)/python) -m ziglang cc'; \
+		export LDSHARED="$$CC -shared"; \
 		$(PYTHON) tools/pins.py --for compiler >$(VENV)/pins.txt; \
 		$(PIP) --require-hashes --requirement $(VENV)/pins.txt; \
 	fi; \
