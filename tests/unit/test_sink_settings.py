@@ -480,6 +480,7 @@ ECHOED = "https://hooks.example.org/services/T000/B/kJ83hd+K29 dmZ<pQ>71s+Lw'B\u
     [
         lambda address: address.replace("/", r"\/"),  # as PHP's JSON does
         lambda address: address.replace(" ", "+"),
+        lambda address: re.sub("%..", lambda found: found[0].lower(), quote(address, safe="")),
         lambda address: quote(address, safe="").lower(),
         lambda address: quote(quote(address, safe=""), safe=""),
         quote_plus,
@@ -499,7 +500,9 @@ def test_a_receiver_that_quotes_the_address_in_its_own_way_shows_nothing_of_it(e
     said = f"404: no such hook: {echo(ECHOED)} (request 7)"
     left = Redactor([ECHOED])(said)
     secret = ECHOED.partition("services")[2]
-    assert not [secret[at : at + 8] for at in range(len(secret) - 8) if secret[at : at + 8] in plain(left)], left
+    assert not [
+        secret[at : at + 8] for at in range(len(secret) - 8) if secret[at : at + 8].lower() in plain(left).lower()
+    ], left
     assert "***" in left
     assert left.startswith("404: no such hook: ")
 

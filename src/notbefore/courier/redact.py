@@ -38,7 +38,10 @@ _ESCAPE: Final = re.compile(
 
 
 class Redactor:
-    """Call it with a text; it returns the text without the secrets that were added. Safe from several threads."""
+    """Call it with a text; it returns the text without the secrets that were added, whatever the case of their letters.
+
+    Safe from several threads.
+    """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
@@ -54,12 +57,12 @@ class Redactor:
         forms = {form for part in (secret, *parts) for form in _forms(part)}
         # an address is known by its parts: its host, or the word https, is no secret
         cut = {form for part in (parts or [secret]) for form in _forms(part)}
-        pieces = {form[at : at + PIECE] for form in cut for at in range(len(form) - PIECE + 1)}
+        pieces = {form[at : at + PIECE] for form in map(_lower, cut) for at in range(len(form) - PIECE + 1)}
         with self._lock:
             self._forms |= {form for form in forms if len(form) >= SHORTEST_WHOLE}
             self._pieces |= pieces
             longest_first = sorted(self._forms, key=len, reverse=True)
-            self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)))
+            self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)), re.IGNORECASE)
 
     def __call__(self, text: str) -> str:
         """The text without secrets; where one of them is quoted in any way, all quoting in the text is undone."""
@@ -71,7 +74,8 @@ class Redactor:
         return self._without_pieces(self._pattern.sub(HIDDEN, text))
 
     def _without_pieces(self, text: str) -> str:
-        found = [at for at in range(len(text) - PIECE + 1) if text[at : at + PIECE] in self._pieces]
+        low = _lower(text)
+        found = [at for at in range(len(text) - PIECE + 1) if low[at : at + PIECE] in self._pieces]
         if not found:
             return text
         left, end = list[str](), 0
@@ -153,6 +157,11 @@ def _forms(part: str) -> Iterator[str]:
     """A text as it stands, on one line, and without any quoting."""
     for text in {part, " ".join(part.split())}:
         yield from (text, plain(text), plain(text).encode("ascii", "ignore").decode())
+
+
+def _lower(text: str) -> str:
+    """In lower case, letter by letter: the places stay the same."""
+    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
 
 
 def plain(text: str) -> str:
