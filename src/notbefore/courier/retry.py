@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from notbefore.core.duration import back_off
 from notbefore.errors import SendError
 
 FIRST: Final = 1.0  # seconds: the ceiling of the first pause
@@ -55,4 +56,4 @@ def plan(error: SendError | None, attempt: int, now: datetime, dice: float) -> R
 
 def ceiling(attempt: int) -> float:
     """The longest pause after the ``attempt``-th try, in seconds: 1, 2, 4, ... 300."""
-    return min(FIRST * 2.0 ** min(attempt - 1, 30), LONGEST)
+    return back_off(attempt, FIRST, LONGEST)

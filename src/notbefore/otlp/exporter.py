@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from notbefore.config.forms import Headers
 from notbefore.config.model import Otlp
+from notbefore.core.duration import back_off
 from notbefore.core.record import Vm, identity
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
@@ -164,7 +165,7 @@ class _Exporter:
         self._count("failure")
         self._close()  # the next one reads certificates anew, and looks the name up again
         asked = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
-        wait = max(asked, min(self._config.interval.seconds, RETRY * 2.0 ** min(self._failures, 10)))
+        wait = max(asked, back_off(self._failures + 1, RETRY, self._config.interval.seconds))
         self._due = time.monotonic() + wait
         if self._failures == 0:
             log.warning("OTLP metrics: the export failed, and is tried again: %s", self._sources.redactor(str(error)))
