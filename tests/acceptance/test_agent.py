@@ -238,7 +238,7 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
         config.write_text("vm: {name: 5}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
-        eventually(lambda: f"{config}:1: vm.name" in agent.log)  # it is logged after it is counted
+        eventually(lambda: f"{config}:1:6: vm.name" in agent.log)  # it is logged after it is counted
         assert agent.metric("notbefore_config_last_reload_successful") == 0
         assert agent.metric("azure_scheduledevent_request_error") is None
         config.write_text("vm: {name: second}\nexposition: {compat: webdevops}\n", encoding="utf-8")
@@ -262,9 +262,9 @@ def test_a_configuration_that_would_crash_the_parser_is_refused(imds: Simulator,
         config.write_text("imds: " + "[" * 30_000, encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
-        assert f"{config}:1: lists and mappings are nested more than 32 deep" in agent.log
+        assert f"{config}:1:38: lists and mappings are nested more than 32 deep" in agent.log
         web.write_text("[" * 30_000, encoding="utf-8")
-        eventually(lambda: get(agent.port, "/healthz")[0] == 200 and f"{web}:1: lists and mappings" in agent.log)
+        eventually(lambda: get(agent.port, "/healthz")[0] == 200 and f"{web}:1:33: lists and mappings" in agent.log)
         assert notbefore("check-config", str(config)).returncode == 2
         agent.ready()
         assert agent.stop() == 0
