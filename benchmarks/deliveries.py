@@ -10,13 +10,14 @@ import itertools
 import json
 import os
 import queue
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -26,15 +27,14 @@ from _machine import describe, resident
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
-from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import Bounds
 from notbefore.core.record import Record
-from notbefore.courier.orders import WAKE, Orders, seal
+from notbefore.courier.orders import Orders
+from notbefore.courier.supervisor import CourierManager
 from notbefore.simulator.server import Simulator
-from notbefore.store import outbox_intake
-from notbefore.store.outbox import Outbox
-from notbefore.store.schema import transaction
-from notbefore.store.state import Store
-from notbefore.store.state_file import FILE_NAME
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.owner import Owner, serve
 
 PORT = 11_171
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
@@ -157,66 +157,46 @@ def rounds(simulator: Simulator, receiver: Receiver, agent: int, *, cold: bool) 
 
 
 def end_courier(agent: int) -> None:
-    children = Path(f"/proc/{agent}/task/{agent}/children")
     with suppress(IndexError, ProcessLookupError):
-        courier = int(children.read_text(encoding="ascii").split()[0])
-        os.kill(courier, 15)
-        while children.read_text(encoding="ascii").split():
+        courier = courier_of(agent)
+        os.kill(courier, signal.SIGKILL)
+        while courier_of(agent) == courier:
             time.sleep(0.02)
 
 
+def courier_of(agent: int) -> int:
+    """The process id; raises ``IndexError`` where there is none."""
+    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text(encoding="ascii").split()[0])
+
+
 def throughput(count: int) -> None:
-    receiver = Receiver()
-    with tempfile.TemporaryDirectory() as directory:
-        Store(Path(directory)).close()
-        path = Path(directory) / FILE_NAME
-        sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
-        orders = Orders(str(path), sinks, linger=30.0)
-        courier = subprocess.Popen(
-            [sys.executable, "-m", "notbefore.courier.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        if courier.stdin is None:
-            raise RuntimeError("it was asked for a pipe")
-        courier.stdin.write(seal(orders, {}))
-        courier.stdin.flush()
-        sizes, seconds, done = [], 0.0, 0
-        while done < count:  # the outbox holds 10,000
-            fill(path, done, 5_000)
-            courier.stdin.write(WAKE)
-            courier.stdin.flush()
-            begun = time.perf_counter()
-            for _ in range(5_000):
-                receiver.taken.get(timeout=60)
-            seconds += time.perf_counter() - begun
-            done += 5_000
-            sizes.append(resident(courier.pid))
-        courier.stdin.close()
-        courier.wait(30)
-        with closing(Outbox(path)) as outbox:
-            left = len(outbox.rows())
+    receiver, owner = Receiver(), Owner(Bounds(10_000, 64 * 1024 * 1024))
+    sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
+    couriers = CourierManager(Orders(sinks), owner, lambda: None)
+    sizes, seconds = [], 0.0
+    for first in range(0, count, 5_000):
+        fill(owner, first, 5_000)
+        couriers.wake()
+        begun = time.perf_counter()
+        serve([couriers], lambda: len(owner.results) >= first + 5_000, 300.0)  # noqa: B023 - of this round
+        seconds += time.perf_counter() - begun
+        sizes.append(resident(courier_of(os.getpid())))
+    couriers.stop(lambda _seconds: False)
     shown = ", ".join(f"{size:.1f}" for size in sizes)
     print(
-        f"{count} deliveries: {count / seconds:.0f} a second (bar: 200); courier's resident size after each 5,000:"
-        f" {shown} MiB; left in the outbox {left}"
+        f"{count} deliveries: {count / seconds:.0f} a second (bar: 1500); courier's resident size after each 5,000:"
+        f" {shown} MiB (bar: 30); received {receiver.taken.qsize()}"
     )
 
 
-def fill(path: Path, first: int, count: int) -> None:
-    now, moment = time.time(), datetime.now(UTC)
+def fill(owner: Owner, first: int, count: int) -> None:
+    moment = datetime.now(UTC)
     line = Record(
         time=moment, event_name="azure.scheduled_event.announced", body="x" * 300, change_id="c", change="announced",
         reason="first_seen_scheduled", event_id="e", event_type="Freeze", event_status="Scheduled", scope="self",
         resources=("vm-0",), incarnation=1, first_seen=moment,
     ).line()  # fmt: skip
-    rows = [
-        Delivery(
-            f"{number:032x}", f"e-{number}", "hook", "announced", "info", now, now, now + 86_400, True,  # noqa: FBT003 - as in the table
-            line,
-        )
-        for number in range(first, first + count)
-    ]  # fmt: skip
-    with closing(Outbox(path)) as outbox, transaction(outbox._db) as db:  # noqa: SLF001 - what the agent does inside its own
-        outbox_intake.put(db, rows)
+    owner.put(*(f"{number:032x}" for number in range(first, first + count)), sink="hook", record=line)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import argparse
 import collections
 import itertools
 import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
@@ -19,15 +19,13 @@ from _machine import describe, resident
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.delivery import Delivery
-from notbefore.courier.orders import WAKE, Orders, seal
-from notbefore.store import outbox_intake
-from notbefore.store.outbox import Outbox
-from notbefore.store.schema import transaction
-from notbefore.store.state import Store
-from notbefore.store.state_file import FILE_NAME
+from notbefore.core.outbox import Bounds
+from notbefore.courier.orders import Orders
+from notbefore.courier.supervisor import CourierManager
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.hub import Hub
+from support.owner import Owner, serve
 
 VMS, COURIERS, KINDS = 200, 4, ("announced", "started", "finished")
 ROOM = 8_000  # rows that wait in an outbox at most
@@ -36,45 +34,21 @@ ROOM = 8_000  # rows that wait in an outbox at most
 class Lane:
     """One courier with its outbox, and what is still to be put into it."""
 
-    def __init__(self, number: int, directory: Path, hub: Hub, rows: list[Delivery]) -> None:
-        place = directory / str(number)
-        Store(place).close()
-        self.outbox = Outbox(place / FILE_NAME)
+    def __init__(self, hub: Hub, rows: list[Delivery]) -> None:
+        self.owner = Owner(Bounds(ROOM, 64 * 1024 * 1024))
+        config = SinkConfig(event_hub=EventHub(connection_string=Secret(hub.connection_string())))
+        self.couriers = CourierManager(Orders({"hub": config}, log_level="error"), self.owner, lambda: None)
         self._rows = iter(rows)
         self.done = False
-        config = SinkConfig(event_hub=EventHub(connection_string=Secret(hub.connection_string())))
-        orders = Orders(str(place / FILE_NAME), {"hub": config}, log_level="error", linger=600.0)
-        self._orders = seal(orders, {})
-        self._start()
-
-    def _start(self) -> None:
-        self.courier = subprocess.Popen(
-            [sys.executable, "-m", "notbefore.courier.__main__"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        self._say(self._orders)
-
-    def _say(self, what: bytes) -> None:
-        if self.courier.stdin is not None:
-            self.courier.stdin.write(what)
-            self.courier.stdin.flush()
 
     def feed(self) -> None:
-        """Fill the outbox up; start the courier anew where it has left, as the agent would."""
-        if self.courier.poll() is not None:
-            self._start()
-        waiting = len(self.outbox.rows())
+        """Fill the outbox up."""
+        waiting = len(self.owner.left)
         new = list(itertools.islice(self._rows, max(0, ROOM - waiting)))
         if new:
-            with transaction(self.outbox._db) as db:  # noqa: SLF001 - what the agent does inside its own
-                outbox_intake.put(db, new)
-            self._say(WAKE)
+            self.owner.outbox.put(new, self.owner.now, time.time())
+            self.couriers.wake()
         self.done = not new and not waiting
-
-    def close(self) -> None:
-        if self.courier.stdin is not None:
-            self.courier.stdin.close()
-        self.courier.wait(30)
-        self.outbox.close()
 
 
 def main() -> None:
@@ -85,26 +59,36 @@ def main() -> None:
     print(describe())
     with tempfile.TemporaryDirectory() as name, Hub(Path(name)) as hub:
         rows = changes(options.changes)
-        lanes = [Lane(number, Path(name), hub, share(rows, number)) for number in range(COURIERS)]
+        lanes = [Lane(hub, share(rows, number)) for number in range(COURIERS)]
+        couriers = [lane.couriers for lane in lanes]
         begun, killed, largest = time.monotonic(), 0, 0.0
         while not all(lane.done for lane in lanes):
             for lane in lanes:
                 lane.feed()
-                largest = max(largest, resident(lane.courier.pid))
-            time.sleep(1.0)
-            left = sum(len(lane.outbox.rows()) for lane in lanes)
+            serve_for(couriers, 1.0)
+            largest = max([largest, *map(resident, children())])
+            left = sum(len(lane.owner.left) for lane in lanes)
             if killed < options.kills and left:
                 hub.kill()
-                time.sleep(0.3)
+                serve_for(couriers, 0.3)
                 hub.start()
                 killed += 1
-                time.sleep(2.0)
+                serve_for(couriers, 2.0)
         seconds = time.monotonic() - begun
-        for lane in lanes:
-            lane.close()
+        for one in couriers:
+            one.stop(lambda _seconds: False)
         report(hub, rows, killed)
         print(f"{len(rows) / seconds:.0f} changes a second over {seconds:.0f} s")
         print(f"courier's resident size with a hub: {largest:.1f} MiB at most (bar: 60)")
+
+
+def serve_for(couriers: list[CourierManager], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    serve(couriers, lambda: time.monotonic() > end)
+
+
+def children() -> list[int]:
+    return [int(one) for one in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()]
 
 
 def changes(count: int) -> list[Delivery]:

@@ -5,6 +5,9 @@ scheduled events at a time come, start and go, and while the receiver fails, han
 says that it did not). At the end every change that the agent ever recorded must have arrived; each repetition must
 carry the id of the first.
 
+`power-cut`: the same, with all writes and syncs of the state directory recorded. They are replayed up to random
+moments, and what was not synced is there, is not, or is there in part.
+
 The modes of ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive, and by when, is not
 what the agent recorded but what Azure listed: each step of each event, 5 s after the list had it. To add a mode: a
 function that inflicts and heals, and a line in ``FAULTS``.
@@ -19,8 +22,11 @@ import fcntl
 import http.client
 import http.server
 import json
+import logging
 import os
 import random
+import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -30,22 +36,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from notbefore.core.delivery import delivery_id
+from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
-from notbefore.store.disk import DiskThread
-from notbefore.store.history import read_history
-from notbefore.store.outbox import Outbox
-from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.state_file import FILE_NAME
+from notbefore.store.file import FILE_NAME
+from notbefore.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.installed import VERSION, Installed
+from support.recorded_disk import Image, RecordedDisk, Step
 from support.wall_clock import WallClock
 
 FLOWS = 20
@@ -80,6 +86,11 @@ class Receiver(http.server.ThreadingHTTPServer):
     def mood(self) -> str:
         names, weights = [name for _, name in self.moods], [weight for weight, _ in self.moods]
         return "take" if self.calm else random.choices(names, weights)[0]
+
+    def accepted_by(self, moment: float) -> list[tuple[str, str]]:
+        """Delivery ids and events of what it had taken by then."""
+        taken = zip(self.taken, self.times, strict=False)
+        return [(one, event) for (one, event, _), at in taken if at < moment]
 
     def handle_error(self, *_: Any) -> None:
         """Clients that are killed are what this is about."""
@@ -192,7 +203,9 @@ def main() -> None:
     bad = 0
     for mode in [options.modes] if isinstance(options.modes, str) else options.modes:
         if mode == "kills":
-            kills(options.kills)
+            bad += kills(options.kills)
+        elif mode == "power-cut":
+            bad += power_cut(options.rounds)
         elif mode in LEADER:
             bad += leader(mode, options.rounds)
         else:
@@ -217,7 +230,7 @@ def run_command(config: Path, simulator: Simulator, state: Path, host: str = "12
     return [*command, "--state-dir", str(state), "--listen", f"{host}:{PORT}"]
 
 
-def kills(count: int) -> None:
+def kills(count: int) -> bool:
     receiver = Receiver()
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     begun = time.monotonic()
@@ -230,11 +243,13 @@ def kills(count: int) -> None:
         agent = start(command)
         time.sleep(2)
         world.stop()
-        drained = drain(Path(directory) / FILE_NAME)
+        drained = drain(Path(directory))
+        counted = counts()
         agent.terminate()
         agent.wait(30)
-        report(Path(directory) / FILE_NAME, receiver, killed)
+        bad = report(Path(directory), receiver, killed, counted) or not drained
         print(f"events {world.begun}, drained {drained}, {time.monotonic() - begun:.0f} s")
+    return bad
 
 
 # ---- faults of the disk, of the state file and of the clock
@@ -246,24 +261,71 @@ class Place(NamedTuple):
     state: Path  # the state directory, as the agent sees it
     clock: WallClock  # of the agent and of the courier alone
     disk: HangingDisk  # the state directory's, for these two
-    agent: subprocess.Popen[bytes]
+    manager: subprocess.Popen[bytes]  # starts the agent, whenever it has ended
     installed: Installed | None = None  # what the agent is run from, where that is to be another version
+
+    @property
+    def agent(self) -> int:
+        """The id of the agent's process that runs now."""
+        while True:
+            with suppress(OSError, IndexError):
+                children = Path(f"/proc/{self.manager.pid}/task/{self.manager.pid}/children").read_text()
+                return int(children.split()[0])
+            time.sleep(0.02)
+
+    @property
+    def disk_of_agent(self) -> Path:
+        """The state directory, as the agent sees it."""
+        return Path(f"/proc/{self.manager.pid}/root{self.state}")
 
 
 class Fault(NamedTuple):
     inflict: Callable[[Place, float], None]  # for so many seconds; healed when it returns
-    inside: tuple[str, ...] = ()  # a command that the agent is run by; the state directory follows
+    mount: str = ""  # what puts a disk on the state directory, $0
     installs: bool = False
-    variables: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+    loses: bool = False  # what only memory knew: it is counted, and no failure
 
 
 def full_disk(place: Place, seconds: float) -> None:
-    disk = Path(f"/proc/{place.agent.pid}/root{place.state}")  # as the agent sees it
-    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+    fill(place)
+    time.sleep(seconds)
+    (place.disk_of_agent / "filler").unlink()
+
+
+def fill(place: Place) -> None:
+    with (place.disk_of_agent / "filler").open("wb", buffering=0) as filler, suppress(OSError):
         while True:
             filler.write(bytes(4096))
-    time.sleep(seconds)
-    (disk / "filler").unlink()
+
+
+def sick_kills(place: Place, seconds: float) -> None:
+    """The agent is killed while its disk is full: it forgets what only its memory knew."""
+    fill(place)
+    time.sleep(seconds / 2)
+    os.kill(place.agent, signal.SIGKILL)
+    time.sleep(seconds / 2)
+    (place.disk_of_agent / "filler").unlink()
+
+
+def file_replaced(place: Place, seconds: float) -> None:
+    """Somebody restores an older file, writes it into the one that is open, or cuts that off."""
+    path = place.state / FILE_NAME
+    with suppress(OSError):  # it is being written anew
+        older = path.read_bytes()
+        time.sleep(seconds / 2)
+        how = random.choice(["restored", "overwritten", "truncated", "nonsense"])
+        if how == "restored":
+            path.with_name("restored").write_bytes(older)
+            path.with_name("restored").rename(path)
+        elif how == "overwritten":
+            with path.open("r+b") as file:
+                file.write(older)
+                file.truncate()
+        elif how == "truncated":
+            os.truncate(path, random.choice([0, 100, len(older) // 2]))
+        else:
+            path.write_bytes(random.randbytes(len(older)))
+    time.sleep(seconds / 2)
 
 
 def file_deleted(place: Place, seconds: float) -> None:
@@ -294,7 +356,7 @@ def hung_disk(place: Place, seconds: float) -> None:
 
 def frozen_disk(place: Place, seconds: float) -> None:
     """Who writes to it waits in the kernel, where no signal ends it (state D)."""
-    directory = os.open(f"/proc/{place.agent.pid}/root{place.state}", os.O_RDONLY)  # as the agent sees it
+    directory = os.open(place.disk_of_agent, os.O_RDONLY)
     fcntl.ioctl(directory, FIFREEZE, 0)
     time.sleep(seconds)
     fcntl.ioctl(directory, FITHAW, 0)
@@ -308,15 +370,15 @@ def upgrade(place: Place, seconds: float) -> None:
 
 
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
-LOOP_DISK = (
-    "unshare", "--mount", "sh", "-c",
-    'truncate -s 64M "$0.img" && mkfs.ext4 -q "$0.img" && mount -o loop "$0.img" "$0" && chmod 700 "$0" && exec "$@"',
-)  # fmt: skip
-SMALL_DISK = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && exec "$@"')
+# a service manager with `Restart=always`
+MANAGER = 'trap "kill \\$!; wait; exit" TERM; while :; do "$@" & wait $!; done'
+LOOP_DISK = 'truncate -s 64M "$0.img" && mkfs.ext4 -q "$0.img" && mount -o loop "$0.img" "$0" && chmod 700 "$0" && '
+SMALL_DISK = 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && '
 FAULTS = {
     "full-disk": Fault(full_disk, SMALL_DISK),
-    "no-memory": Fault(full_disk, SMALL_DISK, variables={"RUNTIME_DIRECTORY": "/proc/nowhere"}),  # nor a spare file
     "file-deleted": Fault(file_deleted),
+    "file-replaced": Fault(file_replaced),
+    "sick-kills": Fault(sick_kills, SMALL_DISK, loses=True),
     "lock-held": Fault(lock_held),
     "clock-jump": Fault(clock_jump),
     "hung-disk": Fault(hung_disk),
@@ -335,27 +397,25 @@ def inflict(mode: str, rounds: int) -> bool:
         disk = HangingDisk(state, Path(directory))
         libraries = f"{clock.variables['LD_PRELOAD']}:{disk.variables['LD_PRELOAD']}"
         state.mkdir()
-        inside = (*fault.inside, str(state)) if fault.inside else ()
+        inside = ("unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(state))
         command = run_command(configuration(Path(directory), receiver), simulator, state)
         installed = None
         if fault.installs:
             installed = Installed.make(Path(directory), {"pyproject.toml": (VERSION, 'version = "9.9.9"')})
             command[0] = str(installed.place / "bin" / "python")
-        agent = start(
-            [*inside, *command], **clock.variables | disk.variables | fault.variables | {"LD_PRELOAD": libraries}
-        )
+        manager = start([*inside, *command], **clock.variables | disk.variables | {"LD_PRELOAD": libraries})
         while not _answers("127.0.0.1"):
             time.sleep(0.05)
         world = World(simulator, SLOWLY)
         world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
-            fault.inflict(Place(state, clock, disk, agent, installed), random.uniform(1, 6))
+            fault.inflict(Place(state, clock, disk, manager, installed), random.uniform(1, 6))
         world.stop()
         time.sleep(LATE + 2)
-        agent.terminate()
-        agent.wait(30)
-    return account(mode, rounds, world, receiver, time.monotonic() - begun)
+        manager.terminate()
+        manager.wait(30)
+    return account(mode, rounds, world, receiver, time.monotonic() - begun) and not fault.loses
 
 
 def account(mode: str, rounds: int, world: World, receiver: Receiver, took: float) -> bool:
@@ -381,12 +441,78 @@ def account(mode: str, rounds: int, world: World, receiver: Receiver, took: floa
     return bool(lost or late or swapped)
 
 
+# ---- a cut of the power
+
+
+def power_cut(rounds: int) -> bool:
+    """What an agent writes is recorded; then it is replayed up to a random moment, 50 times a round.
+
+    What the receiver had accepted by then has to be in the history, and the file readable. The control, a disk that
+    syncs nothing, has to fail: else nothing was tried.
+    """
+    logging.disable()  # the control has many damaged files
+    receiver = Receiver()
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
+        state = Path(directory) / "state"
+        state.mkdir(mode=0o700)
+        disk, world = RecordedDisk(state, Path(directory)), World(simulator)
+        world.start()
+        command = run_command(configuration(Path(directory), receiver), simulator, state)
+        killed = kill_often(command, rounds, (2.0, 6.0), **disk.variables)
+        world.stop()
+        steps = disk.steps()
+        found = {True: Cuts(), False: Cuts()}
+        for synced, cuts in found.items():
+            for number in sorted(random.choices(range(len(steps)), k=50 * rounds)):
+                cuts.images.append((number, synced))
+            cuts.look(steps, receiver, Path(directory) / "image")
+    syncs = sum(step.what == "s" for step in steps)
+    print(f"power-cut: {len(steps)} writes and syncs ({syncs}), agent and courier killed {killed.total()} times")
+    for synced, cuts in found.items():
+        print(
+            f"power-cut{'' if synced else ', the control'}: {len(cuts.images)} images, told and forgotten"
+            f" {cuts.forgotten}, unreadable {cuts.unreadable} (bar: {'0, 0' if synced else 'more'})"
+        )
+    failed, control = (cuts.forgotten + cuts.unreadable for cuts in found.values())
+    return failed > 0 or control == 0
+
+
+class Cuts:
+    """Moments at which the power is cut, and what was found after it."""
+
+    def __init__(self) -> None:
+        self.images: list[tuple[int, bool]] = []  # before which step, in order; whether the disk syncs
+        self.forgotten = self.unreadable = 0
+
+    def look(self, steps: list[Step], receiver: Receiver, place: Path) -> None:
+        """Make each image, and have a store read it."""
+        dice, image, done = random.Random(1), Image(synced=self.images[0][1]), 0
+        for number, _ in self.images:
+            for step in steps[done:number]:
+                image.take(step)
+            done = number
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            for path, content in image.cut(dice).items():
+                (place / Path(path).name).write_bytes(content)
+            self._read(place, {one for one, _ in receiver.accepted_by(steps[number].time)})
+
+    def _read(self, place: Path, accepted: set[str]) -> None:
+        store = Store(place, Clock())
+        records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000).records]
+        known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
+        self.unreadable += store.damaged_files + store.unreadable_rows
+        self.forgotten += bool(accepted - known)
+        store.close()
+
+
 # ---- the leader's agent comes and goes
 
 GROUP = ("127.0.0.11", "127.0.0.12", "127.0.0.13", "127.0.0.14", "127.0.0.15")  # VMs, named as they are reached
 RANK = 10.0  # seconds that each next VM waits for the ones before it
 LEADER = {"leader": True, "leader-alone": False}  # mode -> the agents can ask each other (`peers`)
-MODES = ["kills", *FAULTS, *LEADER]
+MODES = ["kills", "power-cut", *FAULTS, *LEADER]
 
 
 class Life:
@@ -492,17 +618,19 @@ def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
 
 
-def kill_often(command: list[str], kills: int) -> collections.Counter[str]:
-    """Kill now the agent, now the courier; what was killed how often."""
+def kill_often(
+    command: list[str], kills: int, pause: tuple[float, float] = (0.02, 0.9), **variables: str
+) -> collections.Counter[str]:
+    """Kill now the agent, now the courier; what was killed how often. ``pause``: seconds between two kills."""
     killed: collections.Counter[str] = collections.Counter()
-    agent = start(command)
+    agent = start(command, **variables)
     while killed.total() < kills:
-        time.sleep(random.uniform(0.02, 0.9))
+        time.sleep(random.uniform(*pause))
         if random.random() < 0.5:
             agent.kill()
             agent.wait()
             killed["agent"] += 1
-            agent = start(command)
+            agent = start(command, **variables)
             continue
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
         with suppress(OSError, IndexError, ValueError):
@@ -513,28 +641,34 @@ def kill_often(command: list[str], kills: int) -> collections.Counter[str]:
     return killed
 
 
-def drain(path: Path) -> bool:
+def drain(state: Path) -> bool:
     """Have what is left sent without further pauses; whether all of it went."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         time.sleep(1)
-        with closing(Outbox(path)) as outbox:
-            waiting = outbox.rows("pending")
-            if not waiting:
-                return True
-            now = time.time()
-            outbox.retry([one.delivery_id for one in waiting if one.due > now + 2], now, 86_400)
+        waiting = told("outbox", "list", "--state", "pending", "--state-dir", str(state))
+        if not waiting:
+            return True
+        later = datetime.now(UTC) + timedelta(seconds=2)
+        far = [one["delivery_id"] for one in waiting if datetime.fromisoformat(one["due"]) > later]
+        if far:
+            told("outbox", "retry", *far, "--state-dir", str(state))
     return False
 
 
-def report(path: Path, receiver: Receiver, killed: collections.Counter[str]) -> None:
-    history = [msgspec.json.decode(row) for row in read_history(path, None, 1_000_000).records]
+def told(*command: str) -> list[dict[str, Any]]:
+    """What a command prints, as an operator would use it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "notbefore", *command, "--json"], capture_output=True, text=True, check=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def report(state: Path, receiver: Receiver, killed: collections.Counter[str], counted: dict[str, int]) -> bool:
+    """What the agent recorded against what the receiver has; returns whether anything was lost or out of order."""
+    history = told("history", "--state-dir", str(state), "--limit", "1000000")
     expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
     taken = collections.Counter(found for found, _, _ in receiver.taken)
-    reader = OutboxReader(path, DiskThread())
-    reader.refresh()
-    counts = {name: count for (_, name), count in reader.view.counts.items()}
-    reader.close()
     first = dict.fromkeys((key, kind) for _, key, kind in receiver.taken)
     order: dict[str, list[str]] = {}
     for key, kind in first:
@@ -542,10 +676,21 @@ def report(path: Path, receiver: Receiver, killed: collections.Counter[str]) -> 
     rank = {"announced": 0, "started": 1, "canceled": 2, "finished": 2, "ended": 2}
     swapped = sum([rank[kind] for kind in kinds] != sorted(rank[kind] for kind in kinds) for kinds in order.values())
     print(f"killed {dict(killed)}; the receiver's answers {dict(receiver.answers)}")
-    print(f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {counts}")
+    print(f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {counted}")
     lost, unknown = len(expected - taken.keys()), len(taken.keys() - expected)
-    print(f"LOST {lost} (bar: 0); unknown ids {unknown}; swapped {swapped}")
+    print(f"LOST {lost} (bar: 0); unknown ids {unknown}; swapped {swapped} (bar: 0)")
     print(f"repeated under the same id: {taken.total() - len(taken)}")
+    return bool(lost or swapped)
+
+
+def counts() -> dict[str, int]:
+    """What the agent has counted of its deliveries."""
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
+    with closing(connection):
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = re.findall(r'^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', text, re.MULTILINE)
+    return {name: int(count) for name, count in found}
 
 
 if __name__ == "__main__":

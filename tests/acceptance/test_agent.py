@@ -4,22 +4,18 @@ import os
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from notbefore.simulator.server import Simulator
-from notbefore.store.history import read_history
-from notbefore.store.state_file import FILE_NAME
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, ME, PEER, body, item
+from support.file import change_state, read_records, read_state
 from support.raw_server import answer, serving
 
 PENDING = 'azure_scheduled_events_pending{event_status="%s",event_type="%s",scope="%s"}'
@@ -125,6 +121,7 @@ def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) ->
         first.ready()
         imds.set_document(scheduled())
         first.reported("announced")
+        eventually(lambda: len(read_records(tmp_path)) == 1)
         first.stop(signal.SIGKILL)
     with RunningAgent(imds.endpoint, tmp_path) as second:
         second.ready()
@@ -138,7 +135,9 @@ def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) ->
 def test_what_ended_while_it_was_away_is_unknown(imds: Simulator, tmp_path: Path) -> None:
     imds.set_document(scheduled())
     with RunningAgent(imds.endpoint, tmp_path) as first:
-        first.ready().stop(signal.SIGKILL)
+        first.ready()
+        eventually(lambda: len(read_records(tmp_path)) == 1)
+        first.stop(signal.SIGKILL)
     change_times(tmp_path, wall="2026-01-01T00:00:00Z", date="2026-01-01T00:00:00Z", uptime=0.0)
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
@@ -161,9 +160,9 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
         first.ready()
         imds.set_document(started("Reboot"))
         first.reported("started")
-        eventually(lambda: read_meta(tmp_path, "seen"))
+        eventually(lambda: read_state(tmp_path, "seen"))
         first.stop(signal.SIGKILL)
-    beat = read_meta(tmp_path, "seen")["wall"]
+    beat = read_state(tmp_path, "seen")["wall"]
     change_times(tmp_path, boot="the boot before")
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
@@ -178,8 +177,8 @@ def test_while_an_event_of_its_own_is_started_the_beat_is_written_down(imds: Sim
     imds.set_document(started())
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.ready()
-        first = eventually(lambda: read_meta(tmp_path, "seen"))["wall"]
-        eventually(lambda: read_meta(tmp_path, "seen")["wall"] > first)
+        first = eventually(lambda: read_state(tmp_path, "seen"))["wall"]
+        eventually(lambda: read_state(tmp_path, "seen")["wall"] > first)
 
 
 def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -> None:
@@ -304,13 +303,13 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simula
         eventually(lambda: agent.json("/api/v1/events")["last_successful_poll"] is not None)
         assert agent.metric("notbefore_store_degraded") == 1
         status, said = get(agent.port, "/readyz")
-        assert (status, b"what is new does not survive a reboot" in said) == (503, True)
+        assert (status, b"what is new does not survive a restart" in said) == (503, True)
         imds.set_document(scheduled())
         agent.reported("announced")
         assert len(agent.json("/api/v1/history")["changes"]) == 1
         (tmp_path / "state").unlink()
         agent.ready()
-    assert len(read_history(tmp_path / "state" / FILE_NAME, None, 10).records) == 1
+    assert len(read_records(tmp_path / "state")) == 1
 
 
 HOLDER = """
@@ -377,18 +376,10 @@ def test_the_agents_and_the_records_lines_are_json_when_nobody_reads_them(imds: 
         assert "SIGTERM: stopping" in agent.log
 
 
-def read_meta(state: Path, key: str) -> Any:
-    with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db:
-        row = db.execute("SELECT body FROM meta WHERE key = ?", (key,)).fetchone()
-        return msgspec.msgpack.decode(row[0]) if row else None
-
-
 def change_times(state: Path, **values: Any) -> None:
     """What is stored of the last good answer and the last beat, with other values."""
-    with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db, db:
-        for key in ("seen", "last_running"):
-            changed = msgspec.msgpack.encode(read_meta(state, key) | values)
-            db.execute("UPDATE meta SET body = ? WHERE key = ?", (changed, key))
+    for key in ("seen", "last_running"):
+        change_state(state, key, **values)
 
 
 def test_the_state_is_for_its_owner_alone(imds: Simulator, tmp_path: Path) -> None:

@@ -472,4 +472,4 @@ def test_without_the_switch_there_is_nobody_to_ask(imds: Simulator, tmp_path: Pa
         agent.ready()
         asked = notbefore("approve", ID, "--yes", "--state-dir", str(tmp_path))
         assert asked.returncode == 1
-        assert "with --allow-approval" in asked.stderr
+        assert "without --allow-approval" in asked.stderr

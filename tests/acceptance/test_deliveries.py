@@ -328,7 +328,7 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
     with RunningAgent(imds.endpoint, place.state, place.write({})) as agent:
         agent.ready()
         eventually(lambda: rows(agent, "dead") == 1)
-        assert "no sink of this name is configured" in place.outbox("list")
+        assert "no sink of the name hook is configured" in place.outbox("list")
 
 
 def test_reminders_come_before_not_before(imds: Simulator, hook: HttpPeer, place: Place) -> None:
@@ -414,7 +414,8 @@ def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(
     ("words", "code", "said"),
     [
         (("list",), 3, "has `notbefore run` been started here"),
-        (("retry",), 3, "cannot be opened"),
+        (("retry", "--all"), 3, "cannot be opened"),
+        (("retry",), 2, "expected ids"),
     ],
 )
 def test_an_outbox_that_is_not_there(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:

@@ -29,6 +29,7 @@ from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually
 from support.azure import FUTURE, ID, ME, PEER, body, item
+from support.sick import SickDisk
 from support.tracking import Tracking
 
 FREEZES = RuleMatch(event_type=("Freeze",))
@@ -355,17 +356,17 @@ def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: 
 
 
 def test_what_cannot_be_written_down_is_not_sent(world: World) -> None:
-    world.agent.store.degraded = "the disk is full"
-    assert world.decide() == ""
-    assert (world.imds.start_requests, world.attempt.requests) == ([], 0)
-    world.agent.store.retry()
+    with SickDisk(world.agent.store) as disk:
+        assert world.decide() == ""
+        assert (world.imds.start_requests, world.attempt.requests) == ([], 0)
+        disk.heal()
     assert world.decide() == "accepted"
 
 
 def test_what_could_not_be_sent_before_the_event_went_is_recorded_once(world: World) -> None:
-    world.agent.store.degraded = "the disk is full"
-    world.approver.decide()
-    world.agent.store.retry()
+    with SickDisk(world.agent.store) as disk:
+        world.approver.decide()
+        disk.heal()
     world.sees(body())
     world.approver.decide()
     world.approver.decide()
@@ -556,8 +557,8 @@ def test_an_operator_is_told_that_imds_lists_another_event_by_now(world: World) 
 
 def test_an_operator_is_told_that_the_state_cannot_be_written(world: World) -> None:
     world.policy = msgspec.structs.replace(ON, rules=())
-    world.agent.store.degraded = "the disk is full"
-    assert "the state cannot be written" in world.by_hand().words
+    with SickDisk(world.agent.store):
+        assert "the state cannot be written" in world.by_hand().words
     assert world.imds.start_requests == []
 
 

@@ -4,26 +4,34 @@ import threading
 from pathlib import Path
 
 from notbefore.agent.control_socket import NAME, ControlReply, ControlRequest, ControlSocket, _unix_socket, ask
+from notbefore.agent.operations import Request
 from support.agent import eventually
+
+
+def listens(directory: Path) -> bool:
+    with _unix_socket() as connection:
+        return connection.connect_ex(str(directory / NAME)) == 0
 
 
 def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> None:
     carried_out: list[str] = []
     free = threading.Event()
 
-    def carry_out(order: ControlRequest, _user: str) -> ControlReply:
+    def carry_out(order: ControlRequest | Request, _user: str) -> ControlReply:
+        assert isinstance(order, ControlRequest)
         carried_out.append(order.event_id)
         free.wait(60)
         return ControlReply(done=True)
 
     control = ControlSocket(tmp_path, carry_out)
     control.start()
+    eventually(lambda: listens(tmp_path))
     first = threading.Thread(target=ask, args=(tmp_path, ControlRequest("first")))
     first.start()
     eventually(lambda: carried_out == ["first"])
     with _unix_socket() as connection:  # waits in the queue, and gives up
         connection.connect(str(tmp_path / NAME))
-        connection.sendall(b'{"event_id": "second", "content": "x"}\n')
+        connection.sendall(b'{"ask": "approve", "event_id": "second", "content": "x"}\n')
     free.set()
     assert ask(tmp_path, ControlRequest("third")).done
     first.join()

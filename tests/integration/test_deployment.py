@@ -18,7 +18,7 @@ import yaml
 from notbefore.commands.main import make_parser
 from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
-from notbefore.courier.orders import STOP_SECONDS
+from notbefore.courier.supervisor import STOP_SECONDS
 from notbefore.fleet.instance import STOP_PATIENCE
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, run

@@ -15,16 +15,16 @@ from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.duration import Duration
+from notbefore.core.outbox import GivenDelivery
 from notbefore.courier import worker
 from notbefore.courier.message import BatchSink, ConnectableSink, Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.event_hub import outcome_of
-from notbefore.courier.worker import SendAttempt, Worker
+from notbefore.courier.worker import Attempt, Worker
 from notbefore.errors import SendError
 from notbefore.simulator.server import Simulator
 from support.agent import eventually
 from support.azure import ID, ME, STARTED
-from support.box import delivery
 from support.hub import KEY, Hub, Stored
 from support.messages import message, recording, sink_of
 from support.peers import ConnectProxy
@@ -122,11 +122,12 @@ def test_the_connection_is_closed_where_nothing_comes_for_a_while_and_opened_aga
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "REST_AFTER", 0.5)
-    attempts: list[SendAttempt] = []
+    attempts: list[Attempt] = []
     carrier = Worker("hub", lambda: sink_of(config(hub)), attempts.append)
     try:
         for number in (1, 2):
-            carrier.give([delivery(record=message().line)])
+            one = message()
+            carrier.give([GivenDelivery("d", one.event_key, "hub", one.kind, one.severity, one.line)])
             eventually(lambda: len(attempts) == number)  # noqa: B023 - of this turn
             eventually(lambda: connections(hub) == 0)
     finally:

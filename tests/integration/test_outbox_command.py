@@ -1,24 +1,27 @@
-"""``notbefore outbox`` on an outbox that was left behind."""
+"""``notbefore outbox`` on an outbox that was left behind, and of an agent that runs."""
 
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notbefore.core.delivery import Delivery, DeliveryResult
+from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket, ask_agent
+from notbefore.agent.operations import HistoryReply, HistoryRequest, Operations, Reply, Request
+from notbefore.commands.owner import open_store
+from notbefore.core.clock import Instant
+from notbefore.core.delivery import Delivery, Routing
+from notbefore.core.outbox import DEAD_SECONDS, Row, SendResult
+from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
-from notbefore.store import outbox_intake
-from notbefore.store.lock import CourierLock
-from notbefore.store.outbox import DEAD_SECONDS, CourierTurn, Outbox
-from notbefore.store.schema import transaction
-from notbefore.store.state import Store
-from notbefore.store.state_file import FILE_NAME
-from support.agent import notbefore
+from notbefore.process.clock import Clock
+from notbefore.store.state_file import StoredState
+from notbefore.store.store import Store
+from support.agent import eventually, notbefore
+from support.azure import T0, event
 
 NOBODY = 65534
 WEEK = 7 * 86_400.0
@@ -43,29 +46,26 @@ def dead(name: str, **fields: Any) -> Delivery:
     )
 
 
-@contextmanager
-def outbox_in(directory: Path) -> Iterator[Outbox]:
-    with closing(Outbox(directory / FILE_NAME)) as found:
-        yield found
+def refuse(store: Store, *refused: Delivery, listed: tuple[str, ...] = ()) -> None:
+    """Have dead letters, of which some belong to events that are still listed."""
+    events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
+    store.commit(StoredState(tracked=Tracked(events=events)))
+    store.put(refused)
+    eventually(lambda: store.behind == 0)
+    store.exchange([], {one.sink: 100 for one in refused})
+    store.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
 
 
 def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> Path:
-    """A state directory with dead letters, of which some belong to events that are still listed."""
-    Store(directory).close()
-    with outbox_in(directory) as outbox:
-        with transaction(outbox._db) as db:
-            outbox_intake.put(db, refused)
-            db.executemany("INSERT INTO tracked VALUES (?, 1, '{}')", [(key,) for key in listed])
-        now = time.time()
-        outbox.exchange(CourierTurn([], {one.sink: 100 for one in refused}, now))
-        results = [DeliveryResult(one.delivery_id, "dead", now, error="404") for one in refused]
-        outbox.exchange(CourierTurn(results, {}, now))
+    """A state directory with dead letters."""
+    with closing(Store(directory, Clock())) as store:
+        refuse(store, *refused, listed=listed)
     return directory
 
 
-def rows(directory: Path) -> dict[str, Delivery]:
-    with outbox_in(directory) as outbox:
-        return {one.delivery_id[0]: one for one in outbox.rows()}
+def rows(directory: Path) -> dict[str, Row]:
+    with closing(Store(directory, Clock())) as store:
+        return {row.id[0]: row for row in store.rows()}
 
 
 def done(*words: str) -> str:
@@ -109,45 +109,41 @@ def test_what_is_sent_again_has_the_time_that_its_sink_gives_it(
     config = tmp_path / "notbefore.yaml"
     config.write_text("sinks: {hook: {webhook: {url: 'https://example.org', expire_after: 7d}}}", encoding="utf-8")
     done("retry", "a", "--state-dir", str(state), *(["--config", str(config)] if configured else []))
-    assert 0 <= time.time() + days * 86_400 - rows(state)["a"].expires < 600
+    assert 0 <= Clock().boot_time() + days * 86_400 - rows(state)["a"].expires < 600
 
 
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    with outbox_in(tmp_path) as outbox:
-        with transaction(outbox._db) as db:
-            outbox_intake.put(db, [dead("a")])
-        outbox.exchange(CourierTurn([], {"hook": 1}, time.time()))
-    with CourierLock(tmp_path) as lock:
-        lock.acquire(1, lambda: None)
-        left = "1 left as they are: they are being sent"
-        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {left}.\n")
-        assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {left}.\n"
-    assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"  # that courier has ended
+    with closing(Store(tmp_path, Clock())) as store:
+        operations = Operations(store, Routing)
 
+        def answer(request: ControlRequest | Request, _user: str) -> ControlReply | Reply:
+            assert not isinstance(request, ControlRequest)
+            return operations.answer(request)
 
-def test_a_sign_of_life_that_was_refused_is_not_kept(tmp_path: Path) -> None:
-    late = time.time() + WEEK
-    state = left(
-        tmp_path, dead("a", kind="heartbeat", expires_with_event=False), dead("b", kind="heartbeat", expires=late)
-    )
-    with outbox_in(state) as outbox:
-        outbox.retry([one.delivery_id for one in outbox.rows()], time.time(), None)
-        assert outbox.rows()[1].expires == late
-        with transaction(outbox._db) as db:
-            outbox_intake.expire(db, time.time() + 200)
-        assert [one.delivery_id[0] for one in outbox.rows()] == ["b"]
+        control = ControlSocket(tmp_path, answer)
+        control.start()
+        eventually(lambda: ask_agent(tmp_path, HistoryRequest(None, 1), HistoryReply))
+        store.put([dead("a")])
+        eventually(lambda: store.exchange([], {"hook": 1}))
+        being_sent = "1 left as they are: they are being sent"
+        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {being_sent}.\n")
+        assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
+        store.courier_ended()
+        assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
+        control.stop()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")
 def test_an_outbox_of_somebody_else_s_says_so(tmp_path: Path) -> None:
     state = left(tmp_path / "state", dead("a"))
+    with pytest.raises(StoreError, match="has `notbefore run` been started here"), open_store(state / "nowhere"):
+        pass
     state.chmod(0o700 if os.geteuid() == 0 else 0)
     try:
         if os.geteuid() == 0:
             os.seteuid(NOBODY)
-        with pytest.raises(StoreError, match="not readable by you: run this as root or as the agent's user"):
-            Outbox(state / FILE_NAME)
+        with pytest.raises(StoreError, match="run this as root or as the agent's user"), open_store(state):
+            pass
     finally:
         if os.getuid() == 0:
             os.seteuid(0)

@@ -17,11 +17,11 @@ from notbefore.config.load import load
 from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Plugin, SinkConfig
-from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import GivenDelivery
 from notbefore.courier.contract import check_accepts, check_marks_exercises, check_refuses, messages
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.sinks import make, try_out
-from notbefore.courier.worker import SendAttempt, Worker
+from notbefore.courier.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
@@ -143,20 +143,9 @@ def test_what_cannot_be_made_is_said_by_check_config_without_the_secret() -> Non
         try_out("phone", plugin(), Messages())
 
 
-def delivery() -> Delivery:
+def delivery() -> GivenDelivery:
     one = messages()[0]
-    return Delivery(
-        delivery_id=one.delivery_id,
-        event_key=one.event_key,
-        sink="it",
-        kind=one.kind,
-        severity=one.severity,
-        created=0.0,
-        due=0.0,
-        expires=2e9,
-        expires_with_event=False,
-        record=one.line,
-    )
+    return GivenDelivery(one.delivery_id, one.event_key, "it", one.kind, one.severity, one.line)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +155,7 @@ def delivery() -> Delivery:
 def test_a_bug_of_a_sink_is_dead_at_once_and_loud(
     error: Exception, permanent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attempts: list[SendAttempt] = []
+    attempts: list[Attempt] = []
     worker = Worker("it", lambda: Bad(error), attempts.append)
     worker.give([delivery()])
     eventually(lambda: attempts)

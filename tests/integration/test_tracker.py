@@ -1,9 +1,8 @@
 """``Tracker`` with a real state file, and clocks that a test sets: what is claimed of which time."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +15,19 @@ from msgspec.structs import replace
 from notbefore.agent.state import ChangeSettings
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import DeliveryResult, Routing, Terms
+from notbefore.core.delivery import Routing, Terms
 from notbefore.core.duration import Duration
+from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.core.record import Vm
 from notbefore.core.routing import AnnounceBy, Route
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.store import state as store_module
-from notbefore.store.outbox import CourierTurn, Outbox
 from notbefore.store.state_file import FILE_NAME
+from notbefore.store.store import Store
+from support.agent import eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
+from support.sick import SickDisk
 from support.tracking import SteppedClock, Tracking
 
 MINE, OTHERS = item(EventType="Reboot"), item("other", Resources=[PEER])
@@ -498,9 +500,7 @@ def test_after_a_boot_imds_has_to_say_anew_who_the_vm_is(agents: Agents) -> None
     assert agents.now.listed.events[ID.casefold()].scope == "peer"
 
 
-def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(
-    agents: Agents, tmp_path: Path
-) -> None:
+def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(agents: Agents) -> None:
     agents.die()
     agents.boot("second", vm=None)
     agents.routes("chat", remind_before=(Duration("5m"),))
@@ -509,12 +509,9 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     agents.identify(Vm(name=PEER))
     assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
     agents.clock.go(15 * 60 - 120)
-    later = agents.clock.now().timestamp()
-    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        (announced,) = outbox.exchange(CourierTurn([], {"chat": 9}, later))
-        assert announced.kind == "announced"
-        delivered = DeliveryResult(announced.delivery_id, "delivered", later)
-        assert outbox.exchange(CourierTurn([delivered], {"chat": 9}, later)) == []
+    (announced,) = given(agents.now.store, chat=9)
+    assert announced.kind == "announced"
+    assert given(agents.now.store, SendResult(announced.delivery_id, "accepted"), chat=9) == []
     agents.sees({**MINE, "Description": "other"})
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
@@ -527,6 +524,12 @@ def test_only_answers_that_are_no_documents_are_counted_as_such(agents: Agents) 
     figures = agents.now.known.poll.figures
     assert {reason: count for reason, count in figures.documents_rejected.items() if count} == {"not_json": 2}
     assert (figures.results["rejected"], figures.results["refused"]) == (2, 5)
+
+
+def given(store: Store, *results: SendResult, **room: int) -> Sequence[GivenDelivery]:
+    """What a courier is given, once all that was known before is on disk."""
+    eventually(lambda: store.behind == 0)
+    return store.exchange(results, room)
 
 
 def trouble(agents: Agents) -> None:
@@ -563,24 +566,21 @@ def test_an_approval_is_a_change_that_others_hear_of(agents: Agents) -> None:
 
 @pytest.mark.parametrize("announce_by", ["affected", "leader"])
 def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeated(
-    agents: Agents, tmp_path: Path, announce_by: AnnounceBy
+    agents: Agents, announce_by: AnnounceBy
 ) -> None:
     agents.routes("chat", "pager", announce_by=announce_by, remind_before=(Duration("5m"),))
     agents.sees({**MINE, "Resources": [ME, PEER]})
-    now = agents.clock.now().timestamp()
-    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        leased = outbox.exchange(CourierTurn([], {"chat": 1, "pager": 1}, now))
-        assert [one.kind for one in leased] == ["announced", "announced"]
-        results = [DeliveryResult(one.delivery_id, "delivered", now, repeat=60) for one in leased]
-        outbox.exchange(CourierTurn(results, {}, now))
-        assert (
-            sorted((one.kind, one.state) for one in outbox.rows())
-            == [("announced", "repeating")] * 2 + [("reminder", "pending")] * 2
-        )
-        agents.sees({**MINE, "Resources": [PEER]})
-        agents.clock.go(15 * 60 - 120)
-        later = agents.clock.now().timestamp()
-        due = outbox.exchange(CourierTurn([], {"chat": 9, "pager": 9}, later))
+    store = agents.now.store
+    announced = given(store, chat=1, pager=1)
+    assert [one.kind for one in announced] == ["announced", "announced"]
+    given(store, *[SendResult(one.delivery_id, "accepted", repeat=60) for one in announced])
+    assert (
+        sorted((one.delivery.kind, one.state) for one in store.rows())
+        == [("announced", "repeating")] * 2 + [("reminder", "pending")] * 2
+    )
+    agents.sees({**MINE, "Resources": [PEER]})
+    agents.clock.go(15 * 60 - 120)
+    due = given(store, chat=9, pager=9)
     assert [one.kind for one in due] == (["updated", "updated"] if announce_by == "affected" else [])
 
 
@@ -898,21 +898,19 @@ def test_learning_the_name_before_the_first_answer_claims_nothing_of_the_events(
     assert agents.now.listed.events[ID.casefold()].scope == "peer"
 
 
-def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents, tmp_path: Path) -> None:
+def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) -> None:
     agents.routes("chat", announce_by="all")
     agents.sees(OTHERS)
-    now = agents.clock.now().timestamp()
-    with closing(Outbox(tmp_path / FILE_NAME)) as outbox:
-        (one,) = outbox.exchange(CourierTurn([], {"chat": 1}, now))
-        outbox.exchange(CourierTurn([DeliveryResult(one.delivery_id, "delivered", now, repeat=60)], {}, now))
-        agents.identify(Vm(name="WestNO_7"))
-        assert [row.state for row in outbox.rows()] == ["repeating"]
+    (one,) = given(agents.now.store, chat=1)
+    given(agents.now.store, SendResult(one.delivery_id, "accepted", repeat=60))
+    agents.identify(Vm(name="WestNO_7"))
+    assert [row.state for row in agents.now.store.rows()] == ["repeating"]
 
 
 # ---- who is called, and what is promised then
 
 
-def test_the_listeners_are_called_after_the_change_was_written(agents: Agents) -> None:
+def test_the_listeners_are_called_after_a_change(agents: Agents) -> None:
     agents.sees()
     assert (agents.now.changes, agents.now.deliveries) == (0, 0)
     agents.sees(MINE)
@@ -925,20 +923,11 @@ def test_the_listeners_are_called_after_the_change_was_written(agents: Agents) -
 
 
 def test_an_answer_is_published_with_the_state_that_it_led_to(agents: Agents) -> None:
-    """Whoever sees an answer may count on it that what it said is known, and written."""
-    published = list[tuple[bool, int]]()
-    write = agents.now.store.write
-
-    def writing() -> bool:
-        known = agents.now.known
-        published.append((known.poll.answered is not None, len(known.state.tracked.events)))
-        return write()
-
-    agents.now.store.write = writing  # type: ignore[method-assign]  # to look at what is published meanwhile
-    agents.sees(MINE)
-    assert published == [(False, 0)]
-    assert agents.now.known.poll.answered is not None
-    assert set(agents.now.known.state.tracked.events) == {ID.casefold()}
+    """Whoever sees an answer may count on it that what it said is known; nobody waits for the disk."""
+    with SickDisk(agents.now.store):
+        agents.sees(MINE)
+        assert agents.now.known.poll.answered is not None
+        assert set(agents.now.known.state.tracked.events) == {ID.casefold()}
 
 
 @pytest.mark.parametrize("moved", ["wall", "steady", "booted"])
@@ -977,10 +966,10 @@ def test_what_cannot_be_written_is_said_and_kept(agents: Agents) -> None:
     agents.sees(MINE)
     attempt = ApprovalAttempt(agents.now.listed.events[ID.casefold()], "rule")
     assert agents.now.approvals.write(attempt)
-    agents.now.store.degraded = "the disk is full"
-    assert not agents.now.approvals.write(attempt.ended("over"))
-    assert agents.now.listed.attempts[ID.casefold()].state == "done"
-    agents.now.store.retry()
+    with SickDisk(agents.now.store) as disk:
+        assert not agents.now.approvals.write(attempt.ended("over"))
+        assert agents.now.listed.attempts[ID.casefold()].state == "done"
+        disk.heal()
     agents.die()
     agents.boot()
     assert agents.now.listed.attempts[ID.casefold()].state == "done"

@@ -190,13 +190,12 @@ class RunningAgent:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
 
         def couriers() -> list[int]:
-            # beside it, for a moment after the start, a process copies the package: see courier/package.py. One that
-            # has ended, and that the agent has not waited for yet, has no command line any more
+            # one that has ended, and that the agent has not waited for yet, has no command line any more
             found = []
             for child in children.read_text(encoding="ascii").split():
                 with suppress(OSError):  # it has ended in the meantime
                     command = Path(f"/proc/{child}/cmdline").read_bytes()
-                    if b"notbefore.courier" in command and b"copy_package" not in command:
+                    if b"notbefore.courier" in command:
                         found.append(int(child))
             return found
 

@@ -1,19 +1,13 @@
-"""An outbox, with both ends of it at hand: the courier's and the agent's."""
+"""An outbox, with both ends of it at hand: its owner's and a courier's. Its clock is an argument of each call."""
 
 import itertools
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-from notbefore.core.delivery import Delivery, DeliveryResult
-from notbefore.metrics.outbox import OutboxView
-from notbefore.store import outbox_intake
-from notbefore.store.disk import DiskThread
-from notbefore.store.outbox import CourierTurn, Outbox
-from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.schema import transaction
-from notbefore.store.state import Store
-from notbefore.store.state_file import FILE_NAME, StoredState
+from notbefore.core.change import Change, ChangeKind
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, Row, SendResult
+from support.azure import T0, event
 
 NUMBERS = itertools.count()
 
@@ -36,59 +30,52 @@ def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Deliver
     )
 
 
+def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
+    """A change of an event, as far as an outbox asks for it."""
+    facts: dict[str, Any] = {"event": event(EventId=event_key), "scope": "self", **fields}
+    return Change(id="c", kind=kind, reason="content_changed", time=T0, incarnation=1, first_seen=T0, **facts)
+
+
 class Box:
-    """An outbox with a hand on the agent's side of it as well."""
+    """``patience``: seconds for which what is given waits to be written."""
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE_NAME
-        with closing(Store(directory)) as store:
-            store.confirm_time(1e12)  # any time that a test names has come for certain
-            store.commit(StoredState(), [])
-        self.outbox = Outbox(self.path)
-        self.reader = OutboxReader(self.path, DiskThread())
+    def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
+        self.outbox = Outbox(lambda: 1.0, bounds, patience)
 
-    def put(self, *deliveries: Delivery) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.put(db, deliveries)
-            for one in deliveries:  # the event is listed, as the agent would have it
-                db.execute("INSERT OR REPLACE INTO tracked VALUES (?, 1, '{}')", (one.event_key,))
+    def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
+        self.outbox.put(deliveries, now, now)
 
-    def ended(self, event_key: str) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.event_ended(db, event_key)
-            db.execute("DELETE FROM tracked WHERE event_key = ?", (event_key,))
+    def take(self, kind: ChangeKind, event_key: str = "e", *made: Delivery, now: float = 0.0, **fields: Any) -> None:
+        self.outbox.take(change(kind, event_key, **fields), b'{"moved":1}', made, now, now)
 
-    def started(self, event_key: str) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.event_started(db, event_key)
+    def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[GivenDelivery]:
+        return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)
 
-    def lease(self, now: float = 1.0, *results: DeliveryResult, **room: int) -> list[Delivery]:
-        return self.outbox.exchange(CourierTurn(results, room or {"chat": 100, "hub": 100}, now))
-
-    def expire(self, now: float, max_rows: int = 10_000) -> None:
-        with transaction(self.outbox._db) as db:
-            outbox_intake.expire(db, now, max_rows)
+    def rows(self, **chosen: Any) -> list[Row]:
+        return list(self.outbox.rows(**chosen))
 
     @property
-    def view(self) -> OutboxView:
-        self.reader.refresh()
-        return self.reader.view
-
-    @property
-    def next_due(self) -> float | None:
-        return self.reader.refresh()
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for (_, name), count in self.outbox.ledger.counts.items():
+            found[name] = found.get(name, 0) + count
+        return found
 
     def count(self, result: str) -> int:
-        return sum(count for (_, name), count in self.view.counts.items() if name == result)
-
-    def close(self) -> None:
-        self.reader.close()
-        self.outbox.close()
+        return self.counts.get(result, 0)
 
 
-def ids(deliveries: list[Delivery]) -> list[str]:
-    return [one.delivery_id for one in deliveries]
+def ids(deliveries: Iterable[Delivery | GivenDelivery | Row]) -> list[str]:
+    return [one.id if isinstance(one, Row) else one.delivery_id for one in deliveries]
 
 
-def delivered(one: Delivery, time: float = 1.0, **fields: Any) -> DeliveryResult:
-    return DeliveryResult(one.delivery_id, "delivered", time, **fields)
+def accepted(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:
+    return SendResult(one.delivery_id, "accepted", **fields)
+
+
+def failed(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:
+    return SendResult(one.delivery_id, "failed", **fields)
+
+
+def refused(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:
+    return SendResult(one.delivery_id, "refused", **fields)

@@ -21,11 +21,12 @@ from notbefore.core.change import Gap
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.lifecycle import diff
+from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family, Snapshot, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures, Figures, PollFigures
-from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram, Totals
+from notbefore.metrics.totals import Histogram, Totals
 from notbefore.simulator.scenarios import Play
 from notbefore.web.exposition import MetricsText
 

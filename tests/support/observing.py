@@ -3,10 +3,10 @@
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +19,9 @@ from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
-from notbefore.store import state as store_module
 from notbefore.store.disk import DiskThread
-from notbefore.store.state import Store
+from notbefore.store.state_file import StoredChange, StoredState
+from notbefore.store.store import Store
 from support.world import Account, World
 
 
@@ -80,13 +80,13 @@ class FragileStore(Store):
 
     die: str | None = None
 
-    def write(self) -> bool:
+    def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> int:
         if self.die == "before":
             raise KilledError
-        written = super().write()
+        step = super().commit(state, changes)
         if self.die == "after":
             raise KilledError
-        return written
+        return step
 
 
 class Observer:
@@ -104,8 +104,8 @@ class Observer:
 
     def start(self, *, named: bool) -> None:
         """An agent; ``named``: IMDS says at once which VM this is."""
-        self.store = FragileStore(self.directory)
         self.clock = WorldClock(self.world)
+        self.store = FragileStore(self.directory, self.clock)
         settings = ChangeSettings()
         self.state = AgentState(self.store, self.clock, lambda: settings, ChangeListeners(lambda _line: None))
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
@@ -228,9 +228,8 @@ class Observer:
         self.account.judge(records, self.world.vm if self.named else None)
 
 
-def at_the_worlds_time(world: World, patch: pytest.MonkeyPatch) -> None:
-    """The store's own clock is the world's; and there a disk does not hang, however busy this machine is."""
+def on_a_quick_disk(patch: pytest.MonkeyPatch) -> None:
+    """In the world a disk does not hang, however busy this machine is."""
     do = DiskThread.do
     patch.setattr(DiskThread, "do", lambda disk, action, _patience=None, *rest: do(disk, action, 600.0, *rest))
     patch.setattr(DiskThread, "hangs", False)
-    patch.setattr(store_module, "time", SimpleNamespace(time=lambda: world.wall.timestamp()))  # noqa: PLW0108 - at the time of the call

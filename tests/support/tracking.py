@@ -11,7 +11,7 @@ from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentSnapshot, AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker
 from notbefore.process.clock import Clock
-from notbefore.store.state import Store
+from notbefore.store.store import Store
 from support.azure import T0
 
 
@@ -57,8 +57,8 @@ class Tracking:
         self.changes = self.deliveries = 0  # how often the listeners were called
         self.settings = settings
         self.clock = clock
-        self.store = Store(directory)
-        listeners = ChangeListeners(lambda line: self.said.append(json.loads(line)), self._changed, self._to_deliver)
+        self.store = Store(directory, clock, to_deliver=self._to_deliver)
+        listeners = ChangeListeners(lambda line: self.said.append(json.loads(line)), self._changed)
         self.state = AgentState(self.store, clock, lambda: self.settings, listeners)
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)

@@ -21,7 +21,8 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, SinkConfig, Slack
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
-from notbefore.courier.orders import MAX_ORDERS, Orders, seal, unseal
+from notbefore.courier.channel import MAX_FRAME
+from notbefore.courier.orders import Orders, seal, unseal
 from notbefore.courier.redact import Redactor, known_secrets, plain
 from notbefore.courier.sinks import check_templates, try_out
 from notbefore.errors import ConfigError
@@ -367,17 +368,17 @@ def test_a_system_without_time_zones_is_advised_what_to_install(monkeypatch: pyt
 def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
     config = read(place, FULL)
     environment = {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": str(place)}
-    orders = unseal(seal(Orders("x.db", config.sinks, config.messages), environment))
+    orders = unseal(seal(Orders(config.sinks, config.messages), environment))
     assert {name: sink.kind for name, sink in orders.sinks.items()} == {n: s.kind for n, s in config.sinks.items()}
     for name, sink in orders.sinks.items():
         for key, secret in sink.secrets.items():
             assert secret.reveal({}) == config.sinks[name].secrets[key].reveal(environment)
 
 
-def test_orders_that_no_pipe_holds_are_refused() -> None:
-    slack = SinkConfig(slack=Slack(url=Secret("https://x.example.org"), body="y" * MAX_ORDERS))
+def test_orders_that_no_frame_holds_are_refused() -> None:
+    slack = SinkConfig(slack=Slack(url=Secret("https://x.example.org"), body="y" * MAX_FRAME))
     with pytest.raises(ConfigError, match="shorten the templates"):
-        seal(Orders("x.db", {"a": slack}), {})
+        seal(Orders({"a": slack}), {})
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])

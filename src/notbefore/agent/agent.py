@@ -20,9 +20,10 @@ from notbefore import __version__
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import Approver
 from notbefore.agent.config_reading import ConfigReading
-from notbefore.agent.control_socket import ControlSocket
+from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
+from notbefore.agent.operations import Operations, Reply, Request
 from notbefore.agent.polling import Polling
 from notbefore.agent.start_request import ApprovalSettings
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
@@ -30,6 +31,7 @@ from notbefore.agent.tracker import Tracker
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, Otlp
+from notbefore.core.delivery import sinks_of
 from notbefore.courier.supervisor import CourierManager, check, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
@@ -38,9 +40,8 @@ from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
 from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.stdout import StdoutWriter
-from notbefore.process.store_care import StoreCare
 from notbefore.process.systemd import SystemdNotifier
-from notbefore.store.state import Store
+from notbefore.store.store import Store
 from notbefore.web.access import access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
@@ -75,22 +76,22 @@ class Agent:
         self._main = MainThread(self._hang_up)
 
         self._errors = UnforeseenErrors(self._main.wake)
-        self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
-        self._outbox = self._store.reader()
-        self._store_care = StoreCare(self._store, self._outbox, clock)
+        check(make_orders(config))
+        self._store = Store(Path(config.state.dir), clock, config.state.history_max_bytes, self._to_deliver)
         self._couriers = CourierManager(
-            make_orders(config, self._store), self._store, clock, self._outbox.refresh, self._main.wake
+            make_orders(config), self._store, self._main.wake, lambda: self._store.lock_descriptor
         )
         self._stdout = StdoutWriter()
-        listeners = ChangeListeners(self._stdout, self._changed, self._couriers.wake, self._couriers.prepare)
+        listeners = ChangeListeners(self._stdout, self._changed)
         self._state = AgentState(self._store, clock, self._change_settings, listeners)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._state, errors=self._errors)
         self._approver = Approver(ApprovalLog(self._state), self._approval_settings, self._errors)
-        self._control = ControlSocket(self._store.path.parent, self._approver.answer) if allow_approval else None
+        self._operations = Operations(self._store, lambda: self._config.routing)
+        self._control = ControlSocket(self._store.path.parent, self._answer)
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
-        self._view = AgentView(self._state, self._store, self._outbox, self._approver.preview, self._in_use)
+        self._view = AgentView(self._state, self._store, self._approver.preview, self._in_use)
         self._pings: Pings | None = None  # where a heartbeat is configured
         self._server = HttpServer(config.server.listen, make_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()
@@ -121,7 +122,8 @@ class Agent:
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
             unforeseen=self._errors.counts,
-            package_replaced=self._couriers.package.replaced,
+            package_replaced=self._couriers.replaced,
+            courier_trouble=self._couriers.trouble,
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
@@ -150,7 +152,23 @@ class Agent:
         self._approver.wake()
         if (telemetry := self._telemetry) is not None:
             telemetry.wake()
-        self._main.wake()  # what is shown of the outbox is read again
+
+    def _to_deliver(self) -> None:
+        """There is something for a courier. From any thread; never waits."""
+        self._couriers.wake()
+
+    def _answer(self, request: ControlRequest | Request, user: str) -> ControlReply | Reply:
+        """Answer a command, in the thread of the control socket."""
+        if not isinstance(request, ControlRequest):
+            return self._operations.answer(request)
+        if not self._allow_approval:
+            return ControlReply(done=False, words="nothing is approved: the agent runs without --allow-approval")
+        return self._approver.answer(request, user)
+
+    def _use_sinks(self) -> None:
+        """What waits for sinks that are not configured any more goes where the routes lead now."""
+        routing, vm = self._config.routing, self._state.snapshot.vm
+        self._store.use_sinks(routing.sinks.keys(), lambda row: sinks_of(row.delivery.record, routing, vm))
 
     # ---- the life of the process
 
@@ -173,11 +191,10 @@ class Agent:
         self._stdout.start()
         self._polling.start()
         self._approver.start()
-        if self._control is not None:
-            self._control.start()
+        self._control.start()
         self._send_pings()
+        self._use_sinks()
         self._systemd.ready()
-        self._couriers.package.keep()
 
     def _supervise(self) -> None:
         """Until a signal stops the agent: note that it runs, look after the courier and the state, take signals."""
@@ -187,14 +204,15 @@ class Agent:
                 ("running", self._state.note_running),
                 ("heartbeats", self._heartbeats.send_due),
                 ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
-                ("store", lambda: self._store_care.tick(trouble=self._couriers.in_trouble)),
+                ("store", self._store.tick),
                 ("systemd", self._notify_systemd),
                 ("reload", self._reload_configuration),
             ):
                 with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
                     work()
             with self._errors.guarded("main", "wait"):
-                stop = self._main.wait(self._patience(), self._couriers.descriptors)
+                stop = self._main.wait(self._patience(), self._couriers.descriptors, self._couriers.unsent)
+            stop = stop or bool(self._couriers.successor)
 
     def _notify_systemd(self) -> None:
         if not self._systemd.listens:
@@ -229,9 +247,7 @@ class Agent:
             self._systemd.ready()
         if self._reload_wanted and self._reading is None:
             self._reload_wanted = False
-            self._reading = ConfigReading(
-                self._reload, lambda config: check(make_orders(config, self._store)), self._main.wake
-            )
+            self._reading = ConfigReading(self._reload, lambda config: check(make_orders(config)), self._main.wake)
 
     def _reconfigure(self, reading: ConfigReading) -> None:
         before, figures = self._config, self._config_figures
@@ -246,8 +262,9 @@ class Agent:
             log.warning("changes of server and state take effect at the next start")
         set_up(config.log.format, config.log.level)
         # first: a courier with the old orders knows no new sinks
-        self._couriers.reconfigure(make_orders(config, self._store))
+        self._couriers.reconfigure(make_orders(config))
         self._config = config  # from here on nothing is approved that the new rules leave alone
+        self._use_sinks()
         self._export(config.otlp)
         if (config.imds, config.vm) != (before.imds, before.vm):
             self._polling.stop()
@@ -278,8 +295,7 @@ class Agent:
         if self._pings is not None:
             self._pings.stop()
         self._polling.stop()
-        if self._control is not None:
-            self._control.stop()
+        self._control.stop()
         self._approver.stop()
         self._freeze_meter.switch(on=False)
         self._state.write_stop()
@@ -287,8 +303,6 @@ class Agent:
             self._couriers.tick()
         self._couriers.stop(self._main.wait)
         self._export(None)
-        self._outbox.close()
         self._stdout.stop(STOP_PATIENCE / 2)
         self._server.stop()
         self._store.close()
-        self._couriers.package.close()

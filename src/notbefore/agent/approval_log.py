@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.state import AgentSnapshot, AgentState
+from notbefore.agent.state import WRITE_PATIENCE, AgentSnapshot, AgentState
 from notbefore.core.approval import ApprovalAttempt, ApprovalContext
 from notbefore.core.change import Change
 from notbefore.core.record import Vm
@@ -66,7 +66,7 @@ class ApprovalLog:
             approvals = {**state.approvals, attempt.tracked.event.key: attempt}
             return replace(state, approvals=approvals), (change,) if change is not None else ()
 
-        return self._state.commit(step)
+        return self._state.commit(step, on_disk=WRITE_PATIENCE)
 
 
 def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:

@@ -1,7 +1,7 @@
-"""``ControlSocket``: the agent's own Unix socket, the only way to approve an event by hand.
+"""``ControlSocket``: the agent's own Unix socket, over which commands ask the owner of the state.
 
-A request is one line of JSON, and so is the reply. The socket exists only if the agent was started with
-``--allow-approval``. Only root and the agent's user can open it (0600), and the kernel says which user asks.
+A request is one line of JSON, and so is the reply. Only root and the agent's user can open the socket (0600), and the
+kernel says which user asks.
 """
 
 import logging
@@ -12,25 +12,30 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from notbefore.agent.operations import Reply, Request
 from notbefore.core.listing import PendingEvent
 from notbefore.errors import NotBeforeError
 
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
+MAX_REPLY: Final = 512 * 1024 * 1024  # bytes: a whole history, with room
 MAX_REASON: Final = 500  # characters
 MAX_USER: Final = 64  # characters
 READ_SECONDS: Final = 5.0
+STOP_PATIENCE: Final = 0.5  # seconds for the socket to be removed: the disk may hang
 ANSWER_SECONDS: Final = 60.0
+
+T = TypeVar("T")
 
 log = logging.getLogger("notbefore.agent.control_socket")
 
 
-class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="approve", tag_field="ask"):
     """Without ``content``: show the event. With the ``content`` of what was shown: approve it."""
 
     event_id: str
@@ -46,12 +51,24 @@ class ControlReply(Struct, frozen=True):
     words: str = ""
     event: PendingEvent | None = None
     content: str = ""  # identifies the event as it is shown
+    error: str = ""  # why nothing was done, whatever was asked
+
+
+class _Refusal(Struct, frozen=True):
+    error: str = ""
+
+
+def refusal(words: str) -> ControlReply:
+    """The reply to any request that is not answered."""
+    return ControlReply(done=False, words=words, error=words)
 
 
 class ControlSocket:
     """Serves one connection after the other; ``answer(request, user)`` does the work, and may wait for IMDS."""
 
-    def __init__(self, directory: Path, answer: Callable[[ControlRequest, str], ControlReply]) -> None:
+    def __init__(
+        self, directory: Path, answer: Callable[[ControlRequest | Request, str], ControlReply | Reply]
+    ) -> None:
         self.path = directory / NAME
         self._answer = answer
         self._socket: socket.socket | None = None
@@ -59,12 +76,7 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
-        """Listen. If that is impossible, the log says so, and nothing can be approved by hand."""
-        try:
-            self._socket = self._listen()
-        except OSError as error:
-            log.error("%s cannot be opened (%s): nothing can be approved by hand", self.path, error)  # noqa: TRY400 - its text says all
-            return
+        """Listen, in a thread of its own: the disk of the directory may hang."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -74,7 +86,7 @@ class ControlSocket:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
-            self.path.unlink(missing_ok=True)
+            self._thread.join(STOP_PATIENCE)
 
     def _listen(self) -> socket.socket:
         # left behind by an agent that was killed: the lock of the directory says that no other one runs
@@ -90,10 +102,19 @@ class ControlSocket:
         return listener
 
     def _serve(self) -> None:
-        assert self._socket is not None  # noqa: S101 - start() made it
+        try:
+            self._socket = listener = self._listen()
+        except OSError as error:
+            log.error("%s cannot be opened (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
+            return
+        self._answer_all(listener)
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _answer_all(self, listener: socket.socket) -> None:
         while not self._stopped.is_set():
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = listener.accept()
             except OSError as error:
                 if not self._stopped.wait(1.0):  # out of descriptors, say
                     log.warning("%s: %s", self.path, error)
@@ -102,54 +123,62 @@ class ControlSocket:
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(msgspec.json.encode(self._reply(connection)) + b"\n")
 
-    def _reply(self, connection: socket.socket) -> ControlReply:
+    def _reply(self, connection: socket.socket) -> ControlReply | Reply:
         line, uid = _line(connection), peer_uid(connection)
         if uid is not None and uid not in (0, os.geteuid()):
-            return ControlReply(done=False, words="only root and the agent's own user may approve")
+            return refusal("only root and the agent's own user may ask this")
         try:
-            request = msgspec.json.decode(line, type=ControlRequest)
+            request = msgspec.json.decode(line, type=ControlRequest | Request)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return ControlReply(done=False, words=f"this is no request: {error}")
+            return refusal(f"this is no request: {error}")
         if _has_closed(connection):
-            return ControlReply(done=False, words="the client has closed the connection: nothing is done")
+            return refusal("the client has closed the connection: nothing is done")
         try:
-            return self._answer(request, user_name(uid, request.sudo_user))
+            sudo_user = request.sudo_user if isinstance(request, ControlRequest) else ""
+            return self._answer(request, user_name(uid, sudo_user))
         except Exception as error:
-            log.exception("approval by hand failed")
-            return ControlReply(done=False, words=f"this failed ({type(error).__name__}): the agent's log says why")
+            log.exception("a command's request failed")
+            return refusal(f"this failed ({type(error).__name__}): the agent's log says why")
 
 
 def ask(directory: Path, request: ControlRequest) -> ControlReply:
-    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
+    """Send a request for approval to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
+    reply = ask_agent(directory, request, ControlReply)
+    if reply is None:
+        raise NotBeforeError(
+            f"no agent accepts approvals at {directory / NAME}: is it running with --allow-approval, and is this its"
+            " state directory (--state-dir)?"
+        )
+    return reply
+
+
+def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]) -> T | None:
+    """Send a request to the agent of a state directory; ``None``: no agent listens there. Raises ``NotBeforeError``."""
     path = directory / NAME
     try:
-        connection = _unix_socket()
-    except OSError as error:
-        raise NotBeforeError(str(error)) from None
-    with connection:
-        connection.settimeout(ANSWER_SECONDS)
-        try:
+        with _unix_socket() as connection:
+            connection.settimeout(ANSWER_SECONDS)
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
-            return msgspec.json.decode(_line(connection), type=ControlReply)
-        except TimeoutError:
-            raise NotBeforeError(
-                f"{path}: no answer after {ANSWER_SECONDS:g} s; `notbefore history` shows whether it was approved"
-            ) from None
-        except PermissionError:
-            raise NotBeforeError(f"{path}: only root and the agent's own user may approve") from None
-        except (OSError, msgspec.MsgspecError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise NotBeforeError(
-                f"no agent accepts approvals at {path} ({why}): is it running with --allow-approval, and is this its"
-                " state directory (--state-dir)?"
-            ) from None
+            line = _line(connection, MAX_REPLY)
+            if reply is not ControlReply and (error := msgspec.json.decode(line, type=_Refusal).error):
+                raise NotBeforeError(error)
+            return msgspec.json.decode(line, type=reply)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except TimeoutError:
+        raise NotBeforeError(f"{path}: no answer after {ANSWER_SECONDS:g} s: look at what the agent logs") from None
+    except PermissionError:
+        raise NotBeforeError(f"{path}: only root and the agent's own user may ask this") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise NotBeforeError(f"the agent at {path} gives no answer ({why})") from None
 
 
 def _unix_socket() -> socket.socket:
     family = getattr(socket, "AF_UNIX", None)
     if family is None:
-        raise OSError("this system has no Unix sockets: events cannot be approved by hand")
+        raise FileNotFoundError("this system has no Unix sockets")
     return socket.socket(family, socket.SOCK_STREAM)
 
 
@@ -189,11 +218,11 @@ def user_name(uid: int | None, sudo_user: str = "") -> str:
         return f"uid {uid}"
 
 
-def _line(connection: socket.socket) -> bytes:
-    found = b""
-    while not found.endswith(b"\n") and len(found) < MAX_LINE:
+def _line(connection: socket.socket, most: int = MAX_LINE) -> bytes:
+    found = bytearray()
+    while not found.endswith(b"\n") and len(found) < most:
         more = connection.recv(65536)
         if not more:
             break
         found += more
-    return found
+    return bytes(found)

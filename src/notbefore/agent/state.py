@@ -1,8 +1,8 @@
 """``AgentState``: what the agent knows. The one place where it changes, and where it is published.
 
-Each step makes a new frozen value. It is staged for the store under a lock, in order, and written without it, by a
-thread of its own: the polling does not wait for a disk that hangs. What readers see (``snapshot``) is replaced by one
-assignment, so they need no lock and never wait for the disk.
+Each step makes a new frozen value, under a lock, in order. The store remembers it at once and writes it to the disk
+when it can: nobody waits for that but who may not go on without it. What readers see (``snapshot``) is replaced by one
+assignment, so they need no lock.
 """
 
 import threading
@@ -20,11 +20,10 @@ from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
 from notbefore.process.clock import Clock, ClockReading
-from notbefore.store.disk import DiskThread
-from notbefore.store.state import Store
 from notbefore.store.state_file import StoredChange, StoredState
+from notbefore.store.store import Store
 
-COMMIT_PATIENCE: Final = 10.0  # seconds: longer than the store takes, which does not wait for a disk that hangs
+WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: how far an approval has come, and an orderly end
 
 
 class PollStatus(Struct, frozen=True):
@@ -72,12 +71,10 @@ class ChangeSettings(Struct, frozen=True):
 
 
 class ChangeListeners(NamedTuple):
-    """Who is called after a change was written. None of them may wait."""
+    """Who is called after a change. None of them may wait."""
 
     write_record: Callable[[bytes], None]  # a record as a line of JSON
     changed: Callable[[], None] = lambda: None
-    to_deliver: Callable[[], None] = lambda: None
-    soon_to_deliver: Callable[[], None] = lambda: None  # before it is written, where it is due at once
 
 
 Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
@@ -95,8 +92,6 @@ class AgentState:
         self._settings = settings
         self._listeners = listeners
         self._lock = threading.Lock()  # never held over the disk or the network
-        self._writer = DiskThread(name="state")
-        self._unfinished = 0  # steps that are not written yet
         state = store.load()
         if state.seen is not None:
             clock.recognize(state.seen)
@@ -107,7 +102,7 @@ class AgentState:
         self.was_unanswered = state.unanswered  # an earlier process ended before IMDS answered it
         if state.tracked.events and not state.unanswered:  # this one may as well
             self._newest = replace(self._newest, unanswered=True)
-            store.commit(self._newest, ())
+            store.commit(self._newest)
         self._snapshot = AgentSnapshot(self._newest, vm=self.vm_of(self._newest))
         self._first_answer: float | None = None  # monotonic seconds
         self.poll = self._snapshot.poll  # how the last poll ended; published with what it led to
@@ -123,88 +118,65 @@ class AgentState:
         return self.clock.monotonic() - self._first_answer if self._first_answer is not None else None
 
     def publish(self, poll: PollStatus) -> None:
-        """How the last poll ended, from now on; published once what the ones before it led to is written."""
+        """How the last poll ended, from now on."""
         with self._lock:
             self.poll = poll
-            if not self._unfinished:
-                self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
+            self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
 
-    def commit(self, step: Step, poll: PollStatus | None = None, patience: float = COMMIT_PATIENCE) -> bool:
-        """Take one step: stage the state that it makes, write it with its changes, publish it, call the listeners.
+    def commit(self, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
+        """Take one step: remember the state that it makes, with its changes, publish it, call the listeners.
 
         ``step`` is called under the lock, so it may not wait. ``poll``: how the poll ended that it comes from; it is
-        published with the state, so what an answer of IMDS said is written down before the answer is shown.
-        Returns whether all of it is on disk; also after ``patience`` seconds, when it is not yet.
+        published with the state. Returns whether all of it is on disk, after so many seconds at the latest.
         """
         with self._lock:
             made = step(self._newest)
             self.poll = poll or self.poll
             if self._first_answer is None and self.poll.answered is not None:
                 self._first_answer = self.poll.answered.monotonic
-            if made is None and not self._unfinished:
+            if made is None:
                 self._publish()
                 return True
-            state, changes = made or (self._newest, ())
+            state, changes = made
             for change in changes:
                 state = replace(state, totals=state.totals.plus(change))
             stored = self._stored(state, changes)
-            if made is not None:
-                self._newest = self._with_times(state, poll)
-                if poll is not None and self._newest.seen is not None and self._newest.seen.date is not None:
-                    self._store.confirm_time(self._newest.seen.date.timestamp())
-                self._store.stage(self._newest, stored)
-            self._unfinished += 1
-            job = self._writer.post(lambda: self._finish(stored))
-        now = self.clock.time()
-        if any(delivery.due <= now for one in stored for delivery in one.deliveries):
-            self._listeners.soon_to_deliver()
-        return job.wait(patience) and job.outcome()
-
-    def _finish(self, stored: Sequence[StoredChange]) -> bool:
-        try:
-            written = self._store.write()
-        finally:
-            with self._lock:
-                self._unfinished -= 1
-                self._publish()
-        for one in stored:
-            self._listeners.write_record(one.record + b"\n")
-        if any(one.deliveries for one in stored):
-            self._listeners.to_deliver()
+            self._newest = self._with_times(state, poll)
+            if poll is not None and self._newest.seen is not None:
+                date = self._newest.seen.date
+                self._store.know_time(date.timestamp() if date is not None else None)
+            number = self._store.commit(self._newest, stored)
+            self._publish()
+            for one in stored:
+                self._listeners.write_record(one.record + b"\n")
         if stored:
             self._listeners.changed()
-        return written
+        return self._store.wait_written(number, on_disk)
 
     def _publish(self) -> None:
-        poll = self._snapshot.poll if self._unfinished else self.poll
-        self._snapshot = AgentSnapshot(self._newest, poll, self.vm_of(self._newest))
+        self._snapshot = AgentSnapshot(self._newest, self.poll, self.vm_of(self._newest))
 
     def note_running(self) -> None:
-        """Write down when the last good answer came, and that the machine runs, while an event is listed.
-
-        A kill then costs no knowledge; while an event that may affect this VM is started, nor does a loss of power.
-        """
+        """Write down when the last good answer came, and that the machine runs, while an event is listed."""
         with self._lock:
             state = self._newest
             # before the first good answer of this boot it is not known whether the events are still there
             if not state.tracked.events or state.boot_id != self.clock.boot_id:
                 return
-            self._newest = state = replace(self._with_times(state), last_running=self._now())
-        self._store.note_running(state, durable=state.tracked.interrupting)
+            self._newest = replace(self._with_times(state), last_running=self._now())
+            self._store.commit(self._newest)
 
     def write_stop(self) -> None:
         """Write down that the agent stopped in order, and when; not if it has seen nothing."""
         if self._snapshot.poll.answered is not None:
             with self._lock:
                 self._newest = replace(self._with_times(self._newest), clean=True, last_running=self._now())
-                self._store.stage(self._newest)
-            self._writer.post(self._store.write).wait(COMMIT_PATIENCE)
-        self._writer.end()
+                number = self._store.commit(self._newest)
+            self._store.wait_written(number, WRITE_PATIENCE)
 
     def put(self, delivery: Delivery) -> None:
         """Have something delivered that no change causes."""
         self._store.put([delivery])
-        self._listeners.to_deliver()
 
     def vm_of(self, state: StoredState) -> Vm | None:
         """Who this VM is by a state and the configuration; ``None`` where neither says it."""

@@ -24,11 +24,10 @@ from notbefore.imds.poller import Poll
 from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import ClockReading
-from notbefore.store.state import Store
 from notbefore.store.state_file import StoredState
+from notbefore.store.store import Store
 
 MAX_LOGGED: Final = 10  # EventIds in a line of the log
-COMMIT_PATIENCE: Final = 0.3  # seconds: a disk that hangs does not keep IMDS from being asked
 DATE_CHECK: Final = 60.0  # seconds; looking at each one would be a third of what a poll costs
 NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
@@ -130,7 +129,7 @@ class Tracker:
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if last.answered is None else None)
 
-        self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws), COMMIT_PATIENCE)
+        self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws))
         self._expect(self._state.snapshot.state.tracked, now, date)
 
     def _believed_date(self, now: ClockReading, date: str, *, changed: bool) -> str:

@@ -23,8 +23,7 @@ from notbefore.core.tracked import TrackedEvent
 from notbefore.imds.client import TIMEOUT
 from notbefore.metrics.families import Family, Kept, Snapshot, samples
 from notbefore.metrics.process import Figures
-from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.state import Store
+from notbefore.store.store import Store
 from notbefore.web.view import AgentStatus, CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
@@ -48,7 +47,6 @@ class AgentView:
         self,
         state: AgentState,
         store: Store,
-        outbox: OutboxReader,
         preview: Callable[[TrackedEvent, ListedEvents], PendingApproval | None],
         in_use: Callable[[], InUse],
     ) -> None:
@@ -56,7 +54,6 @@ class AgentView:
         self._clock = state.clock
         self._since = state.clock.now()
         self._store = store
-        self._outbox = outbox
         self._preview = preview
         self._in_use = in_use
         self._kept: Kept = {}
@@ -113,7 +110,7 @@ class AgentView:
             totals=known.state.totals,
             figures=figures,
             now=self._clock.now(),
-            outbox=self._outbox.view,
+            outbox=self._store.outbox_view(),
             sinks=tuple(config.sinks),
         )
 
@@ -129,16 +126,15 @@ class AgentView:
     def ready(self) -> CheckResult:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
         figures, known = self._in_use().figures(), self._state.snapshot
-        reasons = [figures.package_replaced] if figures.package_replaced else []
-        if self._store.degraded:
-            end = "a restart of the agent" if self._store.in_memory else "a reboot"
-            reasons.append(f"the state cannot be written, what is new does not survive {end}: {self._store.degraded}")
+        reasons = [figures.courier_trouble] if figures.courier_trouble else []
+        if (degraded := self._store.degraded) is not None:
+            reasons.append(f"the state cannot be written, what is new does not survive a restart: {degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
         silence = self._silence(known)
         if silence:
             return CheckResult(ok=False, reasons=(silence, *reasons))
-        return CheckResult(self._store.degraded is None, tuple(reasons), self._state.watching)
+        return CheckResult(degraded is None, tuple(reasons), self._state.watching)
 
     def _silence(self, known: AgentSnapshot) -> str:
         """Why it is not known what is listed now, in words; empty while IMDS answers."""
@@ -191,7 +187,7 @@ class AgentView:
             damaged_files=self._store.damaged_files,
             courier_running=read_figures().courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
-            outbox=self._outbox.view,
+            outbox=self._store.outbox_view(),
             watching_since=self._since,
             links=config.messages.links,
         )

@@ -1,24 +1,28 @@
 """``notbefore drill``: an exercise through the real routes and sinks, to test that the people are reached.
 
-It needs no agent, and does not touch the state of one: it has an outbox of its own, which is deleted at the end.
-What it opens it closes again, also where the routes would not, and where somebody interrupts it.
+It goes through the outbox and the courier of the agent that runs with this configuration; where none runs, through an
+outbox of its own. What it opens it closes again, also where the routes would not, and where somebody interrupts it.
 """
 
 import argparse
 import os
+import select
 import socket
 import sys
 import tempfile
 import time
 import uuid
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, TextIO, cast
 
 import msgspec
 from msgspec import Struct
 
+from notbefore.agent.control_socket import ask_agent
+from notbefore.agent.operations import ExerciseReply, ExerciseRequest, Operations
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
 from notbefore.config.load import load
@@ -26,27 +30,35 @@ from notbefore.config.model import Config
 from notbefore.config.sinks import MessageSettings
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery, DeliveryResult, Routing, deliveries
+from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, Document, Event
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
+from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import SEVERITIES, Match, Route, Severity
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.courier.main import Courier
-from notbefore.courier.message import Message, Sink
-from notbefore.courier.orders import Orders
+from notbefore.courier.message import Message
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.render import Renderer
-from notbefore.courier.sinks import make
-from notbefore.errors import ConfigError, ImdsError
+from notbefore.courier.supervisor import CourierManager, make_orders
+from notbefore.errors import ConfigError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
-from notbefore.store.outbox import CourierTurn, Outbox
-from notbefore.store.state import Store
-from notbefore.store.state_file import FILE_NAME, StoredChange, StoredState
+from notbefore.process.clock import Clock
+from notbefore.store.state_file import StoredChange
+from notbefore.store.store import ExerciseAttempt, Store
 
+LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of a step
+NOT_SENT: Final = SendResult("", "returned", "nobody has tried to send it")
+WORDS: Final = {  # by the outcome of the last attempt
+    "accepted": "delivered",
+    "failed": "failed",
+    "refused": "refused",
+    "returned": "not sent",
+    "yielded": "left to another VM",
+}
 SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interruption
     "freeze": ("Freeze", 900, 9),
     "reboot": ("Reboot", 900, None),
@@ -100,17 +112,17 @@ def run(options: argparse.Namespace) -> int:
     set_up("text", "critical", redact)  # errors are shown in the table
     vm = _vm(config)
     *steps, end = changes(options.scenario, vm.name, datetime.now(UTC), STEPS[options.change])
-    with tempfile.TemporaryDirectory() as directory:
-        exercise = Exercise(config, routing, vm, Path(directory), redact)
+    with _outbox(config) as (ask_outbox, wait):
+        exercise = Exercise(routing, vm, ask_outbox, wait)
         try:
             for change in steps:
                 exercise.send(change, patience)
         finally:
-            with closing(exercise):
-                if options.resolve:
-                    exercise.send(end, patience)
-                    exercise.close_alerts(end, patience)
-        report = DrillReport.of(exercise, config, end, routed=options.sink is None)
+            if options.resolve:
+                exercise.send(end, patience)
+                exercise.close_alerts(end, patience)
+            exercise.end(end.event.key)
+    report = DrillReport.of(exercise, config, end, routed=options.sink is None)
     if options.json:
         print_json([report], sys.stdout)
     else:
@@ -176,69 +188,43 @@ def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEP
     return found
 
 
-class Result(Struct, frozen=True):
-    """One attempt at one delivery; ``took`` in seconds."""
-
-    delivery: Delivery
-    settled: DeliveryResult
-    took: float
-
-
-class RecordingOutbox:
-    """The outbox, which also notes the result of each attempt."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self.results: list[Result] = []
-        self._outbox = outbox
-        self._leased: dict[str, tuple[Delivery, float]] = {}
-        self.release_leases = outbox.release_leases
-        self.sinks_with_work = outbox.sinks_with_work
-
-    def exchange(self, turn: CourierTurn) -> list[Delivery]:
-        """See ``Outbox.exchange``."""
-        for result in turn.results:
-            delivery, since = self._leased[result.delivery_id]
-            self.results.append(Result(delivery, result, result.time - since))
-        leased = self._outbox.exchange(turn)
-        self._leased |= {one.delivery_id: (one, time.time()) for one in leased}
-        return leased
-
-
 class Exercise:
-    """An outbox of its own, and a courier in this process."""
+    """An exercise through the outbox that ``ask_outbox`` reaches; ``wait`` waits so many seconds at most."""
 
-    def __init__(self, config: Config, routing: Routing, vm: Vm, directory: Path, redact: Redactor) -> None:
+    def __init__(
+        self,
+        routing: Routing,
+        vm: Vm,
+        ask_outbox: Callable[[ExerciseRequest], ExerciseReply],
+        wait: Callable[[float], None],
+    ) -> None:
         self._routing = routing
         self._vm = vm
-        self._redact = redact
-        self._store = Store(directory)
-        self._outbox = Outbox(directory / FILE_NAME)
-        self._recording = RecordingOutbox(self._outbox)
+        self._ask = ask_outbox
+        self._wait = wait
+        self.made: dict[tuple[str, str], Delivery] = {}  # by sink and kind
+        self.attempts: tuple[ExerciseAttempt, ...] = ()
         self.unclosed: tuple[str, ...] = ()  # the sinks whose alerts no route closes
-        # linger=0: the courier ends as soon as nothing is due
-        self._orders = Orders(
-            str(directory / FILE_NAME), config.sinks, config.messages, hidden=config.hidden, patient=False, linger=0.0
-        )
 
     def send(self, change: Change, patience: float, routing: Routing | None = None) -> None:
         """Deliver one change; failed attempts are repeated for ``patience`` seconds."""
         line = Record.of(change, self._vm, exercise=True).line()
-        self._store.commit(
-            StoredState(), [StoredChange(change, line, deliveries(change, line, routing or self._routing, self._vm))]
+        made = tuple(
+            msgspec.structs.replace(one, patient=False)
+            for one in deliveries(change, line, routing or self._routing, self._vm)
         )
+        self.made |= {(one.sink, one.kind): one for one in made}
+        reply = self._ask(ExerciseRequest(change.event.key, StoredChange(change, line, made)))
         ahead = max(0.0, change.time.timestamp() - time.time())  # the steps are a second apart
         deadline = time.monotonic() + ahead + patience
-        while (due := self._outbox.next_due()) is not None:
-            wait = due - time.time()
-            if time.monotonic() + wait > deadline:
-                return
-            time.sleep(max(0.0, wait))
-            with closing(Courier(self._recording, self._orders, self._make, self._redact)) as courier:
-                courier.run()
+        while reply.due is not None and time.monotonic() + max(0.0, reply.due) <= deadline:
+            self._wait(LOOK_INTERVAL)
+            reply = self._ask(ExerciseRequest(change.event.key))
+        self.attempts = reply.attempts
 
     def close_alerts(self, end: Change, patience: float) -> None:
         """Send the end to the sinks that keep an alert of the event, and to which no route sends it."""
-        tried = {one.delivery.sink for one in self.results if one.delivery.kind == end.kind}
+        tried = {one.sink for one in self.attempts if one.kind == end.kind}
         self.unclosed = tuple(sorted(self.open_alerts(end) - tried))
         if self.unclosed:
             terms = self._routing.sinks
@@ -246,22 +232,42 @@ class Exercise:
 
     def open_alerts(self, end: Change) -> set[str]:
         """The sinks that keep an alert of the event, accepted its beginning, and have not accepted its end."""
-        accepted = [one for one in self.results if one.settled.result == "delivered"]
-        alerts = {one.delivery.sink for one in accepted if not self._routing.sinks[one.delivery.sink].approvals}
-        return alerts - {one.delivery.sink for one in accepted if one.delivery.kind == end.kind}
+        accepted = [one for one in self.attempts if one.result.outcome == "accepted"]
+        alerts = {one.sink for one in accepted if not self._routing.sinks[one.sink].approvals}
+        return alerts - {one.sink for one in accepted if one.kind == end.kind}
 
-    def _make(self, name: str) -> Sink:
-        return make(name, self._orders.sinks[name], self._orders.messages)
+    def end(self, event_key: str) -> None:
+        """Drop what still waits."""
+        self._ask(ExerciseRequest(event_key, end=True))
 
-    @property
-    def results(self) -> list[Result]:
-        """The result of each attempt, in order."""
-        return self._recording.results
 
-    def close(self) -> None:
-        """Close the files."""
-        with closing(self._outbox):
-            self._store.close()
+@contextmanager
+def _outbox(config: Config) -> Iterator[tuple[Callable[[ExerciseRequest], ExerciseReply], Callable[[float], None]]]:
+    """How to ask the agent; where none runs, an outbox of its own with a courier. Raises ``NotBeforeError``."""
+    directory = Path(config.state.dir)
+
+    def ask_running(request: ExerciseRequest) -> ExerciseReply:
+        reply = ask_agent(directory, request, ExerciseReply)
+        if reply is None:
+            raise NotBeforeError("the agent has ended during the exercise: start it again")
+        return reply
+
+    if ask_agent(directory, ExerciseRequest(""), ExerciseReply) is not None:
+        yield ask_running, time.sleep
+        return
+    orders = msgspec.structs.replace(make_orders(config), log_level="critical")  # errors are shown in the table
+    with tempfile.TemporaryDirectory() as temporary, closing(Store(Path(temporary), Clock())) as store:
+        couriers = CourierManager(orders, store, lambda: None, lambda: store.lock_descriptor)
+        operations = Operations(store, lambda: config.routing)
+
+        def wait(seconds: float) -> None:
+            couriers.tick()
+            select.select(couriers.descriptors, couriers.unsent, [], seconds)
+
+        try:
+            yield lambda request: cast("ExerciseReply", operations.answer(request)), wait
+        finally:
+            couriers.stop(lambda _seconds: False)
 
 
 class DrillRow(Struct, frozen=True):
@@ -290,7 +296,7 @@ class DrillReport(Struct, frozen=True):
     @classmethod
     def of(cls, exercise: Exercise, config: Config, end: Change, *, routed: bool) -> "DrillReport":
         """What the exercise showed; ``routed``: it went by the routes, and not to one sink."""
-        rows = _rows(exercise.results, config)
+        rows = _rows(exercise, config)
         missed = {row.sink for row in rows if row.result != "delivered"}
         tried = {row.sink for row in rows}
         return cls(
@@ -304,32 +310,33 @@ class DrillReport(Struct, frozen=True):
         )
 
 
-def _rows(results: list[Result], config: Config) -> list[DrillRow]:
-    last: dict[tuple[str, str], tuple[Result, int]] = {}
-    for result in results:
-        key = (result.delivery.sink, result.delivery.kind)
-        last[key] = (result, last.get(key, (result, 0))[1] + 1)
-    words = {"delivered": "delivered", "retry": "failed", "dead": "refused"}
-    return [
-        DrillRow(
+def _rows(exercise: Exercise, config: Config) -> list[DrillRow]:
+    rows = []
+    for (sink, kind), made in sorted(exercise.made.items(), key=lambda item: item[0][0]):
+        attempts = [one for one in exercise.attempts if (one.sink, one.kind) == (sink, kind)]
+        if kind == "reminder" and not attempts:  # it comes later, or never
+            continue
+        last = attempts[-1] if attempts else ExerciseAttempt(sink, made.kind, NOT_SENT, 0.0)
+        row = DrillRow(
             sink=sink,
             kind=config.sinks[sink].kind,
             change=kind,
-            result=words[result.settled.result],
-            took_seconds=round(result.took, 3),
-            attempts=attempts,
-            error=result.settled.error or _fallback(result, config),
+            result=WORDS[last.result.outcome],
+            took_seconds=round(last.took, 3),
+            attempts=len(attempts),
+            error=last.result.error or (_trouble(made, config) if last.result.template_failed else ""),
         )
-        for (sink, kind), (result, attempts) in sorted(last.items(), key=lambda item: item[0][0])
-    ]
+        rows.append(row)
+    return rows
 
 
-def _fallback(result: Result, config: Config) -> str:
-    """Why the built-in text was sent instead of the user's template; empty where the template worked."""
-    settings = config.sinks[result.delivery.sink].settings
-    if not result.settled.fallback or not isinstance(settings, MessageSettings):
+def _trouble(made: Delivery, config: Config) -> str:
+    """Why the built-in text was sent instead of the user's template."""
+    settings = config.sinks[made.sink].settings
+    if not isinstance(settings, MessageSettings):
         return ""
-    why = Renderer(settings, config.messages).trouble(Message.of(result.delivery))
+    given = GivenDelivery(made.delivery_id, made.event_key, made.sink, made.kind, made.severity, made.record)
+    why = Renderer(settings, config.messages).trouble(Message.of(given))
     return f"the template failed ({why}): the built-in text was sent"
 
 

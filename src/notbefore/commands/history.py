@@ -1,7 +1,6 @@
 """``notbefore history``: the last changes, from a running agent or from a state directory."""
 
 import argparse
-import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,19 +11,18 @@ from urllib.parse import quote
 
 import msgspec
 
+from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.options import add_json
+from notbefore.commands.owner import ask_owner
 from notbefore.commands.tables import print_json, table
 from notbefore.core.change import ENDINGS
+from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import some_of
-from notbefore.errors import ConfigError, StoreError
-from notbefore.store.history import read_history
-from notbefore.store.schema import hint
-from notbefore.store.spare import file_in_use
-from notbefore.store.state_file import FILE_NAME
+from notbefore.errors import ConfigError
 
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
@@ -96,14 +94,10 @@ def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[
 
 
 def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[dict[str, Any]]:
-    """Return the last changes in a state directory, oldest first; raises ``StoreError``."""
-    path, in_use = state_dir / FILE_NAME, file_in_use(state_dir)
-    try:
-        start = since.timestamp() if since else None
-        new = read_history(in_use, start, limit).records if in_use != path else []
-        return [msgspec.json.decode(row) for row in read_history(path, start, limit, newer=new).records]
-    except sqlite3.Error as error:
-        raise StoreError(f"{path} cannot be read ({error}): {hint(path, 'ro')}") from None
+    """Return the last changes in a state directory, oldest first; raises ``NotBeforeError``."""
+    request = HistoryRequest(since.timestamp() if since else None, limit)
+    reply = ask_owner(state_dir, request, HistoryReply, Routing())
+    return [msgspec.json.decode(record) for record in reply.records]
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

@@ -81,7 +81,15 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def terms(self) -> Terms:
         """How long its deliveries are worth sending."""
-        return Terms(self.expire_after.seconds, self.expire_on_end, self.APPROVALS, self.SHARED_SEVERITY, self.WORDS)
+        return Terms(
+            expire_after=self.expire_after.seconds,
+            expire_on_end=self.expire_on_end,
+            approvals=self.APPROVALS,
+            shared_severity=self.SHARED_SEVERITY,
+            words=self.WORDS,
+            once=not self.repeatable,
+            batched=self.BATCH > 1,
+        )
 
 
 class MessageSettings(SinkSettings, frozen=True, kw_only=True):

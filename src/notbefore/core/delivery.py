@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.digest import sha256
-from notbefore.core.record import Vm
+from notbefore.core.document import Event
+from notbefore.core.record import Record, Vm
 from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, NEAR, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
@@ -52,6 +54,9 @@ class Delivery(Struct, frozen=True):
     fallback_at: float | None = None
     others: tuple[str, ...] = ()  # sinks that people read, of the same route
     note: str = ""  # why it goes to this sink, where that is not by its route
+    once: bool = False  # it may run once, such as a command
+    patient: bool = True  # a refusal that may pass is tried again for a while, where it is critical
+    batched: bool = False  # the sink takes several deliveries of an event at once
     attempts: int = 0  # made so far
     state: str = "pending"  # dead: refused for good; repeating: delivered, and sent again while the event lasts
     error: str = ""  # why the last attempt failed
@@ -98,6 +103,8 @@ class Terms(Struct, frozen=True):
     approvals: bool = True  # it is notified of approvals as well
     shared_severity: bool = False  # the severity has to be the same from every VM
     words: bool = True  # people read it
+    once: bool = False  # what it is sent may run once
+    batched: bool = False  # it takes several deliveries at once
 
 
 class Routing(Struct, frozen=True):
@@ -116,14 +123,16 @@ def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
 def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:
     """The deliveries of a change. ``record``: the change as JSON, UTF-8; ``vm``: this VM, as far as it is known."""
     found: list[Delivery] = []
-    for target in route(change, routing.routes, vm, tuple(routing.sinks)):
+    targets = route(change, routing.routes, vm, tuple(routing.sinks))
+    names = {target.sink for target in targets}  # these have it by their own routes
+    for target in targets:
         terms = routing.sinks.get(target.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
         if len(target.ahead) > DEPUTIES and not routing.asks_peers:
             continue
         created, severity = change.time.timestamp(), _severity(target, terms)
-        fallback = target.fallback if severity == "critical" else ()
+        fallback = tuple(name for name in target.fallback if name not in names) if severity == "critical" else ()
         message = Delivery(
             delivery_id=delivery_id(change.id, target.sink),
             event_key=change.event.key,
@@ -140,10 +149,49 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             fallback=fallback,
             fallback_at=created + target.delay + target.fallback_after if fallback else None,
             others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
+            once=terms.once,
+            batched=terms.batched,
         )
         found.append(message)
         found += _reminders(change, target, message)
     return tuple(found)
+
+
+def sinks_of(record: bytes, routing: Routing, vm: Vm | None) -> tuple[str, ...]:
+    """The sinks that a change goes to by the routes, as far as its ``record`` says what they ask for."""
+    try:
+        read = Record.read(record)
+        change = _change_of(read)
+    except msgspec.MsgspecError:  # a heartbeat
+        return ()
+    return tuple(target.sink for target in route(change, routing.routes, vm, tuple(routing.sinks)))
+
+
+def _change_of(record: Record) -> Change:
+    event = Event(
+        event_id=record.event_id,
+        event_type=record.event_type,
+        event_status=record.event_status,
+        event_source=record.event_source,
+        resource_type=record.resource_type,
+        resources=record.resources,
+        description=record.description,
+        duration=record.expected_duration_seconds,
+        not_before=record.not_before,
+    )
+    facts = {
+        "id": record.change_id,
+        "kind": record.change,
+        "reason": record.reason,
+        "time": record.time,
+        "event": event,
+        "scope": record.scope,
+        "incarnation": record.incarnation,
+        "first_seen": record.first_seen,
+        "previous_scope": record.previous_scope,
+        "notice_seconds": record.notice_seconds,
+    }
+    return msgspec.convert(facts, Change)
 
 
 def _settling(change: Change, terms: Terms) -> float:

@@ -1,90 +1,90 @@
-"""The courier's process: ``python -m notbefore.courier``, started by the agent with its orders on standard input.
+"""The courier's process: ``python -m notbefore.courier``, started by the agent with the socket to it as file 0.
 
-Standard input: one line of JSON (``delivery.orders.Orders``), then single bytes: ``w`` there is work, ``l`` leave (a
-successor waits), ``t`` stop, ``m`` the outbox is in the agent's process (``store.agent_outbox``). Its end means that
-the agent is gone. Standard output: a byte each second as a sign of life, ``.``, or ``!`` where the outbox cannot be
-used.
+It keeps no file: what it has to know comes over the socket (``courier.orders``). It ends when its agent does, and is
+killed when it does not take its turn in time.
 """
 
 import logging
 import os
 import signal
 import socket
-import sqlite3
 import sys
-import threading
-from contextlib import closing, suppress
-from functools import partial
-from pathlib import Path
+from contextlib import suppress
+from importlib import import_module
 from typing import Final
 
 import msgspec
 
-from notbefore.courier.main import AgentPipe, Courier
+from notbefore import __version__
+from notbefore.courier.channel import Channel, wait
+from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
-from notbefore.courier.orders import ALIVE, LOST_STATE, OTHER_VERSION, TROUBLE, Origin, unseal
+from notbefore.courier.orders import DONE, Hello, unseal, version_of
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.sinks import make
-from notbefore.errors import StoreError
+from notbefore.errors import ConfigError
 from notbefore.logs import set_up
-from notbefore.store.agent_outbox import AgentOutbox
-from notbefore.store.courier_outbox import CourierOutbox
-from notbefore.store.lock import CourierLock
+from notbefore.store import SCHEMA_VERSION
 
-PREDECESSOR_PATIENCE: Final = 15.0  # seconds until a courier that does not leave is killed
-
-
-def _read_line(descriptor: int) -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(descriptor, 1)  # not more: what follows is for later
-        if not byte:
-            break
-        line += byte
-    return bytes(line)
+LOCK: Final = 3  # the file of the agent's lock: whoever holds it sends, and so does its courier
+PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
-def _control() -> socket.socket:
-    """What the agent writes after the orders, as a socket: on Windows ``select`` cannot wait for standard input."""
-    reader, writer = socket.socketpair()
-    control = os.dup(0)
-    # Libraries and programs look at their standard input when they start. On Windows that would wait for this thread,
-    # which reads it; so they get another one.
+def _channel() -> Channel:
+    """The socket that the agent has made the standard input of this process."""
+    if sys.platform == "win32":  # there a socket is handed over as text
+        end = socket.fromshare(sys.stdin.buffer.read())
+    else:
+        end = socket.socket(fileno=os.dup(0))
+        with suppress(OSError):  # there is none
+            os.set_inheritable(LOCK, False)  # noqa: FBT003 - by position only
+    # libraries and programs look at their standard input when they start: they get another one
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-
-    def forward() -> None:
-        with closing(writer), suppress(OSError):
-            while data := os.read(control, 4096):
-                writer.sendall(data)
-
-    threading.Thread(target=forward, name="control", daemon=True).start()
-    return reader
+    return Channel(end)
 
 
-def _agent(channel: int | None) -> AgentOutbox | None:
-    if channel is None:
-        return None
-    os.set_inheritable(channel, False)  # noqa: FBT003 - by position only
-    return AgentOutbox(socket.socket(fileno=channel))
+def _end_with_agent() -> None:
+    """Have the kernel end this process when the agent ends, also while it is stopped; elsewhere the socket says so."""
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415 - only there
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _first_frame(channel: Channel) -> bytes:
+    while True:
+        for frame in channel.receive():
+            return frame
+        wait(60.0, channel)
+
+
+def _problem(frame: bytes) -> str:
+    """Why this version cannot work in place of the agent's, in words; empty: it can."""
+    try:
+        orders = unseal(frame)
+        for config in orders.sinks.values():
+            import_module(f"notbefore.courier.sinks.{config.kind}")
+        import_module("notbefore.commands.run")  # it is all there, up to the command that starts the agent
+    except (ImportError, ConfigError, msgspec.MsgspecError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def main() -> int:
-    """Deliver until there has been nothing to do for a while; returns the exit code."""
-    line = _read_line(0)
-    if Origin.read(line) != Origin.here():
-        return OTHER_VERSION
-    orders = unseal(line)
+    """Deliver what the agent gives; returns the exit code. Raises ``ConnectionError`` once the agent has ended."""
+    channel = _channel()
+    _end_with_agent()
+    frame = _first_frame(channel)
+    if version_of(frame) != __version__:
+        channel.send(Hello(__version__, SCHEMA_VERSION, _problem(frame)))
+        return DONE
+    orders = unseal(frame)
+    for number in (signal.SIGTERM, signal.SIGINT):  # they are for the agent, which ends its courier
+        signal.signal(number, lambda *_: None)
     redact = Redactor(known_secrets(orders.sinks))
     set_up(orders.log_format, orders.log_level, redact)
     # it logs each failure; the sink takes these lines as the cause, which is logged once (``FailureLog``)
     logging.getLogger("apprise").propagate = orders.log_level == "debug"
-    path = Path(orders.state_file)
-    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on
-        os.set_blocking(1, False)
-
-    def say(what: bytes) -> None:
-        with suppress(OSError):  # the agent is gone, or does not read now
-            os.write(1, what)
 
     def sink(name: str) -> Sink:
         config = orders.sinks[name]
@@ -92,29 +92,20 @@ def main() -> int:
             redact.add(secret)
         return make(name, config, orders.messages)
 
-    spare = Path(orders.spare_file) if orders.spare_file is not None else None
-    with CourierLock(path.parent, spare.parent if spare is not None else None) as lock:
-        sign, trouble = partial(say, ALIVE), partial(say, TROUBLE)
-        lock.acquire(PREDECESSOR_PATIENCE, sign)
-        with closing(CourierOutbox(path, spare, _agent(orders.channel))) as outbox:
-            if orders.in_agent:
-                outbox.use_agent()
-            pipe = AgentPipe(_control(), sign, outbox.use_agent, trouble)
-            courier = Courier(outbox, orders, sink, redact, pipe)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: courier.stop())
-            return courier.run()
+    channel.send(Hello(__version__, SCHEMA_VERSION))
+    try:
+        return Courier(channel, orders, sink, redact).run()
+    finally:
+        channel.close()  # the agent sees the end of a process that a thread keeps from ending
 
 
 if __name__ == "__main__":
     try:
         code = main()
-    except (StoreError, sqlite3.Error, OSError, msgspec.MsgspecError) as error:
-        sys.stderr.write(f"notbefore courier: {error}\n")
-        code = LOST_STATE
+    except ConnectionError:  # the agent has ended
+        code = DONE
     except Exception as error:  # noqa: BLE001 - a bug; its text may hold a secret
         sys.stderr.write(f"notbefore courier: {type(error).__name__}: this should not have happened\n")
-        code = LOST_STATE
+        code = 1
     sys.stderr.flush()
-    os.close(1)  # the agent sees the end of a process that a disk keeps from ending
     os._exit(code)  # threads that hang in a sink are not waited for

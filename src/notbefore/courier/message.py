@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.document import STARTED
+from notbefore.core.outbox import GivenDelivery
 from notbefore.core.record import EXERCISE, Heartbeat, Record
 from notbefore.core.routing import Severity
 from notbefore.core.text import escaped
@@ -40,7 +41,7 @@ class Message(Struct, frozen=True):
     usual: Usual | None = None  # where the history knows it
 
     @classmethod
-    def of(cls, delivery: Delivery) -> "Message":
+    def of(cls, delivery: Delivery | GivenDelivery) -> "Message":
         """Open a delivery; raises ``msgspec.DecodeError`` when its record cannot be read."""
         return cls(
             delivery_id=delivery.delivery_id,
@@ -52,6 +53,7 @@ class Message(Struct, frozen=True):
             line=delivery.record,
             thread=delivery.thread,
             note=delivery.note,
+            usual=Usual(*delivery.usual) if isinstance(delivery, GivenDelivery) and delivery.usual else None,
         )
 
     @property

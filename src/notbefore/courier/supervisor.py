@@ -1,51 +1,64 @@
-"""``CourierManager`` starts a courier when something is due, wakes it, and ends it when it hangs.
+"""``CourierManager`` starts a courier when something is due, gives it deliveries, and ends it when it hangs.
 
-Only the main thread calls it, except for ``wake``. Nothing here waits for the courier, except for ``stop``.
+Only the main thread calls it, except for ``wake``. Nothing here waits for the courier, except for
+``stop``. A courier is started from the package as it is installed. One that is of another version and works is a reason
+to end the agent in order: its service manager starts the new one.
 """
 
 import logging
 import os
-import select
-from collections.abc import Callable
-from typing import Any, Final
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
+import notbefore
+from notbefore import __version__
 from notbefore.config.model import Config
-from notbefore.courier.courier_process import CourierProcess, start_courier
-from notbefore.courier.orders import (
-    DONE,
-    HUNG,
-    IN_AGENT,
-    LEAVE,
-    LOST_STATE,
-    OTHER_VERSION,
-    SIGN_INTERVAL,
-    STOP,
-    STOP_SECONDS,
-    WAKE,
-    Orders,
-    seal,
-)
-from notbefore.courier.package import RunningPackage
+from notbefore.core.duration import back_off
+from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.courier.channel import PIECE, Channel, wait
+from notbefore.courier.courier_process import CourierProcess, environment
+from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Given, Hello, Leave, Orders, Turn, Wake, seal
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
-from notbefore.process.clock import Clock
-from notbefore.store.state import Store
+from notbefore.store import SCHEMA_VERSION
 
-MISSED_SIGNS: Final = 15  # seconds without a sign of life after which the whole courier counts as hanging
+OVERDUE: Final = 15  # seconds without a turn after which a courier counts as hanging
+START_AHEAD: Final = 1.0  # seconds before something is due: it takes its time to start, and the disk to write
+LINGER: Final = 60.0  # seconds with nothing to do after which a courier leaves
+LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
+STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
 log = logging.getLogger("notbefore.courier.supervisor")
 
 
-def make_orders(config: Config, store: Store) -> Orders:
-    """Make what a courier has to know of the configuration, and of where its outbox is."""
+class OutboxOwner(Protocol):
+    """Who has the deliveries. It never waits."""
+
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+        """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
+        ...
+
+    def courier_ended(self) -> None:
+        """What the courier had is due again."""
+        ...
+
+    def next_due(self) -> float | None:
+        """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
+        ...
+
+
+def make_orders(config: Config) -> Orders:
+    """Make what a courier has to know of the configuration."""
     return Orders(
-        state_file=str(store.path.absolute()),
-        spare_file=str(store.spare_path),
         sinks=config.sinks,
         messages=config.messages,
         peers=config.peers,
@@ -61,160 +74,234 @@ def check(orders: Orders) -> None:
 
 
 class CourierManager:
-    """``next_due`` gives the Unix time of the next delivery; ``wake_main`` has the main thread call ``tick`` soon.
+    """``wake_main`` has the main thread call ``tick`` soon; ``lock``: see ``CourierProcess``.
 
-    ``store`` holds the outbox where no file can. Raises ``ConfigError`` for orders that cannot be given to a courier.
+    Raises ``ConfigError`` for orders that cannot be given to a courier.
     """
 
     def __init__(
         self,
         orders: Orders,
-        store: Store,
-        clock: Clock,
-        next_due: Callable[[], float | None],
+        outbox: OutboxOwner,
         wake_main: Callable[[], None],
+        lock: Callable[[], int | None] = lambda: None,
     ) -> None:
         check(orders)
-        self.package = RunningPackage()
         self.figures = CourierFigures()
+        self.trouble = ""  # why no courier works now, in words
+        self.successor = ""  # the version that is installed, works, and is to be started instead of this one
         self._orders = orders
-        self._store = store
-        self._clock = clock
-        self._read_next_due = next_due
+        self._outbox = outbox
         self._wake_main = wake_main
+        self._lock = lock
         self._courier: CourierProcess | None = None
+        self._works = False  # it has said that it does
+        self._idle_since = 0.0  # monotonic seconds: when it last had something to do
+        self._due = False  # something was, at the last look
         self._woken = False
-        self._wanted = False  # there will be something to deliver at once
         self._reason = "due"  # why the next one is started
         self._failures = 0
-        self._lost_state = False  # the last one has ended since it could not use the outbox
         self._not_before = 0.0  # monotonic seconds: no start before
-        self._next_due: float | None = None
+        self._package = _package()
+        self._replaced = False  # the package on disk is another one, and no courier of it has worked
+
+    # ---- for the main loop
 
     def wake(self) -> None:
         """There is something to deliver. From any thread; never waits."""
         self._woken = True
         self._wake_main()
 
-    def prepare(self) -> None:
-        """There will be something to deliver at once, and a courier takes its time to start. From any thread."""
-        self._wanted = True
-        self._wake_main()
+    @property
+    def replaced(self) -> str:
+        """That the package on disk is another one, in words; empty: it is not, or a courier of it works."""
+        return self.trouble if self._replaced else ""
 
     @property
-    def descriptors(self) -> list[Any]:
+    def descriptors(self) -> Sequence[Channel]:
         """What to watch for reading."""
-        return self._courier.descriptors if self._courier is not None else []
+        return [self._courier.channel] if self._courier is not None else []
+
+    @property
+    def unsent(self) -> Sequence[Channel]:
+        """What to watch for writing."""
+        return [one for one in self.descriptors if one.unsent]
 
     @property
     def patience(self) -> float:
         """Seconds after which ``tick`` is needed at the latest."""
+        due = self._outbox.next_due()
         if self._courier is not None:
-            return SIGN_INTERVAL
-        if self._next_due is None:
+            return due if due is not None and 0 < due < TURN_INTERVAL else TURN_INTERVAL
+        if self._replaced:
+            due = 0.0
+        if due is None or self.successor:
             return LONGEST_PAUSE
-        return max(0.0, self._next_due - self._clock.time(), self._not_before - self._clock.monotonic())
+        return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
     def tick(self) -> None:
-        """Take in the courier's signs of life, end it if there are none; start one when something is due."""
+        """Answer the courier, end it if it hangs; start one when something is due."""
         woken, self._woken = self._woken, False
-        wanted, self._wanted = self._wanted, False
-        if self.package.look() and self._courier is not None:
-            self._reason = "upgrade"
-            self._courier.send(LEAVE)  # what it imports from now on would be of another version than itself
+        self._look_at_package()
         if self._courier is not None:
-            self._check(self._courier)
-        if self._courier is not None:
-            self._serve(self._courier)
-            if woken:
-                self._courier.send(WAKE)
-        elif wanted:
+            self._attend(self._courier, woken=woken)
+        if self._courier is None and not self.successor and (self._replaced or self._is_due(START_AHEAD)):
             self._start()
-        self._next_due = self._read_next_due()  # last: a disk that hangs is waited for
-        if self._courier is None and self._next_due is not None and self._next_due <= self._clock.time():
-            self._start()
-
-    @property
-    def in_trouble(self) -> bool:
-        """The courier cannot use the outbox."""
-        return self._lost_state or (self._courier is not None and self._courier.in_trouble)
 
     def reconfigure(self, orders: Orders) -> None:
         """Use other orders from now on; a courier with the old ones leaves."""
         self._orders = orders
-        if self._courier is not None:
-            self._reason = "reload"
-            self._courier.send(LEAVE)
+        self._replace("reload")
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
-        courier = self._courier
-        if courier is None:
-            return
-        courier.send(STOP)
-        deadline = self._clock.monotonic() + STOP_SECONDS + SIGN_INTERVAL
-        while not courier.has_ended() and self._clock.monotonic() < deadline:
-            if interrupted(0.0):
-                break
-            self._serve(courier)
-            select.select(courier.descriptors, [], [], SIGN_INTERVAL)
-        self._reap(courier)
+        deadline = time.monotonic() + STOP_SECONDS
+        leaves = False
+        while (courier := self._courier) is not None and time.monotonic() < deadline and not interrupted(0.0):
+            if not leaves and not self._is_due():
+                leaves = True
+                self._ask_to_leave(courier, deadline - time.monotonic())
+            wait(TURN_INTERVAL / 4, courier.channel)
+            self._attend(courier)
+        if self._courier is not None:
+            self._reap(self._courier)
+
+    def _is_due(self, ahead: float = 0.0) -> bool:
+        due = self._outbox.next_due()
+        return due is not None and due <= ahead
 
     # ---- one courier
 
-    def _serve(self, courier: CourierProcess) -> None:
-        """Answer a courier that asks for the outbox in this process; it is notified when that begins."""
-        in_memory = self._store.in_memory
-        if in_memory and not courier.in_agent:
-            courier.send(IN_AGENT + WAKE)
-        courier.in_agent = in_memory
-        courier.serve(self._store.serve)
-
     def _start(self) -> None:
-        if self._clock.monotonic() < self._not_before:
+        if time.monotonic() < self._not_before:
             return
         try:
-            if self.package.look():
-                self._reason = "upgrade"
-            self._courier = start_courier(self._orders, self.package.copy, in_agent=self._store.in_memory)
+            frame = seal(self._orders, dict(os.environ))
+            self._courier = CourierProcess(frame, environment(self._orders), self._lock())
         except (OSError, ConfigError) as error:
-            log.error("the courier cannot be started (%s): deliveries wait", error)  # noqa: TRY400 - its text says all
-            self._pause()
+            self._cannot_start(f"the courier cannot be started ({error})")
             return
+        self._works, self._idle_since = False, time.monotonic()
         self.figures = CourierFigures(running=True, starts=increased(self.figures.starts, self._reason))
         log.debug("courier %d started: %s", self._courier.pid, self._reason)
         self._reason = "due"
 
-    def _check(self, courier: CourierProcess) -> None:
-        if courier.missed >= MISSED_SIGNS:
-            log.error("the courier has shown no sign of life for %d s: it is killed and replaced", courier.missed)
+    def _attend(self, courier: CourierProcess, *, woken: bool = False) -> None:
+        """Take what it has sent, and answer; note its end."""
+        try:
+            courier.channel.flush()
+            for frame in courier.frames():
+                if self._works:
+                    self._serve(courier, msgspec.msgpack.decode(frame, type=Turn))
+                else:
+                    self._greet(courier, msgspec.msgpack.decode(frame, type=Hello))
+                if self._courier is not courier:
+                    return
+            was_due, self._due = self._due, self._is_due()
+            if woken or (self._due and not was_due):
+                courier.channel.send(Wake())
+        except ConnectionError:
+            self._ended(self._reap(courier, kill=False), courier)
+            return
+        except msgspec.MsgspecError as error:
+            log.error("the courier is not understood (%s): it is killed and replaced", error)  # noqa: TRY400 - its text says all
+            self._ended(self._reap(courier), courier)
+            return
+        if courier.silent >= OVERDUE:
+            log.error("the courier has taken no turn for %d s: it is killed and replaced", courier.silent)
             self._reap(courier)
-            self._ended(courier, HUNG)
-        elif courier.has_ended():
-            self._ended(courier, self._reap(courier))
+            self._ended(HUNG, courier)
 
-    def _reap(self, courier: CourierProcess) -> int:
-        code = courier.reap()
+    def _greet(self, courier: CourierProcess, hello: Hello) -> None:
+        """It works; or it is of another version, and its agent is to be started instead of this one if that works."""
+        if (hello.version, hello.schema) == (__version__, SCHEMA_VERSION):
+            self._works, self._replaced, self.trouble = True, False, ""
+            return
+        self._reap(courier)
+        problem = hello.problem
+        if hello.schema < SCHEMA_VERSION:
+            problem = f"it cannot read what {__version__} has written"
+        if problem:
+            self._cannot_start(f"notbefore {hello.version} is installed instead of {__version__}: {problem}")
+            return
+        self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
+        log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
+
+    def _serve(self, courier: CourierProcess, turn: Turn) -> None:
+        given = self._outbox.exchange(turn.results, turn.room)
+        for part in _parts(given):
+            courier.channel.send(part)
+        if given or turn.results or turn.busy:
+            self._idle_since = time.monotonic()
+        elif time.monotonic() - self._idle_since > LINGER:
+            courier.channel.send(Leave(0.0))
+
+    def _replace(self, reason: str) -> None:
+        if self._courier is not None:
+            self._reason = reason
+            self._ask_to_leave(self._courier, LEAVE_SECONDS)
+
+    @staticmethod
+    def _ask_to_leave(courier: CourierProcess, seconds: float) -> None:
+        with suppress(ConnectionError):  # it has ended: `tick` sees it
+            courier.channel.send(Leave(seconds))
+
+    def _reap(self, courier: CourierProcess, *, kill: bool = True) -> int:
+        code = courier.end(kill=kill)
         self._courier, self.figures = None, replace(self.figures, running=False)
+        self._outbox.courier_ended()
         return code
 
-    def _ended(self, courier: CourierProcess, code: int) -> None:
-        self._lost_state = code == LOST_STATE
-        if code in (DONE, HUNG) or self._clock.monotonic() - courier.started > LONG_LIFE:
+    def _ended(self, code: int, courier: CourierProcess) -> None:
+        if (self._works and code in (DONE, HUNG)) or time.monotonic() - courier.started > LONG_LIFE:
             self._failures = 0
-        if code == HUNG:
+        if not self._works:
+            self._cannot_start(f"the courier does not start (exit code {code})")
+        elif code == HUNG:
             self._reason = "hung"
-        elif code == OTHER_VERSION:
-            self._reason = "upgrade"
-            log.warning("the courier on disk is of another version than this agent: restart the agent")
-            self._pause()
         elif code != DONE:
             self._reason = "crashed"
             log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
             self._pause()
 
+    def _cannot_start(self, why: str) -> None:
+        if self._replaced:
+            why = f"the package of this agent ({__version__}) was replaced or removed: {why}"
+        self.trouble = f"{why}: notifications wait"
+        log.error("%s", self.trouble)
+        self._pause()
+
     def _pause(self) -> None:
         """The first one that ends unexpectedly is replaced at once, later ones after pauses that grow."""
-        pause = 0.0 if self._failures == 0 else min(2.0 ** min(self._failures - 1, 10), LONGEST_PAUSE)
+        pause = back_off(self._failures, 1.0, LONGEST_PAUSE) if self._failures else 0.0
         self._failures += 1
-        self._not_before = self._clock.monotonic() + pause
+        self._not_before = time.monotonic() + pause
+
+    def _look_at_package(self) -> None:
+        """What is imported late would be of another version: a courier of it says whether it works."""
+        found = _package()
+        if found != self._package:
+            self._package, self._replaced, self._not_before = found, True, 0.0
+            self._replace("upgrade")
+
+
+def _package() -> tuple[int, int] | None:
+    """Which package is on disk: an installation makes new files, whatever it writes into them."""
+    try:
+        found = Path(notbefore.__file__).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _parts(given: Sequence[GivenDelivery]) -> Iterator[Given]:
+    """The deliveries as messages of a size that a frame takes."""
+    part: list[GivenDelivery] = []
+    size = 0
+    for delivery in given:
+        if size > PIECE:
+            yield Given(part, more=True)
+            part, size = [], 0
+        part.append(delivery)
+        size += len(delivery.record)
+    yield Given(part)

@@ -19,6 +19,7 @@ from notbefore.courier.supervisor import CourierManager, make_orders
 from notbefore.errors import ConfigError
 from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.couriered import CourieredStore
 from notbefore.fleet.history import History, history_directory
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
@@ -51,13 +52,9 @@ class FleetInstance:
         self._store = Store(Path(config.state.dir), config.state.history_max_bytes)
         self._outbox = self._store.reader()
         self._store_care = StoreCare(self._store, self._outbox, clock)
-        self._couriers = CourierManager(
-            replace(make_orders(config, self._store), peers=None, confirm=True),
-            self._store,
-            clock,
-            self._outbox.refresh,
-            self._main.wake,
-        )
+        once = [name for name, sink in config.sinks.items() if not sink.settings.repeatable]
+        self._couriered = CourieredStore(self._store, self._outbox, once)
+        self._couriers = CourierManager(replace(make_orders(config), peers=None), self._couriered, self._main.wake)
         self._stdout = StdoutWriter()
         self._fleet_outbox = FleetOutbox(self._store, config.routing, self._stdout, self._couriers.wake)
         if config.fleet.checkpoints is not None:  # by now another instance may have what waits here: the snapshots know
@@ -99,17 +96,17 @@ class FleetInstance:
         self._history.start()
         self._thread.start()
         self._systemd.ready()
-        self._couriers.package.keep()
 
     def _supervise(self) -> bool:
         """Until a signal stops the process, or the consumer has ended; returns whether it was a signal."""
         stop = False
         while not stop and self._thread.is_alive():
             self._couriers.tick()
-            self._store_care.tick(trouble=self._couriers.in_trouble)
+            self._store_care.tick(trouble=self._couriered.in_trouble)
             self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
             patience = min(self._couriers.patience, self._systemd.patience, 5.0)
-            stop = self._main.wait(patience, self._couriers.descriptors)
+            stop = self._main.wait(patience, self._couriers.descriptors, self._couriers.unsent)
+            stop = stop or bool(self._couriers.successor)
         return stop
 
     def _stop(self) -> None:
@@ -119,11 +116,11 @@ class FleetInstance:
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)
         self._history.close(HISTORY_PATIENCE)
+        self._couriered.close()
         self._outbox.close()
         self._stdout.stop(1.0)
         self._server.stop()
         self._store.close()
-        self._couriers.package.close()
 
 
 def _snapshots(fleet: FleetConfig, directory: Path, credential: Any) -> Snapshots:

@@ -19,11 +19,12 @@ from msgspec.structs import replace
 
 from notbefore.core.delivery import FALLBACK
 from notbefore.core.document import STARTED
+from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import LATENCY_BOUNDS, MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals
+from notbefore.metrics.totals import MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals
 
 SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric

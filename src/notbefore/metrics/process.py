@@ -76,6 +76,7 @@ class Figures(Struct, frozen=True):
     store_unreadable_rows: int = 0  # found since the start
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     unforeseen: dict[str, int] = field(default_factory=lambda: _zeros(THREADS))  # errors by thread
+    courier_trouble: str = ""  # why notifications wait for a courier, in words
     package_replaced: str = ""  # by which version, in words; empty while the one on disk is the one that runs
     auth_failures: int | None = None  # of the listener; None where no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known

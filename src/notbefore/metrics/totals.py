@@ -72,7 +72,6 @@ NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)
 SCHEDULED_BOUNDS: Final = (60.0, 300.0, 900.0, 3_600.0)
 STARTED_BOUNDS: Final = (60.0, 300.0, 600.0, 1_800.0)  # ten minutes are usual
 INTERRUPTION_BOUNDS: Final = (1.0, 5.0, 10.0, 30.0, 120.0, 600.0)  # a freeze takes some seconds, a reboot minutes
-LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)
 
 
 class Totals(Struct, frozen=True):

@@ -40,12 +40,12 @@ class MainThread:
         with suppress(OSError):
             self._writer.send(b"\0")  # no signal has the number 0
 
-    def wait(self, seconds: float, descriptors: Iterable[Any] = ()) -> bool:
+    def wait(self, seconds: float, descriptors: Iterable[Any] = (), unsent: Iterable[Any] = ()) -> bool:
         """Wait for a signal, for ``wake``, or until one of ``descriptors`` can be read, but not longer than this.
 
-        Returns whether a signal asks the process to stop.
+        ``unsent``: what can be written ends it as well. Returns whether a signal asks the process to stop.
         """
-        ready, _, _ = select.select([self._reader, *descriptors], [], [], seconds)
+        ready, _, _ = select.select([self._reader, *descriptors], list(unsent), [], seconds)
         if self._reader not in ready:
             return False
         with suppress(BlockingIOError):

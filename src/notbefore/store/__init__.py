@@ -1,1 +1,5 @@
-"""What must survive a reboot: tracked events, totals, history. One SQLite file, one writer."""
+"""What must survive a restart: the state, the outbox, the history. ``Store`` owns them, one SQLite file follows."""
+
+from typing import Final
+
+SCHEMA_VERSION: Final = 2  # of the state file; a courier says it without SQLite

@@ -13,6 +13,7 @@ from notbefore.errors import StoreError
 from notbefore.store.disk import DiskThread
 from notbefore.store.private import NO_FOLLOW, is_ours_alone, open_file
 
+LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
 DISK_PATIENCE: Final = 0.5  # seconds for the disk of the lock to answer
 
 
@@ -56,6 +57,51 @@ class DirectoryLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class OwnerLock:
+    """The lock on the state directory: who holds it writes there, and sends. Its courier inherits it, and ends with it.
+
+    ``descriptor``: of the lock, for the courier; ``None`` while it is not held.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.descriptor: int | None = None
+
+    def acquire(self, patience: float = LOCK_PATIENCE) -> None:
+        """Take the lock; what a killed agent left running ends within a moment, so it is waited for: ``patience``.
+
+        Raises ``StoreError`` while another process holds it, ``OSError`` where there is no directory.
+        """
+        descriptor = _open_directory(self._directory)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                _lock(descriptor)
+                break
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    os.close(descriptor)
+                    raise StoreError(
+                        f"another notbefore is running with {self._directory}: stop it, or give this one its own"
+                        " --state-dir"
+                    ) from error
+            time.sleep(0.01)
+        self.release()
+        self.descriptor = descriptor
+
+    def is_of(self, directory: Path) -> bool:
+        """It is held, and on the directory that is there now."""
+        with suppress(FileNotFoundError):
+            return self.descriptor is not None and os.path.samestat(os.fstat(self.descriptor), directory.stat())
+        return False
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 class CourierLock:
@@ -195,8 +241,14 @@ if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     def _lock(descriptor: int) -> None:
         os.lseek(descriptor, _BEYOND, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+    def _open_directory(directory: Path) -> int:
+        return open_file(directory / "agent.lock")  # a directory cannot be opened there
 else:
     import fcntl
+
+    def _open_directory(directory: Path) -> int:
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.delivery import FALLBACK, Delivery, DeliveryResult, Terms
-from notbefore.metrics.totals import LATENCY_BOUNDS
+from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.store import outbox_fallback
 from notbefore.store.confirmed_time import ConfirmedTime, boot_id, uptime
 from notbefore.store.outbox_intake import LISTS, MAX_ROWS, count, expire

@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.totals import LATENCY_BOUNDS, Histogram
+from notbefore.metrics.totals import Histogram
 from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.outbox import next_due
 from notbefore.store.schema import BUSY_SECONDS, Inode, connect, inode_of

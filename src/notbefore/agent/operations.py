@@ -1,0 +1,172 @@
+"""What commands ask of the owner of a state directory, and the answers: over the agent's socket while it runs.
+
+Without an agent the command opens the store itself, under the same lock, and asks it the same.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+from msgspec import Raw, Struct
+
+from notbefore.core.delivery import MessageKind, Routing
+from notbefore.core.outbox import Row, RowState
+from notbefore.core.routing import Severity
+from notbefore.store.state_file import StoredChange
+from notbefore.store.store import ExerciseAttempt, Store
+
+ALL_BYTES: Final = 256 * 1024 * 1024  # of history: more than a file holds
+
+
+class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
+    """Look at deliveries (``show``), send them again (``retry``), or delete them (``drop``).
+
+    Which: those whose ids begin with one of ``ids``; without any, those of a ``state`` and a ``sink``.
+    """
+
+    action: Literal["show", "retry", "drop"]
+    ids: tuple[str, ...] = ()
+    state: RowState | None = None
+    sink: str | None = None
+
+
+class OutboxRow(Struct, frozen=True):
+    """One delivery, as it is shown. Times are Unix seconds by the clock of this VM."""
+
+    delivery_id: str
+    event_key: str
+    sink: str
+    kind: MessageKind
+    severity: Severity
+    state: RowState
+    created: float
+    due: float
+    expires: float
+    attempts: int
+    error: str
+    note: str
+    ahead: tuple[str, ...]
+    fallback: tuple[str, ...]
+    others: tuple[str, ...]
+    expires_with_event: bool
+    listed: bool  # its event is listed now
+    record: Raw
+
+    @classmethod
+    def of(cls, row: Row, *, listed: bool, shift: float) -> "OutboxRow":
+        """``shift``: by how much Unix seconds are ahead of the times of a row."""
+        one = row.delivery
+        return cls(
+            delivery_id=one.delivery_id,
+            event_key=one.event_key,
+            sink=one.sink,
+            kind=one.kind,
+            severity=one.severity,
+            state=row.state,
+            created=row.since + shift,
+            due=row.due + shift,
+            expires=row.expires + shift,
+            attempts=row.attempts,
+            error=row.error,
+            note=one.note,
+            ahead=one.ahead,
+            fallback=one.fallback,
+            others=one.others,
+            expires_with_event=one.expires_with_event,
+            listed=listed,
+            record=Raw(one.record),
+        )
+
+
+class OutboxReply(Struct, frozen=True):
+    """The deliveries that were meant; of these ``done`` were changed, and the others are being sent just now.
+
+    ``unclear``: one of the ids, for which there is no delivery, or more than one (``several``).
+    """
+
+    rows: tuple[OutboxRow, ...] = ()
+    done: int = 0
+    left_out: int = 0  # dead letters that announce events that are over
+    unclear: str = ""
+    several: bool = False
+
+
+class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
+    """The newest changes since a Unix time."""
+
+    since: float | None
+    limit: int
+
+
+class HistoryReply(Struct, frozen=True):
+    """Records, oldest first."""
+
+    records: tuple[Raw, ...]
+
+
+class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
+    """Send a step of an exercise (``change``), say what has become of it, or ``end`` it: drop what still waits."""
+
+    event_key: str
+    change: StoredChange | None = None
+    end: bool = False
+
+
+class ExerciseReply(Struct, frozen=True):
+    """The attempts so far. ``due``: seconds until the next one; ``None``: there will be none."""
+
+    attempts: tuple[ExerciseAttempt, ...] = ()
+    due: float | None = None
+
+
+Request = OutboxRequest | HistoryRequest | ExerciseRequest
+Reply = OutboxReply | HistoryReply | ExerciseReply
+
+
+class Operations:
+    """Answers for a store. ``routing``: of the configuration in use."""
+
+    def __init__(self, store: Store, routing: Callable[[], Routing]) -> None:
+        self._store = store
+        self._routing = routing
+
+    def answer(self, request: Request) -> Reply:
+        """Do what is asked; never raises."""
+        if isinstance(request, OutboxRequest):
+            return self._outbox(request)
+        if isinstance(request, HistoryRequest):
+            found = self._store.history(request.since, request.limit, ALL_BYTES)
+            return HistoryReply(tuple(map(Raw, found.records)))
+        return self._exercise(request)
+
+    def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
+        if request.change is not None:
+            self._store.exercise(request.change)
+        rows = [row for row in self._store.rows() if row.delivery.event_key == request.event_key]
+        if request.end:
+            self._store.drop([row.id for row in rows])
+        due = min((row.due for row in rows if row.state == "pending"), default=None)
+        attempts = tuple(self._store.exercised(request.event_key))
+        return ExerciseReply(attempts, None if due is None else self._store.until(due))
+
+    def _outbox(self, request: OutboxRequest) -> OutboxReply:
+        store = self._store
+        rows = [] if request.ids else store.rows(request.state, request.sink)
+        for prefix in request.ids:
+            matching = store.find(prefix)
+            if len(matching) != 1:
+                return OutboxReply(unclear=prefix, several=bool(matching))
+            rows += matching
+        listed, shift = store.load().tracked.events.keys(), time.time() + store.until(0.0)
+        shown = [OutboxRow.of(row, listed=row.delivery.event_key in listed, shift=shift) for row in rows]
+        done = left_out = 0
+        if request.action == "retry" and not request.ids:
+            # they could wake somebody, and no later message corrects them
+            timely = [one for one in shown if one.listed or not one.expires_with_event]
+            shown, left_out = timely, len(shown) - len(timely)
+        ids = [one.delivery_id for one in shown]
+        if request.action == "retry":
+            done = store.retry(ids, {sink: terms.expire_after for sink, terms in self._routing().sinks.items()})
+        elif request.action == "drop":
+            done = store.drop(ids)
+        return OutboxReply(tuple(shown), done, left_out)

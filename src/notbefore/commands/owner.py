@@ -1,0 +1,46 @@
+"""``ask_owner``: commands ask the agent that owns the state; without one, they open the state under its lock."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+
+from notbefore.agent.control_socket import ask_agent
+from notbefore.agent.operations import Operations, Reply, Request
+from notbefore.core.delivery import Routing
+from notbefore.errors import StoreError
+from notbefore.process.clock import Clock
+from notbefore.store.file import FILE_NAME
+from notbefore.store.store import Store
+
+R = TypeVar("R", bound=Reply)
+
+
+def ask_owner(directory: Path, request: Request, reply: type[R], routing: Routing) -> R:
+    """The reply of the agent, or what the state itself says while no agent runs. Raises ``NotBeforeError``."""
+    found = ask_agent(directory, request, reply)
+    if found is not None:
+        return found
+    with open_store(directory) as store:
+        return cast("R", Operations(store, lambda: routing).answer(request))
+
+
+@contextmanager
+def open_store(directory: Path) -> Iterator[Store]:
+    """The state of an agent that does not run, as its user. Raises ``StoreError``."""
+    path = directory / FILE_NAME
+    try:
+        owner = path.stat()
+    except OSError as error:
+        hint = "run this as root or as the agent's user"
+        if isinstance(error, FileNotFoundError):
+            hint = "has `notbefore run` been started here?"
+        raise StoreError(f"{path} cannot be opened: {hint}") from None
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and owner.st_uid != 0:
+        os.setegid(owner.st_gid)  # what is made there is to be the agent's
+        os.seteuid(owner.st_uid)
+    with closing(Store(directory, Clock())) as store:
+        if store.degraded is not None:
+            raise StoreError(f"{path} cannot be opened ({store.degraded})")
+        yield store

@@ -1,0 +1,423 @@
+"""``StateFile``: the one SQLite file that follows what the agent remembers. All SQL statements are here.
+
+One process reads and writes it, in one thread. So there is no write-ahead log: ``journal_mode=TRUNCATE``, and
+``synchronous=EXTRA``. Each transaction checks a random stamp that the one before has written, and writes another: a
+file that was restored or overwritten meanwhile is noticed, and everything is written again.
+"""
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_type_hints
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.core.outbox import Ledger, OutboxImage, Row
+from notbefore.core.tracked import Tracked, TrackedEvent
+from notbefore.errors import StoreError
+from notbefore.store import SCHEMA_VERSION
+from notbefore.store.private import prepare_database
+from notbefore.store.state_file import StoredState
+
+FILE_NAME: Final = "notbefore.db"
+BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
+HISTORY_ROWS: Final = 10_000
+HISTORY_BYTES: Final = 64 * 1024 * 1024
+_SCHEMA: Final = f"""
+BEGIN IMMEDIATE;
+-- What is remembered, as MessagePack. kind: state (a field of StoredState), tracked (an event), delivery, thread,
+-- ledger, file; or `unreadable` and one of these, for a row that could not be read
+CREATE TABLE rows (
+    kind TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
+CREATE TABLE history (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    change_id TEXT NOT NULL,
+    time      REAL NOT NULL,  -- Unix seconds, at which the change was seen
+    record    BLOB NOT NULL,  -- core.record as JSON
+    UNIQUE (change_id, time)
+);
+CREATE INDEX history_time ON history (time);
+CREATE TABLE history_size (bytes INTEGER NOT NULL);  -- of all records; one row
+INSERT INTO history_size VALUES (0);
+CREATE TRIGGER history_added AFTER INSERT ON history
+    BEGIN UPDATE history_size SET bytes = bytes + length(new.record); END;
+CREATE TRIGGER history_removed AFTER DELETE ON history
+    BEGIN UPDATE history_size SET bytes = bytes - length(old.record); END;
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""  # noqa: S608 - a number of ours
+_EVENT: Final = "azure.scheduled_event."
+_INTERRUPTIONS: Final = f"""
+    SELECT json_extract(line, '$."{_EVENT}type"'), COALESCE(json_extract(line, '$."host.id"'), ''),
+        json_extract(line, '$."{_EVENT}interruption_seconds"') AS seconds
+    FROM (SELECT seq, CAST(record AS TEXT) AS line FROM history)
+    WHERE json_valid(line) AND json_extract(line, '$."{_EVENT}change"') = 'finished'
+        AND json_extract(line, '$."{_EVENT}scope"') = 'self' AND seconds IS NOT NULL
+    ORDER BY seq
+"""  # noqa: S608 - made of constants
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # primary codes
+
+log = logging.getLogger("notbefore.store")
+
+Key = tuple[str, str]  # kind and key of a row
+Inode = tuple[int, int]  # device and number: what a path leads to
+
+
+class FileReplacedError(OSError):
+    """The file is not the one that was written last: it was deleted, restored or overwritten."""
+
+
+class HistoryRecord(NamedTuple):
+    """A past change. ``time``: Unix seconds at which it was seen; ``record``: the change as JSON, UTF-8."""
+
+    change_id: str
+    time: float
+    record: bytes
+
+
+class FileClock(Struct, frozen=True):
+    """When a file was written, by clocks that nobody sets, and the stamp that tells this writing from all others."""
+
+    boot: str = ""  # the boot of the machine to which ``clock`` belongs
+    clock: float = 0.0  # seconds: the times of the rows are on this clock
+    date: float | None = None  # Unix seconds by IMDS's clock, if that is known
+    stamp: bytes = b""
+
+
+class Loaded(NamedTuple):
+    """What a file holds."""
+
+    state: StoredState
+    outbox: OutboxImage
+    clock: FileClock
+    unreadable: int  # rows that could not be read; they are kept as they are
+
+
+class Writing(NamedTuple):
+    """What one transaction writes."""
+
+    state: StoredState
+    rows: Mapping[str, Row | None]  # deliveries by id; ``None``: it is gone
+    threads: Mapping[tuple[str, str], str | None]
+    ledger: Ledger
+    records: Sequence[HistoryRecord]
+    clock: FileClock  # its stamp is made here
+    everything: bool  # there is nothing but this: all other rows are deleted
+
+
+class StateFile:
+    """For one thread at a time. Its methods raise ``sqlite3.Error``, ``OSError`` and ``StoreError``."""
+
+    def __init__(self, path: Path, history_bytes: int = HISTORY_BYTES) -> None:
+        self.path = path
+        self.damaged = 0  # how often it was set aside since it was damaged
+        self._history_bytes = history_bytes
+        self._db: sqlite3.Connection | None = None
+        self._inode: Inode | None = None  # of the open file
+        self._stamp: bytes | None = None  # of the last writing; None: it is not known
+        self._written: dict[Key, Any] = {}  # the rows of the state, as they stand in the file
+
+    def load(self) -> Loaded:
+        """What was written last; empty where there is no file. A damaged one is set aside, and read as far as it goes.
+
+        Raises ``StoreError`` where a newer version of notbefore wrote it.
+        """
+        try:
+            loaded = _read(self._open())
+            self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
+        except sqlite3.Error as error:
+            if _code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return _read_locked(self.path)
+            if not _is_damage(error):
+                raise
+            aside = self._set_aside("damaged", f"it is damaged ({error})")
+            self.damaged += 1
+            return _read_damaged(aside)
+        return loaded
+
+    def write(self, writing: Writing) -> None:
+        """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""
+        try:
+            db = self._open()
+            self._check_inode()
+            self._transact(db, writing)
+            self._check_inode()
+        except sqlite3.Error as error:
+            if _is_damage(error):
+                self._set_aside("damaged", f"it is damaged ({error})")
+                self.damaged += 1
+            raise
+
+    def _transact(self, db: sqlite3.Connection, writing: Writing) -> None:
+        stamp = os.urandom(16)
+        rows = _rows_of_state(writing.state)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            known = writing.everything if self._stamp is None else _stamp_in(db) == self._stamp
+            if not known:
+                raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
+            if writing.everything:
+                db.execute("DELETE FROM rows WHERE kind NOT LIKE 'unreadable %'")
+                self._written = {}
+            _delete(db, [key for key in self._written if key not in rows])
+            _upsert(db, [(key, value) for key, value in rows.items() if not _is_same(self._written.get(key), value)])
+            _upsert_or_delete(db, {("delivery", one): row for one, row in writing.rows.items()})
+            _upsert_or_delete(db, {("thread", _lane_key(lane)): one for lane, one in writing.threads.items()})
+            _upsert(db, [(("ledger", ""), writing.ledger), (("file", ""), replace(writing.clock, stamp=stamp))])
+            self._add_history(db, writing.records)
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to report
+                db.execute("ROLLBACK")
+            raise
+        self._stamp, self._written = stamp, rows
+
+    def _add_history(self, db: sqlite3.Connection, records: Sequence[HistoryRecord]) -> None:
+        db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
+        db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
+        excess = db.execute("SELECT bytes FROM history_size").fetchone()[0] - self._history_bytes
+        if excess > 0:
+            last = None
+            for seq, size in db.execute("SELECT seq, length(record) FROM history ORDER BY seq"):
+                last, excess = seq, excess - size
+                if excess <= 0:
+                    break
+            db.execute("DELETE FROM history WHERE seq <= ?", (last,))
+
+    def history(self, since: float, limit: int, max_bytes: int) -> list[bytes]:
+        """The newest records since a Unix time, newest first; not many more than ``max_bytes``."""
+        query = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
+        found: list[bytes] = []
+        for (record,) in self._open().execute(query, (since, limit)):
+            found.append(record)
+            max_bytes -= len(record)
+            if max_bytes < 0:
+                break
+        return found
+
+    def interruptions(self) -> list[tuple[str, str, float]]:
+        """The interruptions of past events that affected their VM: type, the VM's id, seconds; oldest first."""
+        return list(self._open().execute(_INTERRUPTIONS))
+
+    def check(self) -> None:
+        """Raise ``FileReplacedError`` where the path leads to another file by now, or to none."""
+        if self._db is not None:
+            self._check_inode()
+
+    def forget(self) -> None:
+        """After a failure: close the file; the next ``write`` opens what is there, and has to write everything."""
+        db, self._db, self._stamp, self._written = self._db, None, None, {}
+        if db is not None:
+            with suppress(sqlite3.Error):
+                db.close()
+
+    def set_aside_unread(self) -> None:
+        """Rename a file that could not be read at the start, so that nothing in it is overwritten."""
+        if self.path.exists():
+            self._set_aside("unread", "it could not be read at the start")
+
+    # ---- opening
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is not None:
+            return self._db
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prepare_database(self.path)
+        self._inode = _inode_of(self.path)
+        # autocommit: transactions are begun and ended here alone
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+        try:
+            version = self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        if 0 < version < SCHEMA_VERSION:
+            self._set_aside(f"schema-{version}", "an older notbefore wrote it, in a form that is not read any more")
+            return self._open()
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> int:
+        """Set up a connection, and a file that is new; returns the version of the schema."""
+        db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}):"
+                " install that version again, or move the file away to begin anew"
+            )
+        if 0 < version < SCHEMA_VERSION:
+            return version
+        result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if result != "ok":
+            error = sqlite3.DatabaseError(result)
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+        db.execute("PRAGMA synchronous = EXTRA")
+        if version == 0:
+            try:
+                db.executescript(_SCHEMA)
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+        return SCHEMA_VERSION
+
+    def _check_inode(self) -> None:
+        if _inode_of(self.path) != self._inode:
+            raise FileReplacedError(f"{self.path} was deleted or replaced")
+
+    def _set_aside(self, mark: str, why: str) -> Path:
+        self.forget()
+        aside = self.path.with_name(f"{self.path.name}.{mark}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+        for suffix in ("", "-journal", "-wal", "-shm"):  # what belongs to it: SQLite would take it for the next file's
+            with suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
+        log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
+        return aside
+
+
+# ---- rows
+
+
+def _rows_of_state(state: StoredState) -> dict[Key, Any]:
+    rows: dict[Key, Any] = {("state", name): getattr(state, name) for name in StoredState.__struct_fields__}
+    rows["state", "tracked"] = replace(state.tracked, events={})  # each event is a row of its own
+    return rows | {("tracked", key): event for key, event in state.tracked.events.items()}
+
+
+def _is_same(old: object, new: object) -> bool:
+    return old is new or (old is not None and old == new)
+
+
+def _upsert(db: sqlite3.Connection, rows: Iterable[tuple[Key, Any]]) -> None:
+    db.executemany(
+        "INSERT INTO rows VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body",
+        [(*key, msgspec.msgpack.encode(value)) for key, value in rows],
+    )
+
+
+def _delete(db: sqlite3.Connection, keys: Iterable[Key]) -> None:
+    db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", list(keys))
+
+
+def _upsert_or_delete(db: sqlite3.Connection, rows: Mapping[Key, Any]) -> None:
+    _delete(db, [key for key, value in rows.items() if value is None])
+    _upsert(db, [(key, value) for key, value in rows.items() if value is not None])
+
+
+def _lane_key(lane: tuple[str, str]) -> str:
+    return "\n".join(lane)
+
+
+def _stamp_in(db: sqlite3.Connection) -> bytes | None:
+    row = db.execute("SELECT body FROM rows WHERE kind = 'file'").fetchone()
+    return msgspec.msgpack.decode(row[0], type=FileClock).stamp if row is not None else b""
+
+
+# ---- reading
+
+_FIELDS: Final = get_type_hints(StoredState)
+
+
+class _Reader:
+    """Puts together what rows say; a row that cannot be read costs that row."""
+
+    def __init__(self) -> None:
+        self.unreadable: list[Key] = []
+        self._state: dict[str, Any] = {}
+        self._events: dict[str, TrackedEvent] = {}
+        self._rows: list[Row] = []
+        self._threads: list[tuple[tuple[str, str], str]] = []
+        self._ledger = Ledger()
+        self._clock = FileClock()
+
+    def take(self, kind: str, key: str, body: bytes) -> None:
+        try:
+            self._take(kind, key, body)
+        except (ValueError, TypeError, KeyError) as error:  # MsgspecError is a ValueError
+            log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
+            self.unreadable.append((kind, key))
+
+    def _take(self, kind: str, key: str, body: bytes) -> None:
+        read = msgspec.msgpack.decode
+        if kind == "state":
+            self._state[key] = read(body, type=_FIELDS[key])
+        elif kind == "tracked":
+            self._events[key] = read(body, type=TrackedEvent)
+        elif kind == "delivery":
+            self._rows.append(read(body, type=Row))
+        elif kind == "thread":
+            sink, _, event_key = key.partition("\n")
+            self._threads.append(((sink, event_key), read(body, type=str)))
+        elif kind == "ledger":
+            self._ledger = read(body, type=Ledger)
+        elif kind == "file":
+            self._clock = read(body, type=FileClock)
+
+    def loaded(self) -> Loaded:
+        tracked: Tracked = self._state.get("tracked", Tracked())
+        state = StoredState(**self._state | {"tracked": replace(tracked, events=self._events)})
+        image = OutboxImage(self._clock.clock, tuple(self._rows), tuple(self._threads), self._ledger)
+        return Loaded(state, image, self._clock, len(self.unreadable))
+
+
+def _read(db: sqlite3.Connection) -> Loaded:
+    reader = _Reader()
+    for row in db.execute("SELECT kind, key, body FROM rows WHERE kind NOT LIKE 'unreadable %'").fetchall():
+        reader.take(*row)
+    if reader.unreadable:  # where nothing can be written they stay in their places
+        with suppress(sqlite3.Error):
+            db.executemany(
+                "UPDATE OR REPLACE rows SET kind = 'unreadable ' || kind WHERE kind = ? AND key = ?", reader.unreadable
+            )
+    return reader.loaded()
+
+
+def _read_locked(path: Path) -> Loaded:
+    """What a file holds that another process has locked, such as a backup. Raises ``sqlite3.Error``."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        return _read(db)
+    finally:
+        db.close()
+
+
+def _read_damaged(path: Path) -> Loaded:
+    """What can still be read of a damaged file: row by row, up to one that cannot."""
+    reader = _Reader()
+    with suppress(sqlite3.Error):
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            for row in db.execute("SELECT kind, key, body FROM rows"):
+                reader.take(*row)
+        finally:
+            db.close()
+    return reader.loaded()
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file itself is the cause of the error."""
+    return _code_of(error) in _DAMAGED
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself carry none
+    return code & 0xFF
+
+
+def _inode_of(path: Path) -> Inode | None:
+    """What a path leads to now; ``None`` where there is nothing."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

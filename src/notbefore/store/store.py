@@ -1,0 +1,527 @@
+"""``Store``: the one owner of what the agent remembers, its outbox included. Memory is the truth, one file follows.
+
+A step is applied to memory at once, and is *behind* until one transaction has written it, in the one thread that uses
+the disk. Nobody else waits for the disk. Where it is sick (full, hanging, read-only; its file deleted or replaced),
+deliveries go from memory after ``core.outbox.WRITE_PATIENCE``, and ``degraded`` says why. After any doubt all of memory
+is written anew. An agent that is killed meanwhile forgets what only memory knew.
+"""
+
+import logging
+import random
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.outbox import LATENCY_BOUNDS, GivenDelivery, Outbox, OutboxChanges, Row, RowState, SendResult
+from notbefore.core.record import Record
+from notbefore.errors import StoreError
+from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.totals import Histogram
+from notbefore.store.disk import DiskHangsError, DiskThread
+from notbefore.store.file import (
+    FILE_NAME,
+    HISTORY_BYTES,
+    FileClock,
+    FileReplacedError,
+    HistoryRecord,
+    Loaded,
+    StateFile,
+    Writing,
+)
+from notbefore.store.lock import OwnerLock
+from notbefore.store.private import check_directory
+from notbefore.store.state_file import StoredChange, StoredState
+
+START_PATIENCE: Final = 12.0  # seconds to read the file at the start: without it, all of it would be news
+SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
+RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a disk that is sick
+LOOK_INTERVAL: Final = 10.0  # seconds between looks whether the file was deleted
+ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
+ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
+MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
+MAX_EXERCISES: Final = 10  # whose attempts are remembered
+MAX_MEASURED: Final = 100  # interruptions of a type that are remembered
+_TROUBLE: Final = (sqlite3.Error, OSError, StoreError)
+
+log = logging.getLogger("notbefore.store")
+
+
+class HistoryAnswer(NamedTuple):
+    """Records as JSON, oldest first. ``cut``: older ones were left out, because there were too many bytes."""
+
+    records: list[bytes]
+    cut: bool
+
+
+class StoreClock(Protocol):
+    """The clocks of this machine (``process.clock.Clock``)."""
+
+    boot_id: str  # tells this boot of the machine from another
+
+    def time(self) -> float:
+        """The wall clock, in Unix seconds."""
+        ...
+
+    def boot_time(self) -> float:
+        """Seconds since the boot, by a clock that nobody sets."""
+        ...
+
+
+class ExerciseAttempt(Struct, frozen=True):
+    """An attempt at a delivery of an exercise."""
+
+    sink: str
+    kind: MessageKind
+    result: SendResult
+    took: float  # seconds
+
+
+class Store:
+    """Safe to call from several threads. ``to_deliver`` is called when a courier may find something; it may not wait.
+
+    Raises ``StoreError`` when another agent holds the directory, or a newer version made the file; any other trouble is
+    survived in memory, and none of its methods raises.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        clock: StoreClock,
+        history_bytes: int = HISTORY_BYTES,
+        to_deliver: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.path = directory / FILE_NAME
+        self.unreadable_rows = 0  # found at the start
+        self.dropped_records = 0  # that waited for a sick disk for too long: they are missing in the history
+        self._clock = clock
+        self._to_deliver = to_deliver
+        self._directory = directory
+        self._disk = DiskThread(SLOW)  # uses the file, and nothing else does
+        self._file = StateFile(self.path, history_bytes)
+        self._lock_of_directory = OwnerLock(directory)
+        self._memory = threading.Condition()  # of all below; never held over the disk
+        self._state = self._written_state = StoredState()
+        self._outbox = Outbox(random.random)
+        self._records: list[HistoryRecord] = []  # that are not written yet, oldest first
+        self._recent: deque[tuple[float, HistoryRecord]] = deque()  # written in the last seconds, and when
+        self._measured: dict[tuple[str, str], list[float]] = {}  # (type, id of the VM) -> seconds of interruptions
+        self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
+        self._under_way: dict[str, tuple[GivenDelivery, float]] = {}  # what a courier has of them, since when
+        self._sinks: Collection[str] | None = None  # those that are configured
+        self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
+        self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot
+        self._loaded_clock = FileClock()
+        self._step = 0  # the newest
+        self._written_step = 0
+        self._everything = False  # nobody knows what is in the file: all of memory is behind
+        self._unread = False  # the file could not be read at the start: it is not to be overwritten
+        self._posted = False  # the disk thread will write what is behind
+        self._trouble: str | None = None  # why the last transaction failed
+        self._attempted = self._looked = time.monotonic()
+        self._begin()
+
+    # ---- the state
+
+    def load(self) -> StoredState:
+        """What is remembered: at the start, what the last agent wrote."""
+        return self._state
+
+    def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> int:
+        """Remember a state, and the changes that led to it with their deliveries; returns the number of this step."""
+        now, wall = self._clock.boot_time(), self._clock.time()
+        with self._memory:
+            self._state = state
+            for one in changes:
+                self._outbox.take(one.change, one.record, one.deliveries, now, wall)
+                self._remember(HistoryRecord(one.change.id, one.change.time.timestamp(), one.record))
+            step = self._stepped()
+        if any(one.deliveries for one in changes):
+            self._to_deliver()
+        return step
+
+    def wait_written(self, step: int, seconds: float) -> bool:
+        """Whether a step is on disk; waits for it so long, and not for a sick disk.
+
+        For those alone that may not go on without it.
+        """
+        deadline = time.monotonic() + seconds
+        with self._memory:
+            while self._written_step < step and self.degraded is None and time.monotonic() < deadline:
+                self._memory.wait(min(SLOW / 4, seconds))
+            return self._written_step >= step
+
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Add deliveries that no change causes."""
+        with self._memory:
+            self._outbox.put(deliveries, self._clock.boot_time(), self._clock.time())
+            self._stepped()
+        self._to_deliver()
+
+    def no_longer_affected(self, event_keys: Sequence[str]) -> None:
+        """Withdraw the reminders of these events, and end their repetitions: they are other VMs'."""
+        with self._memory:
+            self._outbox.no_longer_affected(*event_keys)
+            self._stepped()
+
+    def exercise(self, change: StoredChange) -> None:
+        """Send a step of an exercise: it is delivered as a change is, and is no part of the state and the history."""
+        with self._memory:
+            self._exercised.setdefault(change.change.event.key, [])
+            if len(self._exercised) > MAX_EXERCISES:
+                del self._exercised[next(iter(self._exercised))]
+            self._outbox.take(
+                change.change, change.record, change.deliveries, self._clock.boot_time(), self._clock.time()
+            )
+            self._stepped()
+        self._to_deliver()
+
+    def exercised(self, event_key: str) -> list[ExerciseAttempt]:
+        """The attempts at the deliveries of an exercise, so far."""
+        with self._memory:
+            return list(self._exercised.get(event_key, ()))
+
+    def _note_exercise(self, results: Iterable[SendResult], given: Iterable[GivenDelivery]) -> None:
+        now = self._clock.boot_time()
+        for result in results:
+            one, since = self._under_way.pop(result.delivery_id, (None, 0.0))
+            if one is not None and one.event_key in self._exercised:
+                self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, now - since))
+        self._under_way |= {one.delivery_id: (one, now) for one in given if one.event_key in self._exercised}
+
+    def know_time(self, date: float | None) -> None:
+        """IMDS has answered, at this time by its clock, in Unix seconds; ``None``: it does not say it."""
+        with self._memory:
+            before = self._loaded_clock.date
+            if date is not None:
+                self._date = date, self._clock.boot_time()
+            if not self._outbox.time_known:
+                self._outbox.advance(max(0.0, date - before) if date is not None and before is not None else 0.0)
+                self._stepped()
+
+    # ---- the courier
+
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+        """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
+        with self._memory:
+            results = list(results)
+            given = self._outbox.exchange(results, room, self._clock.boot_time())
+            if self._exercised:
+                self._note_exercise(results, given)
+            self._stepped()
+            return [self._with_usual(one) for one in given] if self._measured else given
+
+    def courier_ended(self) -> None:
+        """What the courier had is due again; what may run once is dead."""
+        with self._memory:
+            for row in self._outbox.release(self._clock.boot_time()):
+                one = row.delivery
+                log.error("sink %s: `%s` of event %s: %s", one.sink, one.kind, one.event_key, row.error)
+            self._redirect()
+            self._stepped()
+
+    def next_due(self) -> float | None:
+        """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
+        with self._memory:
+            now = self._clock.boot_time()
+            due = self._outbox.next_due(now)
+            return None if due is None else due - now
+
+    def use_sinks(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]]) -> None:
+        """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
+        with self._memory:
+            self._sinks, self._targets = sinks, targets
+            self._redirect()
+            self._stepped()
+
+    def _redirect(self) -> None:
+        if self._sinks is None:
+            return
+        left: dict[str, int] = {}
+        for row in self._outbox.redirect(self._sinks, self._targets, self._clock.boot_time()):
+            left[row.delivery.sink] = left.get(row.delivery.sink, 0) + 1
+        for sink, count in left.items():
+            log.warning(
+                "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
+                " are dead where no route names another sink (`notbefore outbox list`)", sink, count,
+            )  # fmt: skip
+
+    def _with_usual(self, given: GivenDelivery) -> GivenDelivery:
+        """With the interruption that is usual for this type of event, where it is known and the event is not over."""
+        with suppress(msgspec.DecodeError):
+            record = Record.read(given.record)
+            measured = self._measured.get((record.event_type, record.vm_id or ""))
+            if measured and record.scope == "self" and record.outcome is None:
+                return replace(given, usual=(median(measured), len(measured)))
+        return given
+
+    # ---- operators and readers
+
+    def until(self, time: float) -> float:
+        """Seconds until a time of a row; negative: it has passed."""
+        return time - self._clock.boot_time()
+
+    def rows(self, state: RowState | None = None, sink: str | None = None) -> list[Row]:
+        """What is in the outbox, oldest first; of one state or one sink where these are given."""
+        with self._memory:
+            return list(self._outbox.rows(state, sink))
+
+    def find(self, prefix: str) -> list[Row]:
+        """The deliveries whose id begins with ``prefix``."""
+        with self._memory:
+            return self._outbox.find(prefix)
+
+    def retry(self, ids: Collection[str], expire_after: Mapping[str, float]) -> int:
+        """Make deliveries due now, as if never tried; returns how many. ``expire_after``: in seconds, by sink."""
+        with self._memory:
+            done = self._outbox.retry(ids, self._clock.boot_time(), expire_after)
+            self._stepped()
+        self._to_deliver()
+        return done
+
+    def drop(self, ids: Collection[str]) -> int:
+        """Delete deliveries, and count them as dropped; returns how many."""
+        with self._memory:
+            done = self._outbox.drop(ids)
+            self._stepped()
+        return done
+
+    def outbox_view(self) -> OutboxView:
+        """The numbers of the outbox now."""
+        with self._memory:
+            now, wall, ledger = self._clock.boot_time(), self._clock.time(), self._outbox.ledger
+            rows: dict[tuple[str, str], int] = {}
+            errors: dict[str, str] = {}
+            for row in self._outbox.rows():
+                key = row.delivery.sink, row.state
+                rows[key] = rows.get(key, 0) + 1
+                if row.error:
+                    errors[row.delivery.sink] = row.error
+            return OutboxView(
+                rows=rows,
+                oldest={key: wall - found.oldest for key, found in self._outbox.waiting(now).items()},
+                counts=ledger.counts,
+                latency={sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()},
+                errors=errors,
+            )
+
+    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> HistoryAnswer:
+        """The newest records since a Unix time: at most ``limit``, and at most ``max_bytes`` in all."""
+        since = since or 0.0
+        with self._memory:
+            newer = [one for _, one in self._recent] + self._records
+        found = dict.fromkeys(one.record for one in reversed(newer) if one.time >= since)
+        with suppress(*_TROUBLE):  # what is in memory is all there is
+            found |= dict.fromkeys(self._disk.do(lambda: self._file.history(since, limit, max_bytes), ANSWER_PATIENCE))
+        return _newest(list(found)[:limit], max_bytes)
+
+    # ---- how the disk is
+
+    @property
+    def degraded(self) -> str | None:
+        """Why what is known is not on disk, in words; ``None``: it is, or will be in a moment."""
+        if self._disk.hangs:
+            return self._trouble or f"the disk has not answered for {SLOW:g} s"
+        return self._trouble
+
+    @property
+    def behind(self) -> int:
+        """Steps that are not on disk."""
+        return self._step - self._written_step
+
+    @property
+    def damaged_files(self) -> int:
+        """How many files were set aside since they were damaged."""
+        return self._file.damaged
+
+    @property
+    def hangs(self) -> bool:
+        """The thread waits for the disk, and may do so for ever."""
+        return self._disk.hangs
+
+    @property
+    def lock_descriptor(self) -> int | None:
+        """Of the lock on the directory, which a courier inherits."""
+        return self._lock_of_directory.descriptor
+
+    def tick(self) -> None:
+        """To be called each few seconds, each second while ``degraded``: write what is behind, notice a lost file."""
+        now = time.monotonic()
+        with self._memory:
+            if self._trouble is not None and now - self._attempted >= RETRY_INTERVAL:
+                self._post()
+            elif now - self._looked >= LOOK_INTERVAL and not self._posted:
+                self._looked = now
+                self._disk.post(self._look)
+
+    def close(self) -> None:
+        """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
+        self.wait_written(self._step, SLOW)
+        with suppress(DiskHangsError):
+            self._disk.do(self._file.forget)
+        self._disk.end()
+        self._lock_of_directory.release()
+
+    # ---- behind; with ``_memory`` held
+
+    def _stepped(self) -> int:
+        """Note that memory has changed, and have it written."""
+        if self._everything or self._records or self._outbox.changed or self._state is not self._written_state:
+            self._step += 1
+            if self._trouble is None:  # else the next attempt is made by ``tick``
+                self._post()
+        return self._step
+
+    def _post(self) -> None:
+        if not self._posted:
+            self._posted = True
+            self._disk.post(self._write)
+
+    def _remember(self, record: HistoryRecord) -> None:
+        self._records.append(record)
+        if len(self._records) > MAX_RECORDS:
+            del self._records[0]
+            self.dropped_records += 1
+        with suppress(msgspec.DecodeError):
+            change = Record.read(record.record)
+            if change.change == "finished" and change.scope == "self" and change.interruption_seconds is not None:
+                self._measure(change.event_type, change.vm_id or "", change.interruption_seconds)
+
+    def _measure(self, event_type: str, vm_id: str, seconds: float) -> None:
+        measured = self._measured.setdefault((event_type, vm_id), [])
+        measured.append(seconds)
+        del measured[:-MAX_MEASURED]
+
+    def _behind(self) -> tuple[Writing, OutboxChanges | None]:
+        """What is to be written now."""
+        now = self._clock.boot_time()
+        date = self._date[0] + now - self._date[1] if self._date is not None else None
+        changes = self._outbox.take_changes()
+        while self._recent and self._recent[0][0] < time.monotonic() - LOOK_INTERVAL:
+            self._recent.popleft()
+        rows: Mapping[str, Row | None] = changes.rows if changes is not None else {}
+        threads: Mapping[tuple[str, str], str | None] = changes.threads if changes is not None else {}
+        records: Sequence[HistoryRecord] = self._records.copy()
+        if self._everything:
+            image = self._outbox.image(now)
+            rows, threads = {row.id: row for row in image.rows}, dict(image.threads)
+            records = [*(one for _, one in self._recent), *records]
+        clock = FileClock(self._clock.boot_id, now, date)
+        return Writing(self._state, rows, threads, self._outbox.ledger, records, clock, self._everything), changes
+
+    # ---- in the thread of the disk
+
+    def _write(self) -> None:
+        with self._memory:
+            self._posted = False
+            step, (writing, changes) = self._step, self._behind()
+            unread = self._unread
+        self._attempted = begun = time.monotonic()
+        try:
+            self._hold_directory()
+            if unread:
+                self._file.set_aside_unread()
+            self._file.write(writing)
+        except _TROUBLE as error:
+            self._failed(error)
+            return
+        took = time.monotonic() - begun
+        with self._memory:
+            self._everything = self._unread = False
+            known = {id(one) for _, one in self._recent}
+            self._recent.extend((time.monotonic(), one) for one in writing.records if id(one) not in known)
+            written = {id(one) for one in writing.records}
+            self._records = [one for one in self._records if id(one) not in written]
+            self._written_state = writing.state
+            self._written_step = step
+            waited = self._outbox.written(changes.step) if changes is not None else False
+            healthy = took < SLOW
+            recovered, self._trouble = (
+                self._trouble is not None and healthy,
+                None if healthy else f"it took {took:.1f} s",
+            )
+            self._memory.notify_all()
+        if recovered:
+            log.info("the state is written again: %s", self.path)
+        if waited:
+            self._to_deliver()
+
+    def _failed(self, error: Exception) -> None:
+        self._file.forget()
+        with self._memory:
+            first, self._trouble = self._trouble is None, str(error) or type(error).__name__
+            self._everything = True
+            if first and isinstance(error, FileReplacedError):  # the disk is not sick
+                self._post()
+            else:
+                self._memory.notify_all()
+        if first:
+            log.error("the state file cannot be written (%s): all that is known is written anew when it can be", error)
+
+    def _look(self) -> None:
+        try:
+            self._file.check()
+        except OSError as error:
+            self._failed(error)
+
+    def _hold_directory(self) -> None:
+        """Take the lock on the directory that is there now: it may have been deleted."""
+        if self._lock_of_directory.is_of(self._directory):
+            return
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_directory(self._directory)
+        self._lock_of_directory.acquire()
+
+    # ---- the start
+
+    def _begin(self) -> None:
+        try:
+            loaded = self._disk.do(self._open, START_PATIENCE)
+        except StoreError:
+            self._disk.end()
+            self._lock_of_directory.release()
+            raise
+        except (sqlite3.Error, OSError) as error:
+            self._unread = True
+            self._failed(error)
+            return
+        self._state = self._written_state = loaded.state
+        self._loaded_clock, self.unreadable_rows = loaded.clock, loaded.unreadable
+        now, same_boot = self._clock.boot_time(), loaded.clock.boot == self._clock.boot_id
+        passed = now - loaded.clock.clock if same_boot else 0.0
+        self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot or not loaded.clock.boot)
+        with self._memory:
+            self._stepped()
+        self._disk.post(self._read_measured)
+
+    def _open(self) -> Loaded:
+        self._hold_directory()
+        return self._file.load()
+
+    def _read_measured(self) -> None:
+        with suppress(*_TROUBLE):
+            found = self._file.interruptions()
+            with self._memory:
+                for measured in found:
+                    self._measure(*measured)
+
+
+def _newest(newest_first: Sequence[bytes], max_bytes: int) -> HistoryAnswer:
+    """Those that are ``max_bytes`` or less together."""
+    records: list[bytes] = []
+    for record in newest_first:
+        max_bytes -= len(record)
+        if max_bytes < 0:
+            return HistoryAnswer(records[::-1], cut=True)
+        records.append(record)
+    return HistoryAnswer(records[::-1], cut=False)

@@ -1,0 +1,438 @@
+"""The agent's hold on its courier: where couriers cannot be started, hang, die, or are of another version."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import notbefore
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Command, SinkConfig, Slack
+from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.courier import supervisor
+from notbefore.courier.channel import MAX_FRAME
+from notbefore.courier.courier_process import CourierProcess, environment
+from notbefore.courier.orders import Hello, Orders
+from notbefore.courier.supervisor import CourierManager
+from notbefore.errors import ConfigError
+from notbefore.metrics.process import CourierFigures
+from support.agent import eventually
+from support.owner import RECORD, Owner, serve
+
+NEVER: Callable[[float], bool] = lambda _seconds: False  # noqa: E731 - as short as what it says
+AT_ONCE: Callable[[float], bool] = lambda _seconds: True  # noqa: E731
+
+
+@pytest.fixture(params=["posix_spawn", "popen"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to start a courier: the light one, and the one for systems without it."""
+    if request.param == "popen":
+        monkeypatch.delattr(os, "posix_spawn")
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def made() -> Iterator[list[CourierManager]]:
+    """Whose couriers are ended with the test."""
+    found: list[CourierManager] = []
+    yield found
+    for one in found:
+        one.stop(AT_ONCE)
+
+
+def sinks(**scripts: str) -> dict[str, SinkConfig]:
+    """Commands of the shell."""
+    return {name: SinkConfig(command=Command(command=("/bin/sh", "-c", script))) for name, script in scripts.items()}
+
+
+def pid_of(couriers: CourierManager) -> int:
+    """The courier that runs: the newest child of this process that is one."""
+
+    def found() -> list[str]:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+        return [one for one in children if b"notbefore.courier" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+    assert couriers.figures.running
+    return int(eventually(found)[-1])
+
+
+@pytest.mark.usefixtures("way")
+def test_a_courier_takes_its_orders_delivers_and_leaves_when_the_agent_stops(tmp_path: Path, owner: Owner) -> None:
+    got = tmp_path / "got"
+    poked: list[int] = []
+    couriers = CourierManager(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
+    owner.put("id", sink="hook")
+    couriers.wake()
+    serve([couriers], lambda: not owner.rows)
+    assert (got.read_bytes(), poked) == (RECORD + b"\n", [1])
+    assert couriers.figures == CourierFigures(running=True, starts=CourierFigures().starts | {"due": 1})
+    couriers.stop(NEVER)
+    assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
+
+
+def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: Owner) -> None:
+    got = tmp_path / "got"
+    couriers = CourierManager(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner, lambda: None)
+    owner.put("a", "b", "c", sink="hook")
+    couriers.tick()
+    couriers.stop(NEVER)
+    assert (owner.left, got.read_text()) == ({}, "\n\n\n")
+
+
+def test_whoever_is_impatient_ends_the_courier_at_once(owner: Owner) -> None:
+    couriers = CourierManager(Orders(sinks(hook="sleep 60")), owner, lambda: None)
+    owner.put("a", sink="hook")
+    couriers.tick()
+    assert couriers.figures.running
+    couriers.stop(AT_ONCE)
+    assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
+
+
+def test_nothing_due_starts_nothing(owner: Owner) -> None:
+    couriers = CourierManager(Orders(), owner, lambda: None)
+    owner.put("later", due=time.time() + 30.0)
+    couriers.tick()
+    assert not couriers.figures.running
+    assert 28.0 < couriers.patience <= 30.0
+    owner.ahead = 29.5  # so that it has started when the time comes
+    couriers.tick()
+    assert couriers.figures.running
+    couriers.stop(AT_ONCE)
+    assert couriers.descriptors == []
+
+
+def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, made: list[CourierManager]) -> None:
+    got = tmp_path / "got"
+    couriers = CourierManager(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    asked = len(owner.rooms)
+    owner.put("b", sink="hook")
+    couriers.wake()
+    serve([couriers], lambda: not owner.rows)
+    assert owner.given[-1].delivery_id == "b"
+    assert owner.rooms[asked:]
+    assert couriers.figures.starts["due"] == 1
+
+
+def test_a_courier_that_has_nothing_to_do_leaves(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[CourierManager]
+) -> None:
+    monkeypatch.setattr(supervisor, "LINGER", 0.5)
+    couriers = CourierManager(Orders(sinks(hook="true")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: couriers.figures.running)
+    serve([couriers], lambda: not couriers.figures.running)
+    assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
+
+
+def test_a_long_command_is_not_taken_for_nothing_to_do(
+    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[CourierManager]
+) -> None:
+    monkeypatch.setattr(supervisor, "LINGER", 0.2)
+    got = tmp_path / "got"
+    couriers = CourierManager(Orders(sinks(hook=f"sleep 3; echo >> {got}")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    assert (got.read_text(), owner.outbox.ledger.counts["hook", "delivered"]) == ("\n", 1)
+
+
+def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, made: list[CourierManager]) -> None:
+    got = tmp_path / "got"
+    couriers = CourierManager(Orders(sinks(hook="true")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    couriers.reconfigure(Orders(sinks(other=f"echo >> {got}")))
+    owner.put("b", sink="other")
+    serve([couriers], lambda: not owner.rows)
+    assert got.read_text() == "\n"
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
+
+
+def test_many_deliveries_with_long_records_are_given_in_parts(
+    tmp_path: Path, owner: Owner, made: list[CourierManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PIECE", 1_000)
+    names = [f"hook-{number}" for number in range(12)]
+    couriers = CourierManager(Orders(sinks(**dict.fromkeys(names, f"wc -c >> {tmp_path}/got"))), owner, lambda: None)
+    made.append(couriers)
+    for name in names:
+        owner.put(name, sink=name, record=RECORD + b" " * 100_000)
+    serve([couriers], lambda: not owner.rows)
+    assert (tmp_path / "got").read_text().split() == [str(len(RECORD) + 100_001)] * 12
+    assert couriers.figures.starts["crashed"] == 0
+
+
+# ---- trouble
+
+
+@pytest.mark.usefixtures("way")
+def test_a_courier_that_cannot_be_started_is_tried_again_later(
+    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    couriers = CourierManager(Orders(), owner, lambda: None)
+    owner.put("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(tmp_path / "no-python"))
+        for _ in range(5):
+            couriers.tick()
+    assert 0 < couriers.patience <= 60
+    assert "cannot be started" in couriers.trouble
+    assert couriers.trouble in caplog.text
+    assert couriers.figures == CourierFigures()
+    serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
+    couriers.stop(AT_ONCE)
+
+
+def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
+    owner: Owner, made: list[CourierManager], tmp_path: Path
+) -> None:
+    couriers = CourierManager(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    for number in range(1, 4):
+        serve([couriers], lambda: len(owner.given) == number)  # noqa: B023 - called in this round
+        os.kill(pid_of(couriers), signal.SIGKILL)
+        serve([couriers], lambda: owner.endings == number)  # noqa: B023 - as above
+    serve([couriers], lambda: len(owner.given) == 4)
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
+
+
+def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: list[CourierManager]) -> None:
+    couriers = CourierManager(Orders(sinks(hook="sleep 60")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook", once=True)
+    serve([couriers], lambda: owner.given)
+    os.kill(pid_of(couriers), signal.SIGKILL)
+    serve([couriers], lambda: owner.endings)
+    (row,) = owner.rows
+    assert (row.state, row.error.partition(":")[0]) == ("dead", "interrupted")
+
+
+def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
+    owner: Owner, made: list[CourierManager], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "OVERDUE", 2)
+    couriers = CourierManager(Orders(sinks(hook="sleep 60")), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: owner.given)
+    hangs = pid_of(couriers)
+    os.kill(hangs, signal.SIGSTOP)
+    serve([couriers], lambda: couriers.figures.starts["hung"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(hangs, 0)
+    assert "has taken no turn for 2 s: it is killed" in caplog.text
+    serve([couriers], lambda: len(owner.given) == 2)
+
+
+def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[CourierManager]) -> None:
+    class Stopping(Owner):
+        def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+            if not self.given:
+                os.kill(pid_of(couriers), signal.SIGSTOP)
+            return super().exchange(results, room)
+
+    owner = Stopping()
+    names = [f"hook-{number}" for number in range(20)]
+    couriers = CourierManager(Orders(sinks(**dict.fromkeys(names, "true"))), owner, lambda: None)
+    made.append(couriers)
+    for name in names:
+        owner.put(name, sink=name, record=RECORD + b" " * 90_000)
+    serve([couriers], lambda: owner.given)
+    begun = time.monotonic()
+    for _ in range(50):
+        couriers.wake()
+        couriers.tick()
+    assert time.monotonic() - begun < 5.0
+    assert couriers.unsent
+    os.kill(pid_of(couriers), signal.SIGCONT)
+    serve([couriers], lambda: not owner.rows)
+
+
+def test_a_courier_ends_with_its_agent_though_it_is_stopped(tmp_path: Path) -> None:
+    agent = """
+import os, signal, sys, time
+from notbefore.courier.courier_process import CourierProcess, environment
+from notbefore.courier.orders import Orders, seal
+courier = CourierProcess(seal(Orders(), {}), environment(Orders()), os.open(sys.argv[1], os.O_RDONLY))
+while not list(courier.frames()):
+    time.sleep(0.01)
+os.kill(courier.pid, signal.SIGSTOP)
+print(courier.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", agent, tmp_path], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        courier = int(process.stdout.readline())
+        process.kill()
+    eventually(lambda: not Path(f"/proc/{courier}").exists() or "Z" in Path(f"/proc/{courier}/stat").read_text())
+
+
+def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
+    tmp_path: Path, owner: Owner, made: list[CourierManager]
+) -> None:
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    script = f"ls -l /proc/self/fd > {tmp_path}/files; sleep 60"
+    couriers = CourierManager(Orders(sinks(hook=script)), owner, lambda: None, lambda: lock)
+    made.append(couriers)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
+    assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()
+    courier = pid_of(couriers)
+    os.close(lock)
+    another = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(courier, signal.SIGKILL)
+    serve([couriers], lambda: owner.endings)
+    fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(another)
+    lock = os.open(tmp_path, os.O_RDONLY)
+
+
+def test_orders_that_are_too_long_are_refused_before_anything_starts(owner: Owner) -> None:
+    long = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_FRAME))}
+    with pytest.raises(ConfigError, match="shorten the templates"):
+        CourierManager(Orders(long), owner, lambda: None)
+
+
+def test_long_orders_are_no_trouble(owner: Owner, made: list[CourierManager]) -> None:
+    long = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * 2_000_000))}
+    couriers = CourierManager(Orders(long), owner, lambda: None)
+    made.append(couriers)
+    owner.put("a", sink="unknown")
+    serve([couriers], lambda: owner.rooms)
+
+
+def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "NOTBEFORE_X__Y", "TOKEN")
+    for name in (*names, "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "x")
+    found = environment(Orders(hidden=("TOKEN",)))
+    assert not {*names} & found.keys()
+    assert found["HTTPS_PROXY"] == "x"
+
+
+# ---- another package
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place in which a test may install another package: couriers are started from it."""
+    place = tmp_path / "site"
+    place.mkdir()
+    root = Path(notbefore.__file__).parent
+    (place / "notbefore").symlink_to(root)
+    monkeypatch.setattr(notbefore, "__file__", str(place / "notbefore" / "__init__.py"))
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    return place / "notbefore"
+
+
+def another(package: Path, **files: str) -> None:
+    """Install this instead: modules by name, with their text."""
+    aside = package.with_name(f"notbefore-{time.monotonic_ns()}")
+    (aside / "courier").mkdir(parents=True)
+    (aside / "__init__.py").write_text(files.pop("init", ""), encoding="utf-8")
+    (aside / "courier" / "__init__.py").write_text("", encoding="utf-8")
+    for name, text in files.items():
+        (aside / "courier" / f"{name}.py").write_text(text, encoding="utf-8")
+    package.unlink(missing_ok=True)
+    package.symlink_to(aside)
+
+
+HELLO = """
+import os, socket, struct, msgspec
+end = socket.socket(fileno=os.dup(0))
+end.recv(1)
+frame = msgspec.msgpack.encode({hello})
+end.sendall(struct.pack("!I", len(frame)) + frame)
+"""
+
+
+def saying(**hello: object) -> str:
+    return HELLO.replace("{hello}", repr({"version": "99.0", "schema": 99, "problem": "", "new": "field"} | hello))
+
+
+def test_one_of_another_version_that_works_is_a_reason_to_end(
+    installed: Path, owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    couriers = CourierManager(Orders(), owner, lambda: None)
+    couriers.tick()
+    assert not couriers.figures.running
+    another(installed, __main__=saying())
+    serve([couriers], lambda: couriers.successor)  # though nothing is due
+    assert couriers.successor == "99.0"
+    assert "notbefore 99.0 is installed, and works" in caplog.text
+    owner.put("a")
+    couriers.tick()  # it waits for the agent of that version
+    assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        ({"problem": "ImportError: no azure"}, "ImportError: no azure"),
+        ({"schema": 1}, "it cannot read what"),
+    ],
+)
+def test_one_of_another_version_that_does_not_work_is_none(
+    installed: Path, owner: Owner, hello: dict[str, object], why: str
+) -> None:
+    couriers = CourierManager(Orders(), owner, lambda: None)
+    another(installed, __main__=saying(**hello))
+    serve([couriers], lambda: couriers.trouble)
+    assert why in couriers.trouble
+    assert "99.0" in couriers.trouble
+    assert couriers.successor == ""
+    another(installed, __main__=saying())  # somebody has installed it anew
+    serve([couriers], lambda: couriers.successor)
+
+
+def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> None:
+    couriers = CourierManager(Orders(), owner, lambda: None)
+    here = installed.readlink()
+    another(installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet")
+    owner.put("a")
+    serve([couriers], lambda: couriers.trouble)
+    assert "was replaced or removed: the courier does not start (exit code 1): notifications wait" in couriers.trouble
+    assert (couriers.successor, owner.left) == ("", {"a": "pending"})
+    installed.unlink()
+    installed.symlink_to(here)  # the same version again
+    serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
+    couriers.stop(AT_ONCE)
+
+
+def test_a_courier_of_the_package_that_was_replaced_leaves(installed: Path, owner: Owner) -> None:
+    couriers = CourierManager(Orders(sinks(hook="true")), owner, lambda: None)
+    owner.put("a", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    another(installed, __main__=saying())
+    serve([couriers], lambda: couriers.successor)
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "upgrade": 1}
+
+
+@pytest.mark.parametrize(("kind", "works"), [("command", True), ("telepathy", False)])
+def test_a_courier_of_another_version_says_whether_it_works(kind: str, works: bool) -> None:
+    orders = {"version": "0.0.1", "sinks": {"a": {kind: {"command": ["true"]}}}, "new": "field"}  # of an older agent
+    courier = CourierProcess(msgspec.msgpack.encode(orders), environment(Orders()))
+    frame = eventually(lambda: next(iter(courier.frames()), b""))
+    hello = msgspec.msgpack.decode(frame, type=Hello)
+    assert (hello.version, hello.problem == "") == (notbefore.__version__, works)
+    assert courier.end(kill=False) == 0

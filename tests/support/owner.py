@@ -1,0 +1,155 @@
+"""An owner of an outbox for a courier: in memory, on a clock that a test may move; and a courier in this process."""
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Self
+
+import msgspec
+
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, Row, SendResult
+from notbefore.courier.channel import Channel
+from notbefore.courier.main import Courier
+from notbefore.courier.message import Sink
+from notbefore.courier.orders import Given, Leave, Orders, Turn, Wake
+from notbefore.courier.redact import Redactor
+from notbefore.courier.supervisor import CourierManager
+from support.messages import message
+
+RECORD = message().line
+
+
+class Owner:
+    """As ``supervisor.OutboxOwner``; what it is asked and answers is kept."""
+
+    def __init__(self, bounds: Bounds = OF_AN_AGENT) -> None:
+        self.outbox = Outbox(lambda: 0.0, bounds, patience=0.0)
+        self.ahead = 0.0  # seconds by which its clock is ahead
+        self.results: list[SendResult] = []
+        self.given: list[GivenDelivery] = []
+        self.rooms: list[Mapping[str, int]] = []
+        self.endings = 0
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def put(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
+        """Have these delivered; each is of an event of its own, where ``event`` does not say which."""
+        wall = time.time()
+        made = [
+            Delivery(
+                **{
+                    "delivery_id": one,
+                    "event_key": event or f"e-{one}",
+                    "sink": sink,
+                    "kind": "announced",
+                    "severity": "info",
+                    "created": wall,
+                    "due": wall,
+                    "expires": wall + 1e6,
+                    "expires_with_event": True,
+                    "record": RECORD,
+                }
+                | fields  # type: ignore[arg-type]
+            )
+            for one in ids
+        ]
+        self.outbox.put(made, self.now, wall)
+
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+        results = list(results)
+        self.results += results
+        self.rooms.append(room)
+        given = self.outbox.exchange(results, room, self.now)
+        self.given += given
+        return given
+
+    def courier_ended(self) -> None:
+        self.endings += 1
+        self.outbox.release(self.now)
+
+    def next_due(self) -> float | None:
+        due = self.outbox.next_due(self.now)
+        return None if due is None else due - self.now
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.outbox.rows())
+
+    @property
+    def left(self) -> dict[str, str]:
+        """What is in the outbox: states by id."""
+        return {row.id: row.state for row in self.rows}
+
+
+def serve(couriers: Sequence[CourierManager], reached: Callable[[], object], seconds: float = 30.0) -> None:
+    """Do what a main thread does for its courier, until this is so."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        read = [one for courier in couriers for one in courier.descriptors]
+        unsent = [one for courier in couriers for one in courier.unsent]
+        select.select(read, unsent, [], min(0.1, *(courier.patience for courier in couriers)))
+        for courier in couriers:
+            courier.tick()
+
+
+class CourierHere:
+    """A courier in a thread of this process, whose agent is the test: it says ``leave`` and answers in ``until``."""
+
+    def __init__(self, owner: Owner, orders: Orders, make: Callable[[str], Sink]) -> None:
+        self.owner = owner
+        self.code: int | None = None
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self.courier = Courier(Channel(theirs), orders, make, Redactor(["s3cret"]))
+        self._theirs = theirs
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        with suppress(ConnectionError):
+            self.code = self.courier.run()
+        self._theirs.close()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self._thread.join(20)
+        self.courier.close()
+
+    def leave(self, seconds: float = 20.0) -> None:
+        self.channel.send(Leave(seconds))
+
+    def wake(self) -> None:
+        self.channel.send(Wake())
+
+    def until(self, reached: Callable[[], object], seconds: float = 20.0) -> None:
+        """Answer it until this is so."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            select.select([self.channel], [self.channel] if self.channel.unsent else [], [], 0.02)
+            try:
+                self.channel.flush()
+                for frame in self.channel.receive():
+                    turn = msgspec.msgpack.decode(frame, type=Turn)
+                    self.channel.send(Given(self.owner.exchange(turn.results, turn.room)))
+            except ConnectionError:
+                self._thread.join(20)
+                assert reached(), "it has ended"
+
+    def to_end(self) -> int | None:
+        """Let it do what is due, and leave; returns its exit code."""
+        self.until(lambda: (due := self.owner.next_due()) is None or due > 0)
+        self.leave()
+        self.until(lambda: self.code is not None)
+        self.owner.courier_ended()
+        return self.code

@@ -1,0 +1,33 @@
+"""A disk that takes nothing for a while: somebody else holds SQLite's lock on the state file."""
+
+import sqlite3
+from types import TracebackType
+from typing import Self
+
+from notbefore.store.store import Store
+from support.agent import eventually
+
+
+class SickDisk:
+    """From its making on nothing can be written for ``store``, until ``heal``."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._db = sqlite3.connect(store.path, isolation_level=None, timeout=5, check_same_thread=False)
+        self._db.execute("BEGIN EXCLUSIVE")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._db.close()
+
+    def heal(self) -> None:
+        """Let it write again, and wait until all is written."""
+        self._db.close()
+
+        def healthy() -> bool:
+            self._store.tick()
+            return self._store.degraded is None and not self._store.behind
+
+        eventually(healthy)

@@ -1,0 +1,768 @@
+"""The rules of the outbox: order, retries, expiry, repetition, fallback, and what is counted."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import (
+    BATCH_ROWS,
+    DEAD_SECONDS,
+    FAILED_REPEAT_SECONDS,
+    INTERRUPTED,
+    LONGEST_ASKED,
+    REPEAT_SECONDS,
+    Bounds,
+    Outbox,
+    SendResult,
+)
+from notbefore.core.record import Record
+from support.azure import T0, event
+from support.box import Box, accepted, delivery, failed, ids, refused
+from support.messages import message
+
+RECORD = message().line
+
+
+@pytest.fixture
+def box() -> Box:
+    return Box()
+
+
+# ---- what is given, in which order
+
+
+def test_what_is_given_is_not_given_again_until_its_courier_has_ended(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    assert ids(box.lease(1)) == [one.delivery_id]
+    assert box.lease(1e6) == []
+    assert box.outbox.next_due(1e6) is None
+    assert box.outbox.release(1e6) == []
+    assert box.outbox.next_due(1e6) is not None
+    assert ids(box.lease(1e6)) == [one.delivery_id]
+
+
+def test_nothing_is_sent_before_what_comes_before_it(box: Box) -> None:
+    first, second = delivery(), delivery(kind="started")
+    box.put(first, second)
+    assert ids(box.lease(1)) == [first.delivery_id]
+    assert box.lease(2, failed(first)) == []
+    assert ids(box.lease(3)) == [first.delivery_id]
+    assert ids(box.lease(4, accepted(first))) == [second.delivery_id]
+
+
+def test_what_was_returned_is_due_at_once_and_is_no_attempt(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    box.lease(1)
+    assert ids(box.lease(1, SendResult(one.delivery_id, "returned"))) == [one.delivery_id]
+    assert (box.rows()[0].attempts, box.count("failed")) == (0, 0)
+
+
+def test_a_dead_delivery_holds_nothing_back(box: Box) -> None:
+    first, second = delivery(), delivery(kind="started")
+    box.put(first, second)
+    box.lease(1)
+    assert ids(box.lease(2, refused(first, error="404"))) == [second.delivery_id]
+    assert [(one.state, one.error) for one in box.rows(state="dead")] == [("dead", "404")]
+
+
+def test_a_sink_that_is_stuck_holds_no_other_back(box: Box) -> None:
+    box.put(delivery(), delivery(sink="hub"), delivery("f", sink="hub"))
+    assert len(box.lease(1, chat=0, hub=9)) == 2
+
+
+def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
+    keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
+    box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
+    assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
+    assert [one.event_key for one in box.lease(1, chat=3)] == ["a"]
+
+
+def test_nothing_is_sent_before_it_is_due(box: Box) -> None:
+    box.put(delivery(due=20.0))
+    assert box.lease(19) == []
+    assert box.outbox.next_due(19) == 20
+    assert len(box.lease(20)) == 1
+
+
+def test_a_sink_that_takes_several_gets_all_that_is_due_of_an_event_in_order(box: Box) -> None:
+    first, second, later, last = (delivery(batched=True, due=due) for due in (0.0, 0.0, 50.0, 0.0))
+    box.put(first, delivery("f", batched=True), second, later, last)
+    assert ids(box.lease(1, chat=10))[:2] == [first.delivery_id, second.delivery_id]
+    assert box.lease(2, chat=10) == []
+    assert ids(box.lease(3, failed(first), accepted(second), chat=10)) == []
+    assert ids(box.lease(51, chat=10)) == [first.delivery_id, later.delivery_id, last.delivery_id]
+
+
+def test_a_batch_of_one_event_is_bounded(box: Box) -> None:
+    box.put(*[delivery(batched=True) for _ in range(BATCH_ROWS + 5)])
+    assert len(box.lease(1, chat=1000)) == BATCH_ROWS
+
+
+def test_a_reminder_waits_for_its_time_and_nothing_waits_for_it(box: Box) -> None:
+    announced, reminder, moved = delivery(), delivery(kind="reminder", due=100.0), delivery(kind="updated")
+    box.put(announced, reminder)
+    box.lease(1, *[accepted(one) for one in box.lease(1)])
+    assert box.outbox.next_due(1) == 100
+    box.put(moved)
+    assert ids(box.lease(2)) == [moved.delivery_id]
+
+
+def test_a_reminder_waits_for_what_comes_before_it_and_is_not_sent_beside_another(box: Box) -> None:
+    announced, reminder = delivery(), delivery(kind="reminder")
+    box.put(announced, reminder)
+    assert ids(box.lease(1)) == [announced.delivery_id]
+    assert ids(box.lease(2, accepted(announced))) == [reminder.delivery_id]
+    box.put(delivery(kind="approved"))
+    assert box.lease(3) == []
+
+
+def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
+    one = delivery(severity="critical", note="why", ahead=("leader",), created=10.0, due=20.0, not_before=900.0)
+    box.put(one, now=10)
+    (given,) = box.lease(30)
+    assert (given.record, given.note, given.ahead, given.severity) == (b"{}", "why", ("leader",), "critical")
+    assert (given.age, given.patience, given.repetition) == (20.0, 870.0, False)
+    box.put(msgspec.structs.replace(one, delivery_id="f", event_key="f", patient=False), now=10)
+    assert box.lease(30)[0].patience == 0
+
+
+# ---- results
+
+
+def test_a_failed_attempt_is_made_again_at_its_time_and_says_why(box: Box) -> None:
+    box.put(delivery())
+    (one,) = box.lease(1)
+    assert box.lease(2, failed(one, error="503")) == []
+    assert [(row.due, row.error, row.attempts, row.state) for row in box.rows()] == [(3, "503", 1, "pending")]
+    assert box.outbox.next_due(2) == 3
+    assert box.lease(4, *map(failed, box.lease(3))) == []
+    assert box.rows()[0].due == 6
+
+
+def test_pauses_grow_up_to_five_minutes_and_are_diced() -> None:
+    outbox = Outbox(lambda: 0.5, patience=0.0)
+    one, now, pauses = delivery(expires=1e9), 0.0, list[float]()
+    outbox.put([one], now, now)
+    for _ in range(11):
+        assert outbox.exchange([], {"chat": 1}, now)
+        outbox.exchange([failed(one)], {}, now)
+        (row,) = outbox.rows()
+        pauses.append(row.due - now)
+        now = row.due
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 150, 150]
+
+
+def test_a_pause_that_the_receiver_asks_for_is_for_the_sink(box: Box) -> None:
+    asks, waits, other = delivery("b"), delivery("c"), delivery("f", sink="hub")
+    box.put(asks, waits, other)
+    box.lease(1, chat=1)
+    assert ids(box.lease(2, failed(asks, retry_after=88.0))) == [other.delivery_id]
+    assert box.outbox.next_due(2) == 90
+    assert box.lease(89) == []
+    assert ids(box.lease(90)) == [asks.delivery_id, waits.delivery_id]
+    box.lease(91, failed(asks, retry_after=1e9))
+    assert box.outbox.next_due(91) == 91 + LONGEST_ASKED
+    box.outbox.release(91)
+    box.lease(92, accepted(waits))  # what it takes ends the pause, and not what it was asked for
+    assert box.rows()[0].due == 91 + LONGEST_ASKED
+
+
+def test_what_became_of_each_delivery_is_counted(box: Box) -> None:
+    box.put(delivery("a"), delivery("b"), delivery("c"), delivery("d", sink="hub"))
+    a, b, c, d = box.lease(1)
+    box.lease(2, accepted(a, template_failed=True), failed(b), refused(c), refused(d))
+    assert box.outbox.ledger.counts == {
+        ("chat", "accepted"): 3, ("chat", "fallback"): 1, ("chat", "delivered"): 1, ("chat", "failed"): 1,
+        ("chat", "dead"): 1, ("hub", "accepted"): 1, ("hub", "dead"): 1,
+    }  # fmt: skip
+
+
+def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> None:
+    for at, (created, now) in enumerate([(1.0, 1.09), (1.0, 1.11), (1.0, 30_000.0), (5.0, 4.0)]):
+        box.put(delivery(str(at), created=created, due=0.0))
+        (one,) = box.lease(1)
+        box.lease(now, accepted(one))
+    counts, total = box.outbox.ledger.latency["chat"]
+    assert counts == (2, 1, 0, 0, 0, 0, 1)
+    assert total == pytest.approx(0.09 + 0.11 + 29_999)
+
+
+def test_a_row_that_is_gone_is_settled_by_nobody(box: Box) -> None:
+    assert box.lease(1, SendResult("unheard of", "accepted")) == []
+    assert box.counts == {}
+
+
+def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepted(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    box.lease(1)
+    box.outbox.release(2)
+    assert ids(box.lease(2, refused(one))) == [one.delivery_id]
+    box.outbox.release(2)
+    assert box.lease(2, accepted(one)) == []
+    assert (box.count("delivered"), box.rows()) == (1, [])
+
+
+def test_what_another_vm_sends_is_counted_as_yielded(box: Box) -> None:
+    one = delivery(**WAITING)
+    box.put(one)
+    box.lease(20)
+    box.lease(21, SendResult(one.delivery_id, "yielded"))
+    assert (box.rows(), box.counts) == ([], {"accepted": 1, "yielded": 1})
+
+
+def test_the_same_delivery_is_taken_in_once(box: Box) -> None:
+    one = delivery()
+    box.put(one, one)
+    assert (box.count("accepted"), len(box.rows())) == (1, 1)
+
+
+def test_later_deliveries_of_an_event_are_given_its_thread(box: Box) -> None:
+    first, second, stranger = delivery(), delivery(kind="started"), delivery(sink="hub")
+    box.put(first, second, stranger)
+    assert [one.thread for one in box.lease(1)] == [None, None]
+    (next_one,) = box.lease(2, accepted(first, thread="1234.5"))
+    assert next_one.thread == "1234.5"
+
+
+def test_of_threads_the_newest_are_remembered() -> None:
+    box = Box(Bounds(2, 1 << 20))
+    for key in "abca":
+        box.put(delivery(key))
+        box.lease(1, *[accepted(one, thread=key) for one in box.lease(1)])
+    assert dict(box.outbox.image(1).threads) == {("chat", "c"): "c", ("chat", "a"): "a"}
+    changes = box.outbox.take_changes()
+    assert changes is not None
+    assert changes.threads == {("chat", "a"): "a", ("chat", "b"): None, ("chat", "c"): "c"}
+
+
+# ---- what an event's life does
+
+
+def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
+    announced, started = delivery(), delivery(kind="started", expires_with_event=False)
+    box.put(announced, started)
+    box.take("finished")
+    assert ids(box.lease(6)) == [started.delivery_id]
+    assert box.count("expired") == 1
+
+
+@pytest.mark.parametrize("outcome", ["failed", "returned", "refused"])
+def test_what_is_on_its_way_when_the_event_ends_is_delivered_or_expires(box: Box, outcome: Any) -> None:
+    arrives, fails = delivery(), delivery("f")
+    box.put(arrives, fails)
+    box.lease(1)
+    for key in ("e", "f"):
+        box.take("canceled", key)
+    assert len(box.rows()) == 2
+    box.lease(3, accepted(arrives), SendResult(fails.delivery_id, outcome))
+    assert (box.count("delivered"), box.count("expired"), box.rows()) == (1, 1, [])
+
+
+def test_what_is_on_its_way_when_event_and_courier_end_expires(box: Box) -> None:
+    box.put(delivery())
+    box.lease(1)
+    box.take("ended")
+    box.outbox.release(2)
+    assert (box.count("expired"), box.rows()) == (1, [])
+
+
+@pytest.mark.parametrize("what", ["moved", "started", "finished"])
+def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, what: Any) -> None:
+    box.put(delivery(kind="reminder", due=100.0))
+    if what == "moved":
+        box.put(delivery(kind="updated"))
+    else:
+        box.take(what)
+    assert "reminder" not in {one.kind for one in box.lease(6)}
+    assert box.count("withdrawn") == 1
+
+
+@pytest.mark.parametrize("seconds", [-60.0, 7200.0])
+def test_a_reminder_moves_with_not_before_also_where_its_sink_is_not_notified(box: Box, seconds: float) -> None:
+    reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
+    box.put(reminder, delivery("f", kind="reminder", due=100.0))
+    before, after = event(NotBefore=T0), event(NotBefore=T0)
+    before = msgspec.structs.replace(before, event_id="e", not_before=T0)
+    after = msgspec.structs.replace(before, not_before=T0.fromtimestamp(T0.timestamp() + seconds, T0.tzinfo))
+    box.take("updated", "e", event=after, previous=before)
+    moved, other = box.rows()
+    assert (moved.since, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
+    assert (moved.delivery.record, other.due) == (b'{"moved":1}', 100)
+
+
+def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or_event(box: Box) -> None:
+    box.put(
+        delivery(kind="reminder", due=100.0),
+        delivery(kind="reminder", due=100.0, sink="hub"),
+        delivery("f", kind="reminder", due=100.0),
+        delivery(kind="approved"),
+    )
+    assert len(box.rows()) == 4
+    box.put(delivery(kind="updated"))
+    assert [(one.lane, one.delivery.kind) for one in box.rows()] == [
+        (("hub", "e"), "reminder"), (("chat", "f"), "reminder"),
+        (("chat", "e"), "approved"), (("chat", "e"), "updated"),
+    ]  # fmt: skip
+
+
+def test_an_event_that_is_anothers_is_neither_repeated_nor_reminded_of(box: Box) -> None:
+    box.put(delivery("e"), delivery("f"))
+    box.lease(2, *[accepted(one, repeat=30.0) for one in box.lease(1)])
+    box.put(
+        delivery("e", kind="reminder", sink="hub", due=100.0), delivery("e", kind="reminder", sink="hub", due=200.0)
+    )
+    box.outbox.no_longer_affected("e")
+    assert [(row.lane, row.state) for row in box.rows()] == [(("chat", "f"), "repeating")]
+    assert box.count("withdrawn") == 2
+    box.put(delivery("g"))
+    (under_way,) = box.lease(3)
+    box.take("updated", "g", scope="peer", previous_scope="self")
+    box.lease(4, accepted(under_way, repeat=30.0))
+    assert [row.lane for row in box.rows()] == [("chat", "f")]
+
+
+# ---- repetition
+
+
+def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
+    one = delivery(expires=20.0)
+    box.put(one)
+    box.lease(2, *[accepted(given, repeat=30.0) for given in box.lease(1)])
+    assert [row.state for row in box.rows()] == ["repeating"]
+    (again,) = box.lease(32)
+    assert again.repetition
+    box.lease(33, failed(one))
+    assert box.lease(33 + FAILED_REPEAT_SECONDS - 1) == []
+    assert ids(box.lease(33 + FAILED_REPEAT_SECONDS)) == [one.delivery_id]
+    box.lease(99, accepted(one, repeat=30.0))
+    assert box.rows()[0].due == 129
+    box.take("finished")
+    assert box.rows() == []
+    assert box.counts == {"accepted": 1, "delivered": 1, "failed": 1}
+
+
+def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Box) -> None:
+    box.put(delivery())
+    (one,) = box.lease(1)
+    box.lease(2, accepted(one, repeat=30.0))
+    assert len(box.lease(32)) == 1
+    box.lease(33, refused(one, error="401"))
+    (row,) = box.rows(state="repeating")
+    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
+    assert box.outbox.retry([one.delivery_id], 40, {}) == 1
+    (again,) = box.lease(40)
+    assert again.repetition
+    box.lease(41, accepted(one, repeat=30.0))
+    (row,) = box.rows(state="repeating")
+    assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
+
+
+def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
+    one, newer = delivery(), delivery(kind="updated")
+    box.put(one)
+    box.lease(1)
+    box.put(newer)
+    assert ids(box.lease(2, accepted(one, repeat=30.0))) == [newer.delivery_id]
+    assert ids(box.rows()) == [newer.delivery_id]
+    box.lease(3, accepted(newer, repeat=30.0))
+    box.put(newer)  # it is there already: its repetition goes on
+    assert [row.state for row in box.rows()] == ["repeating"]
+    box.put(delivery(kind="started"))
+    assert [row.delivery.kind for row in box.rows()] == ["started"]
+
+
+def test_a_reminder_that_waits_does_not_end_the_repetition_and_takes_its_place_once_sent(box: Box) -> None:
+    announced, reminder = delivery(), delivery(kind="reminder", due=50.0)
+    box.put(announced, reminder)
+    box.lease(1)
+    box.lease(2, accepted(announced, repeat=100.0))
+    assert ids(box.rows(state="repeating")) == [announced.delivery_id]
+    box.lease(50)
+    box.lease(51, accepted(reminder, repeat=100.0))
+    assert ids(box.rows(state="repeating")) == [reminder.delivery_id]
+
+
+def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> None:
+    started = delivery(kind="started", expires_with_event=False)
+    box.put(started)
+    box.take("finished")
+    box.lease(2, *[accepted(one, repeat=30.0) for one in box.lease(1)])
+    assert box.rows() == []
+    end = delivery(kind="finished", expires_with_event=False)
+    box.take("finished", "e", end)
+    box.lease(4, *[accepted(one, repeat=30.0) for one in box.lease(3)])
+    assert box.rows() == []
+
+
+def test_a_repetition_lasts_for_a_year_at_most_and_is_counted_nowhere(box: Box) -> None:
+    box.put(delivery())
+    box.lease(4, *[accepted(one, repeat=30.0) for one in box.lease(1)])
+    (row,) = box.rows()
+    assert (row.due, row.expires) == (34, 4 + REPEAT_SECONDS)
+    assert box.lease(4 + REPEAT_SECONDS) == []
+    assert box.rows() == []
+    box.put(delivery())
+    box.lease(4, *[accepted(one, repeat=30.0) for one in box.lease(1)])
+    assert box.outbox.drop(ids(box.rows())) == 1
+    assert box.counts == {"accepted": 2, "delivered": 2}
+
+
+# ---- time, bounds
+
+
+def test_a_delivery_that_is_too_old_expires(box: Box) -> None:
+    box.put(delivery(expires=10.0))
+    assert box.lease(10) == []
+    assert box.count("expired") == 1
+
+
+def test_a_dead_letter_is_kept_for_a_month_and_a_heartbeat_no_longer_than_before(box: Box) -> None:
+    box.put(delivery("a", expires=100.0), delivery("b", kind="heartbeat", expires=100.0))
+    box.lease(2, *[refused(one, error="404") for one in box.lease(1)])
+    assert [(one.state, one.expires) for one in box.rows()] == [("dead", 2 + DEAD_SECONDS), ("dead", 100)]
+    assert box.outbox.next_due(3) is None
+    box.lease(1 + DEAD_SECONDS)
+    assert [row.delivery.event_key for row in box.rows()] == ["a"]
+    box.lease(2 + DEAD_SECONDS)
+    assert box.rows() == []
+
+
+def test_what_is_on_its_way_neither_expires_nor_is_pushed_out() -> None:
+    box = Box(Bounds(2, 1 << 20))
+    box.put(delivery("a", expires=10.0))
+    (given,) = box.lease(1)
+    box.put(delivery("b"), delivery("c"), now=11)
+    assert [row.delivery.event_key for row in box.rows()] == ["a", "c"]
+    assert box.counts == {"accepted": 3, "overflowed": 1}
+    box.lease(12, failed(given), chat=0)
+    box.lease(12, chat=0)
+    assert [row.delivery.event_key for row in box.rows()] == ["c"]
+
+
+@pytest.mark.parametrize("bounds", [Bounds(2, 1 << 20), Bounds(100, 2 * 602)])
+def test_a_full_outbox_pushes_out_the_oldest_of_the_least_severe_and_counts_it(bounds: Bounds) -> None:
+    box = Box(bounds)
+    critical, old, new = delivery("a", severity="critical"), delivery("b"), delivery("c")
+    box.put(critical, old)
+    assert box.count("overflowed") == 0
+    box.put(new)
+    assert ids(box.rows()) == [critical.delivery_id, new.delivery_id]
+    assert box.count("overflowed") == 1
+
+
+def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none_then_dead_letters() -> None:
+    box = Box(Bounds(2, 1 << 20))
+    repeated, dead = delivery("a", severity="critical"), delivery("b", severity="critical")
+    box.put(repeated, dead)
+    box.lease(1)
+    box.lease(2, accepted(repeated, repeat=30.0), refused(dead))
+    box.put(delivery("c"))
+    assert ([row.delivery.event_key for row in box.rows()], box.count("overflowed")) == (["b", "c"], 0)
+    box.put(delivery("d"))
+    assert ([row.delivery.event_key for row in box.rows()], box.count("overflowed")) == (["c", "d"], 1)
+
+
+# ---- by hand
+
+
+def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
+    one = delivery(expires=10.0)
+    box.put(one)
+    box.lease(1)
+    box.lease(2, refused(one, error="404"))
+    assert box.lease(500) == []
+    assert box.outbox.retry([one.delivery_id, "unheard of"], 1000, {"chat": 60}) == 1
+    assert box.rows()[0].expires == 1060
+    assert ids(box.lease(1001)) == [one.delivery_id]
+
+
+def test_what_is_sent_again_by_hand_has_a_day_at_least_where_its_sink_is_not_known(box: Box) -> None:
+    box.put(delivery("a", expires=50.0), delivery("b"), delivery("c", kind="heartbeat", expires=50.0))
+    box.lease(2, *[failed(one) for one in box.lease(1)], chat=0)
+    assert box.outbox.retry(ids(box.rows()), 10, {}) == 3
+    assert [(one.expires, one.due, one.attempts) for one in box.rows()] == [
+        (10 + 86_400, 10, 0),
+        (1e9, 10, 0),
+        (50, 10, 0),
+    ]
+
+
+def test_what_is_on_its_way_is_neither_sent_again_nor_dropped_by_hand(box: Box) -> None:
+    one = delivery()
+    box.put(one)
+    box.lease(1)
+    assert box.outbox.retry([one.delivery_id], 1e6, {}) == box.outbox.drop([one.delivery_id]) == 0
+    box.outbox.release(2)
+    assert box.outbox.retry([one.delivery_id], 2, {}) == 1
+    assert box.outbox.drop([one.delivery_id, "unheard of"]) == 1
+    assert box.counts == {"accepted": 1, "dropped": 1}
+
+
+def test_ids_are_found_by_their_beginning(box: Box) -> None:
+    box.put(delivery(delivery_id="abc1"), delivery(delivery_id="abd2"), delivery(delivery_id="a%"))
+    assert ids(box.outbox.find("abc")) == ["abc1"]
+    assert len(box.outbox.find("a")) == 3
+    assert box.outbox.find("%") == []
+
+
+def test_what_waits_is_told_by_sink_and_severity_without_what_waits_for_others(box: Box) -> None:
+    box.put(delivery(created=5.0), delivery("f", created=2.0), delivery("g", **WAITING))
+    box.put(delivery("h", severity="critical", sink="hub"))
+    assert box.outbox.waiting(10) == {("chat", "info"): (2, 8.0), ("hub", "critical"): (1, 10.0)}
+
+
+# ---- a sink that was renamed or removed
+
+
+def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: Box) -> None:
+    gone, reminder = delivery(record=RECORD, others=("mail",)), delivery(kind="reminder", due=50.0, expires=99.0)
+    box.put(gone, reminder, delivery("f", sink="hub"))
+    left = box.outbox.redirect({"ops", "mail", "hub"}, lambda _row: ("ops", "mail", "old"), 5)
+    assert ids(left) == [gone.delivery_id, reminder.delivery_id]
+    assert [(row.delivery.sink, row.delivery.kind, row.due, row.expires) for row in box.rows()] == [
+        ("hub", "announced", 0, 1e9), ("ops", "announced", 0, 1e9),
+        ("ops", "reminder", 50, 99), ("mail", "reminder", 50, 99),
+    ]  # fmt: skip
+    assert box.outbox.ledger.counts[("chat", "withdrawn")] == 2
+    assert [one.sink for one in box.lease(5, ops=9, chat=9)] == ["ops"]
+
+
+def test_what_no_route_names_another_sink_for_is_dead_with_that_reason(box: Box) -> None:
+    box.put(delivery(), delivery("f"), delivery("g"))
+    box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1, chat=1)], chat=0)
+    (under_way,) = box.lease(2, chat=1)
+    assert len(box.outbox.redirect({"hub"}, lambda _row: (), 3)) == 2
+    assert [(row.state, row.error) for row in box.rows()] == [
+        ("pending", ""),  # a courier has it
+        ("dead", "no sink of the name chat is configured"),
+    ]
+    box.lease(4, failed(under_way))
+    assert len(box.outbox.redirect({"hub"}, lambda _row: (), 5)) == 1
+    assert {row.state for row in box.rows()} == {"dead"}
+
+
+# ---- what may run once
+
+
+def test_what_may_run_once_is_given_after_it_is_written_that_it_has_begun() -> None:
+    box = Box(patience=1.0)
+    box.put(delivery(once=True))
+    assert box.outbox.written(step_of(box.outbox))
+    assert box.lease(1) == []
+    changes = box.outbox.take_changes()
+    assert changes is not None
+    assert [row.begun for row in changes.rows.values() if row is not None] == [True]
+    assert box.lease(1.5) == []
+    assert box.outbox.written(changes.step)
+    (given,) = box.lease(1.5)
+    (dead,) = box.outbox.release(2)
+    assert (dead.id, dead.state, dead.error) == (given.delivery_id, "dead", INTERRUPTED)
+    assert box.lease(3) == []
+
+
+def test_what_may_run_once_and_failed_may_run_again(box: Box) -> None:
+    box.put(delivery(once=True))
+    (one,) = box.lease(1)
+    box.lease(2, failed(one), chat=0)
+    again = Outbox(lambda: 1.0, patience=0.0)
+    again.restore(box.outbox.image(2), 2)
+    assert [row.state for row in again.rows()] == ["pending"]
+
+
+def test_what_may_have_run_when_its_owner_was_killed_is_dead(box: Box) -> None:
+    box.put(delivery(once=True))
+    box.lease(1)
+    again = Outbox(lambda: 1.0, patience=0.0)
+    again.restore(box.outbox.image(2), 2)
+    assert [(row.state, row.error) for row in again.rows()] == [("dead", INTERRUPTED)]
+
+
+# ---- what waits to be written
+
+
+def step_of(outbox: Outbox) -> int:
+    changes = outbox.take_changes()
+    assert changes is not None
+    return changes.step
+
+
+def test_a_delivery_waits_until_it_is_written_or_a_second_has_passed() -> None:
+    box = Box(patience=1.0)
+    one, two = delivery(), delivery("f")
+    box.put(one)
+    step = step_of(box.outbox)
+    box.put(two, now=0.5)
+    assert box.lease(0.5) == []
+    assert box.outbox.next_due(0.5) == 1.0
+    assert box.outbox.written(step)
+    assert not box.outbox.written(step)
+    assert ids(box.lease(0.5)) == [one.delivery_id]
+    assert box.outbox.next_due(0.5) == 1.5
+    assert ids(box.lease(1.5)) == [two.delivery_id]
+
+
+def test_the_next_of_an_event_waits_until_the_result_of_the_one_before_is_written() -> None:
+    box = Box(patience=1.0)
+    first, second, third = delivery(), delivery(), delivery("f")
+    box.put(first, second, third)
+    box.outbox.written(step_of(box.outbox))
+    assert ids(box.lease(5)) == [first.delivery_id, third.delivery_id]
+    assert box.lease(6, accepted(first)) == []
+    step = step_of(box.outbox)
+    assert box.lease(6.5, accepted(third)) == []
+    assert box.outbox.written(step)
+    assert ids(box.lease(6.5)) == [second.delivery_id]
+    assert box.outbox.take_changes() is not None
+    assert box.outbox.take_changes() is None
+
+
+def test_an_image_comes_back_as_it_was_on_another_clock(box: Box) -> None:
+    under_way, later = delivery(fallback=("hub",), fallback_at=60.0), delivery("f", due=20.0, expires=90.0)
+    box.put(under_way, later, delivery("g"))
+    a, b = box.lease(1, chat=2)
+    box.lease(2, accepted(b, thread="t"), chat=0)
+    image = msgspec.msgpack.decode(msgspec.msgpack.encode(box.outbox.image(10)), type=type(box.outbox.image(10)))
+    again = Outbox(lambda: 1.0, patience=0.0)
+    again.restore(image, 1010, passed=3)
+    assert again.ledger == box.outbox.ledger
+    assert [(row.id, row.due, row.expires, row.fallback_at) for row in again.rows()] == [
+        (a.delivery_id, 997, 1e9 + 997, 1057), (later.delivery_id, 1017, 1087, None),
+    ]  # fmt: skip
+    assert again.changed  # on a clock of its own
+    assert ids(again.exchange([], {"chat": 9}, 1010)) == [a.delivery_id]
+
+
+def test_what_was_withdrawn_on_its_way_is_not_there_after_a_restart(box: Box) -> None:
+    box.put(delivery())
+    box.lease(1)
+    box.take("finished")
+    again = Outbox(lambda: 1.0)
+    again.restore(box.outbox.image(1), 1)
+    assert list(again.rows()) == []
+    assert again.ledger.counts[("chat", "expired")] == 1
+
+
+def test_while_the_time_is_not_known_nothing_expires_and_no_reminder_is_due(box: Box) -> None:
+    box.put(delivery(expires=10.0, due=5.0), delivery("f", kind="reminder", due=5.0))
+    again = Outbox(lambda: 1.0, patience=0.0)
+    again.restore(box.outbox.image(0), 100, time_known=False)
+    (given,) = again.exchange([], {"chat": 9}, 1e6)
+    assert given.kind == "announced"
+    again.release(1e6)
+    again.advance(20)
+    assert [one.kind for one in again.exchange([], {"chat": 9}, 106)] == ["reminder"]
+    assert again.ledger.counts[("chat", "expired")] == 1
+
+
+# ---- other VMs, other sinks
+
+WAITING: dict[str, Any] = {"ahead": ("leader",), "due": 20.0}
+
+
+@pytest.mark.parametrize("kind", ["updated", "started", "finished"])
+def test_what_waits_for_another_vm_gives_way_to_a_newer_change_of_its_event(box: Box, kind: Any) -> None:
+    box.put(delivery(**WAITING), delivery("other", **WAITING))
+    newer = delivery(kind=kind, **WAITING)
+    box.put(newer)
+    assert [one.event_key for one in box.lease(20)] == ["other", "e"]
+    assert [row.id for row in box.rows() if row.delivery.event_key == "e"] == [newer.delivery_id]
+    assert box.count("withdrawn") == 1
+
+
+@pytest.mark.parametrize("step", ["started", "finished"])
+def test_it_is_withdrawn_when_the_event_starts_or_ends_and_stays_once_it_was_tried(box: Box, step: Any) -> None:
+    box.put(delivery(kind="started", expires_with_event=False, **WAITING))
+    box.take(step)
+    assert box.rows() == []
+    box.put(delivery(kind="started", expires_with_event=False, **WAITING))
+    box.lease(21, *[failed(one) for one in box.lease(20)], chat=0)
+    box.take(step)
+    assert len(box.rows()) == 1
+
+
+def critical(**fields: Any) -> Delivery:
+    return delivery(severity="critical", record=RECORD, fallback=("mail", "hub"), fallback_at=60.0, **fields)
+
+
+def test_what_is_not_accepted_in_time_goes_to_the_fallback_as_well(box: Box) -> None:
+    one = critical()
+    box.put(one)
+    assert ids(box.lease(1, chat=9, mail=9, hub=9)) == [one.delivery_id]
+    box.lease(2, failed(one, error="503", retry_after=98.0))
+    assert box.lease(59, chat=9, mail=9, hub=9) == []
+    assert box.outbox.next_due(59) == 60.0
+    mail, hub = box.lease(60, chat=9, mail=9, hub=9)
+    assert (mail.sink, hub.sink) == ("mail", "hub")
+    assert mail.note == "chat has not accepted it within 60 s: 503"
+    copy = box.outbox.find(mail.delivery_id)[0]
+    assert (copy.due, copy.expires, copy.delivery.fallback) == (60.0, 60.0 + 86_400.0, ())
+    # each copy is sent once: after its receiver has accepted it, it does not come back
+    assert ids(box.lease(100, accepted(mail), accepted(hub), chat=9, mail=9, hub=9)) == [one.delivery_id]
+    assert box.lease(1000, accepted(one), chat=9, mail=9, hub=9) == []
+
+
+def test_what_is_dead_goes_to_the_fallback_at_once(box: Box) -> None:
+    one = critical()
+    box.put(one)
+    box.lease(1, chat=9)
+    found = box.lease(2, refused(one, error="401"), mail=9, hub=9)
+    assert [(copy.sink, copy.note) for copy in found] == [
+        ("mail", "chat refused it: 401"),
+        ("hub", "chat refused it: 401"),
+    ]
+
+
+def test_what_was_accepted_has_no_fallback_and_what_two_sinks_refuse_is_one_message(box: Box) -> None:
+    box.put(critical())
+    box.lease(2, *[accepted(one) for one in box.lease(1, chat=9)])
+    assert box.lease(100, mail=9, hub=9) == []
+    box.put(critical(), critical(sink="pager"))
+    assert len(box.lease(100, mail=9, hub=9)) == 2
+
+
+def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_beginning(box: Box) -> None:
+    box.put(critical())
+    mail, hub = box.lease(60, mail=9, hub=9)
+    box.lease(61, accepted(mail), mail=0)  # it names no thread; and the hub has not answered yet
+    record = msgspec.structs.replace(Record.read(RECORD), change_id="the end").line()
+    end = critical(kind="finished", created=200.0, due=220.0, ahead=("leader",), others=("mail",))
+    end = msgspec.structs.replace(end, record=record, fallback=("mail", "hub", "pager"), expires_with_event=False)
+    box.take("finished", "e", end, now=200)
+    followed = [row for row in box.rows() if row.delivery.kind == "finished"]
+    assert [row.delivery.sink for row in followed] == ["chat", "mail", "hub"]
+    for row in followed[1:]:
+        one = row.delivery
+        assert one.note == "an earlier message of this event came here instead of chat"
+        assert (one.ahead, one.fallback, row.fallback_at, one.others, row.due) == ((), (), None, (), 200.0)
+        assert one.delivery_id not in ids([end, mail, hub])
+        assert (one.event_key, one.severity, one.record) == (end.event_key, "critical", record)
+
+
+def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: Box) -> None:
+    def refuse(now: float) -> list[Any]:
+        one = delivery(f"e-{now}", record=RECORD, others=("mail", "hub"))
+        box.put(one)
+        box.lease(now, chat=9)
+        return box.lease(now, refused(one, error="403: invalid_token"), mail=9)
+
+    (report,) = refuse(10)
+    box.lease(10, accepted(report))
+    assert (report.sink, report.kind) == ("mail", "sink_failed")
+    assert report.note == "sink chat refused a message: 403: invalid_token"
+    assert refuse(20) == refuse(3_600) == []
+    assert len(refuse(3_611)) == 1
+
+
+def test_a_report_does_not_go_to_a_sink_that_refuses_as_well(box: Box) -> None:
+    for number, sink in enumerate(("mail", "chat")):
+        one = delivery(sink, sink, record=RECORD, others=("mail", "chat", "hub"))
+        box.put(one)
+        box.lease(number, **{sink: 9})
+        box.lease(number, refused(one, error="401"))
+    reports = [row.delivery for row in box.rows() if row.delivery.kind == "sink_failed"]
+    assert [one.sink for one in reports] == ["chat", "hub"]

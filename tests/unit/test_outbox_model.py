@@ -1,0 +1,232 @@
+"""The outbox against a model that shares no code with it: an account of what was put in, and of what receivers took.
+
+Clocks jump, couriers and owners are killed, the disk is late or sick. What holds: at least once, in order, under one
+id; no row is stuck; and each delivery is in the outbox or counted as what became of it.
+"""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import Bounds, GivenDelivery, Ledger, Outbox, OutboxImage, Row, SendResult
+from support.box import change, delivery
+
+SINKS = ("chat", "hub")
+BOUNDS = Bounds(12, 1 << 20)
+OUTCOMES = ("accepted", "accepted", "accepted", "failed", "refused", "returned", "yielded")
+
+
+class Disk:
+    """What was written: rows by key, as whoever owns an outbox writes it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.threads: dict[tuple[str, str], str] = {}
+        self.ledger = Ledger()
+        self.clock = 0.0
+
+    def image(self) -> OutboxImage:
+        return OutboxImage(self.clock, tuple(self.rows.values()), tuple(self.threads.items()), self.ledger)
+
+
+class Account(RuleBasedStateMachine):
+    """One outbox; ``waiting`` is what it owes to receivers, by their sinks and events, in the order of the changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.disk = 1_000.0, Disk()
+        self.outbox = Outbox(lambda: 0.5, BOUNDS)
+        self.number = 0
+        self.queued: dict[tuple[str, str], list[str]] = {}  # what has to arrive in this order
+        self.reached: set[str] = set()  # ids that a receiver has accepted
+        self.under_way: dict[str, GivenDelivery] = {}
+        self.held_back: set[tuple[str, str]] = set()
+        self.excused: set[str] = set()  # ids that may go without having arrived
+        self.expired = 0  # how many have, at the last look
+
+    # ---- what happens
+
+    @rule(
+        key=st.sampled_from("abc"),
+        sink=st.sampled_from(SINKS),
+        kind=st.sampled_from(["announced", "updated", "started", "finished", "reminder"]),
+        severity=st.sampled_from(["critical", "info"]),
+        wait=st.sampled_from([0.0, 0.0, 5.0, 400.0]),
+        extra=st.sampled_from([{}, {}, {"once": True}, {"batched": True}, {"ahead": ("leader",)}]),
+    )
+    def change_is_seen(  # noqa: PLR0913 - what hypothesis draws
+        self, *, key: str, sink: str, kind: Any, severity: str, wait: float, extra: dict[str, Any]
+    ) -> None:
+        self.number += 1
+        made = {"kind": kind, "severity": severity, "delivery_id": f"{self.number:06d}", "created": self.now}
+        made |= {"expires_with_event": kind in ("announced", "updated", "reminder"), **extra}
+        one = delivery(key, sink, due=self.now + wait, expires=self.now + 3_000, **made)
+        self._excuse(key, kind, sink)
+        if kind == "reminder":
+            self.outbox.put([one], self.now, self.now)
+            self.excused.add(one.delivery_id)  # whoever knows that the event moved or ended needs none
+        else:
+            self.outbox.take(change(kind, key), b"{}", [one], self.now, self.now)
+            self.queued.setdefault(one_lane(one), []).append(one.delivery_id)
+        if len(list(self.outbox.rows())) >= BOUNDS.rows:
+            self.excused |= {row.id for row in self.outbox.rows()} | {one.delivery_id}
+
+    def _excuse(self, key: str, kind: str, sink: str) -> None:
+        """What this change makes needless."""
+        for row in self.outbox.rows():
+            made = row.delivery
+            over = kind == "finished" and made.expires_with_event
+            waits = bool(made.ahead) and (kind in ("started", "finished") or made.sink == sink)
+            if made.event_key == key and (over or waits):
+                self.excused.add(row.id)
+
+    @rule(outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4), room=st.integers(0, 3), repeat=st.booleans())
+    def courier_takes_a_turn(self, outcomes: list[Any], room: int, *, repeat: bool) -> None:
+        results = []
+        for one, drawn in zip(list(self.under_way.values()), outcomes, strict=False):
+            del self.under_way[one.delivery_id]
+            # what was given after one that is to be tried again, of the same event, comes back
+            outcome: Any = "returned" if lane_of(one) in self.held_back else drawn
+            if outcome in ("failed", "returned"):
+                self.held_back.add(lane_of(one))
+            if outcome == "accepted":
+                self._arrive(one)
+            elif outcome in ("refused", "yielded"):
+                self.excused.add(one.delivery_id)
+            results.append(SendResult(one.delivery_id, outcome, repeat=20.0 if repeat else None))
+        self.held_back &= {lane_of(one) for one in self.under_way.values()}
+        self._give(results, dict.fromkeys(SINKS, room))
+
+    def _give(self, results: list[SendResult], room: dict[str, int]) -> None:
+        for one in self.outbox.exchange(results, room, self.now):
+            assert one.delivery_id not in self.under_way, "given twice"
+            beside = [other for other in self.under_way.values() if lane_of(other) == lane_of(one)]
+            assert all(other.delivery_id < one.delivery_id for other in beside), "an earlier one beside a later one"
+            self.under_way[one.delivery_id] = one
+
+    def _arrive(self, one: GivenDelivery) -> None:
+        if one.delivery_id in self.reached:
+            return
+        self.reached.add(one.delivery_id)
+        order = self.queued.get(lane_of(one), [])
+        if one.delivery_id in order:
+            before = order[: order.index(one.delivery_id)]
+            missing = [earlier for earlier in before if earlier not in self.reached | self.excused]
+            assert not missing, f"{one.delivery_id} came before {missing}"
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 8.0, 100.0, 400.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def disk_writes(self) -> None:
+        changes = self.outbox.take_changes()
+        if changes is None:
+            return
+        for key, row in changes.rows.items():
+            if row is None:
+                self.disk.rows.pop(key, None)
+            else:
+                self.disk.rows[key] = row
+        for lane, thread in changes.threads.items():
+            if thread is None:
+                self.disk.threads.pop(lane, None)
+            else:
+                self.disk.threads[lane] = thread
+        self.disk.ledger, self.disk.clock = changes.ledger, self.now
+        self.outbox.written(changes.step)
+
+    @rule()
+    def disk_refuses(self) -> None:
+        """After it, all is behind."""
+        self.outbox.take_changes()
+        image = self.outbox.image(self.now)
+        self.disk.rows = {row.id: row for row in image.rows}
+        self.disk.threads, self.disk.ledger, self.disk.clock = dict(image.threads), image.ledger, self.now
+
+    @rule()
+    def courier_is_killed(self) -> None:
+        for row in self.outbox.release(self.now):
+            assert row.delivery.once
+            self.excused.add(row.id)
+        self.under_way = {}
+
+    @rule(boot=st.booleans(), uptime=st.sampled_from([0.0, 5.0, 1e6]), passed=st.sampled_from([0.0, 30.0]))
+    def owner_is_killed(self, *, boot: bool, uptime: float, passed: float) -> None:
+        """What only its memory knew is gone; another boot has another clock."""
+        self.now = uptime if boot else self.now + passed
+        image = self.disk.image()
+        known = {row.id for row in image.rows}
+        self.excused |= {row.id for row in self.outbox.rows()} - known  # nobody knows of them any more
+        self.excused |= {row.id for row in image.rows if row.begun or row.withdrawn}
+        self.outbox, self.under_way = Outbox(lambda: 0.5, BOUNDS), {}
+        self.outbox.restore(image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot)
+        self.expired = sum(count for (_, name), count in image.ledger.counts.items() if name == "expired")
+
+    @precondition(lambda self: not self.outbox.time_known)
+    @rule(seconds=st.sampled_from([0.0, 60.0, 4_000.0]))
+    def imds_says_the_time(self, seconds: float) -> None:
+        self.outbox.advance(seconds)
+
+    @rule(nth=st.integers(0, 5), again=st.booleans())
+    def somebody_retries_or_drops(self, nth: int, *, again: bool) -> None:
+        for row in list(self.outbox.rows())[nth : nth + 1]:
+            if again:
+                self.outbox.retry([row.id], self.now, {})
+                continue
+            if self.outbox.drop([row.id]):
+                self.excused.add(row.id)
+
+    # ---- what holds
+
+    @invariant()
+    def each_is_there_or_counted(self) -> None:
+        for sink in SINKS:
+            counts = {name: count for (of, name), count in self.outbox.ledger.counts.items() if of == sink}
+            gone = ("delivered", "expired", "withdrawn", "overflowed", "dropped", "yielded")
+            rows = sum(row.state != "repeating" for row in self.outbox.rows(sink=sink))
+            assert counts.get("accepted", 0) == sum(counts.get(name, 0) for name in gone) + rows
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """What has not arrived is there, unless its time was over or something made it needless."""
+        rows = {row.id for row in self.outbox.rows()}
+        owed = {one for order in self.queued.values() for one in order} - rows - self.reached - self.excused
+        expired = sum(count for (_, name), count in self.outbox.ledger.counts.items() if name == "expired")
+        assert len(owed) <= expired - self.expired, f"lost: {owed}"
+        self.excused |= owed
+        self.expired = expired
+
+    def teardown(self) -> None:
+        """Whatever the clock did: a courier that can do all gets all, and nothing is left to be sent."""
+        self.courier_is_killed()
+        if not self.outbox.time_known:
+            self.outbox.advance(0.0)
+        for _ in range(200):
+            due = self.outbox.next_due(self.now)
+            if due is None and not self.under_way:
+                break
+            self.now = max(self.now, due or 0.0)
+            results = [SendResult(one, "accepted") for one in self.under_way]
+            for one in self.under_way.values():
+                self._arrive(one)
+            self.under_way = {}
+            self._give(results, dict.fromkeys(SINKS, 50))
+        assert not self.under_way
+        left = [row for row in self.outbox.rows() if row.state == "pending"]
+        assert not left, f"stuck: {left}"
+
+
+def one_lane(one: Delivery) -> tuple[str, str]:
+    return one.sink, one.event_key
+
+
+def lane_of(one: GivenDelivery) -> tuple[str, str]:
+    return one.sink, one.event_key
+
+
+TestAccount = Account.TestCase
+TestAccount.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
