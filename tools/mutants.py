@@ -46,6 +46,7 @@ TESTS: Final = {
     "process/clock": ["tests/integration/test_tracker.py", "tests/integration/test_freeze.py"],
     "agent/freeze": ["tests/integration/test_freeze.py"],
     "agent/approver": ["tests/integration/test_approver.py"],
+    "courier/supervisor": ["tests/integration/test_supervisor.py"],
 }
 # of functions and classes: what says nothing about their behaviour, or says it to Python alone
 SKIPPED_FIELDS: Final = {
