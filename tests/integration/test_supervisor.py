@@ -224,6 +224,24 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: lis
     assert (row.state, row.error.partition(":")[0]) == ("dead", "interrupted")
 
 
+def test_what_a_courier_said_before_its_end_counts_also_where_it_cannot_be_answered(
+    owner: Owner, made: list[CourierManager], tmp_path: Path
+) -> None:
+    names = [f"hook-{number}" for number in range(20)]
+    couriers = CourierManager(Orders(sinks(**dict.fromkeys(names, f"echo >> {tmp_path}/ran"))), owner, lambda: None)
+    made.append(couriers)
+    for name in names:
+        owner.put(name, sink=name, record=RECORD)
+    serve([couriers], lambda: owner.given)
+    eventually(lambda: (tmp_path / "ran").exists() and len((tmp_path / "ran").read_text()) == 20)
+    time.sleep(1.5)  # its results are under way
+    os.kill(pid_of(couriers), signal.SIGKILL)
+    couriers.wake()
+    serve([couriers], lambda: owner.endings)
+    assert owner.left.keys() < {*names}
+    serve([couriers], lambda: not owner.rows)
+
+
 def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     owner: Owner, made: list[CourierManager], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -378,7 +396,8 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
     assert not couriers.figures.running
     another(installed, __main__=saying())
     serve([couriers], lambda: couriers.successor)  # though nothing is due
-    assert couriers.successor == "99.0"
+    assert (couriers.successor, couriers.patience) == ("99.0", 0.0)
+    assert couriers.figures.starts["upgrade"] == 1
     assert "notbefore 99.0 is installed, and works" in caplog.text
     owner.put("a")
     couriers.tick()  # it waits for the agent of that version

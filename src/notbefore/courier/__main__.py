@@ -60,10 +60,13 @@ def _first_frame(channel: Channel) -> bytes:
 
 def _problem(frame: bytes) -> str:
     """Why this version cannot work in place of the agent's, in words; empty: it can."""
+    from notbefore.config.checks import check_installed  # noqa: PLC0415 - a courier of the same version does without
+
     try:
         orders = unseal(frame)
         for config in orders.sinks.values():
             import_module(f"notbefore.courier.sinks.{config.kind}")
+            check_installed(config)
         import_module("notbefore.commands.run")  # it is all there, up to the command that starts the agent
     except (ImportError, ConfigError, msgspec.MsgspecError, ValueError) as error:
         return f"{type(error).__name__}: {error}"

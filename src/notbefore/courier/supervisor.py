@@ -130,12 +130,14 @@ class CourierManager:
     @property
     def patience(self) -> float:
         """Seconds after which ``tick`` is needed at the latest."""
+        if self.successor:
+            return 0.0
         due = self._outbox.next_due()
         if self._courier is not None:
             return due if due is not None and 0 < due < TURN_INTERVAL else TURN_INTERVAL
         if self._replaced:
             due = 0.0
-        if due is None or self.successor:
+        if due is None:
             return LONGEST_PAUSE
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
@@ -189,7 +191,6 @@ class CourierManager:
     def _attend(self, courier: CourierProcess, *, woken: bool = False) -> None:
         """Take what it has sent, and answer; note its end."""
         try:
-            courier.channel.flush()
             for frame in courier.frames():
                 if self._works:
                     self._serve(courier, msgspec.msgpack.decode(frame, type=Turn))
@@ -197,6 +198,7 @@ class CourierManager:
                     self._greet(courier, msgspec.msgpack.decode(frame, type=Hello))
                 if self._courier is not courier:
                     return
+            courier.channel.flush()
             was_due, self._due = self._due, self._is_due()
             if woken or (self._due and not was_due):
                 courier.channel.send(Wake())
@@ -283,6 +285,7 @@ class CourierManager:
         if found != self._package:
             self._package, self._replaced, self._not_before = found, True, 0.0
             self._replace("upgrade")
+            self._reason = "upgrade"
 
 
 def _package() -> tuple[int, int] | None:
