@@ -33,7 +33,7 @@ from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping
 from notbefore.simulator.scenarios import http_date
 from notbefore.simulator.server import Simulator
-from support import fleet_faults
+from support import fleet_faults, random_fleets
 from support.agent import RunningAgent, eventually
 from support.azure import ME, item
 from support.azure import body as azure_body
@@ -320,7 +320,8 @@ def faults(options: argparse.Namespace) -> None:
     """What is lost, repeated, or out of order, fault by fault: 0 lost is wanted of each."""
     scenes: dict[str, Callable[[Path], tuple[fleet_faults.Account, str]]] = {
         "alone": lambda path: fleet_faults.kills_alone(path, options.kills, options.minutes),
-        "kills": lambda path: fleet_faults.kills(path, options.kills, options.minutes),
+        "kills": lambda path: fleet_faults.kills(path, options.kills, 2, options.kills // 2),
+        "three": lambda path: fleet_faults.kills(path, options.kills, 3, options.kills // 2),
         "fights": fleet_faults.fights,
         "store": lambda path: fleet_faults.store_away(path, options.seconds, kill_every=25.0),
         "disk": lambda path: fleet_faults.disk_full(path, options.seconds),
@@ -341,6 +342,21 @@ def faults(options: argparse.Namespace) -> None:
     sys.exit(failed)
 
 
+def fleets(options: argparse.Namespace) -> None:
+    """Random fleets, beside an account of what must be notified: 0 false, untold and out of order are wanted."""
+    events = notifications = mistakes = 0
+    for seed in range(options.fleets):
+        group_by = random_fleets.GROUPINGS[seed % len(random_fleets.GROUPINGS)]
+        plan = random_fleets.planned(random.Random(seed))
+        made = random_fleets.notified(plan, random.Random(seed), group_by)
+        found = list(random_fleets.wrong(plan, made))
+        events, notifications, mistakes = events + len(plan), notifications + len(made), mistakes + len(found)
+        for text in found:
+            print(f"seed {seed}, {group_by}: {text}")
+    print(f"{options.fleets} fleets, {events} events, {notifications} notifications: {mistakes} are wrong")
+    sys.exit(bool(mistakes))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -352,11 +368,15 @@ def main() -> None:
     found.add_argument("--changes", type=int, default=100)
     found.set_defaults(run=way)
     found = commands.add_parser("faults", help=faults.__doc__)
-    found.add_argument()
+    names = "alone, kills, three, fights, store, disk, container, hub, tail, anew, poison, clocks"
+    found.add_argument("only", nargs="*", help=names)
     found.add_argument("--kills", type=int, default=200)
     found.add_argument("--minutes", type=float, default=60.0, help="after which no more are killed")
     found.add_argument("--seconds", type=float, default=240.0, help="for which the hub or the store is away")
     found.set_defaults(run=faults)
+    found = commands.add_parser("fleets", help=fleets.__doc__)
+    found.add_argument("--fleets", type=int, default=1_000)
+    found.set_defaults(run=fleets)
     options = parser.parse_args()
     options.run(options)
 

@@ -6,11 +6,12 @@
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
 _shtab_notbefore_outbox_subparsers=(list show retry drop)
-_shtab_notbefore_subparsers=(run fleet fleet-report check-config discover events history health drill approve outbox simulate demo version)
+_shtab_notbefore_subparsers=(run fleet fleet-mute fleet-report check-config discover events history health drill approve outbox simulate demo version)
 
 _shtab_notbefore_run_option_strings=(-h --help --listen --imds --state-dir --log-level --allow-approval)
 _shtab_notbefore_fleet_option_strings=(-h --help --listen --state-dir)
-_shtab_notbefore_fleet_report_option_strings=(-h --help --dir --since --json --html)
+_shtab_notbefore_fleet_mute_option_strings=(-h --help --state-dir --match --for --comment --end)
+_shtab_notbefore_fleet_report_option_strings=(-h --help --url --ca-file --cert-file --key-file --user --password-file --since --by --json --csv)
 _shtab_notbefore_check_config_option_strings=(-h --help --listen --imds --state-dir --connect --files --strict --no-inline-secrets --json)
 _shtab_notbefore_discover_option_strings=(-h --help --listen --imds --state-dir --json)
 _shtab_notbefore_events_option_strings=(-h --help --url --ca-file --cert-file --key-file --user --password-file --fleet --json)
@@ -32,7 +33,13 @@ _shtab_notbefore_run_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_notbefore_run___state_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_notbefore_fleet_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_notbefore_fleet___state_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_notbefore_fleet_mute_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_notbefore_fleet_mute___state_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_notbefore_fleet_report_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_notbefore_fleet_report___ca_file_COMPGEN=_shtab_compgen_files
+_shtab_notbefore_fleet_report___cert_file_COMPGEN=_shtab_compgen_files
+_shtab_notbefore_fleet_report___key_file_COMPGEN=_shtab_compgen_files
+_shtab_notbefore_fleet_report___password_file_COMPGEN=_shtab_compgen_files
 _shtab_notbefore_check_config_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_notbefore_check_config___state_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_notbefore_discover_pos_0_COMPGEN=_shtab_compgen_files
@@ -72,16 +79,19 @@ _shtab_notbefore_drill___severity_choices=(critical warning info)
 _shtab_notbefore_outbox_list___state_choices=(pending dead repeating)
 _shtab_notbefore_outbox_pos_0_choices=(list show retry drop)
 _shtab_notbefore_simulate___scenario_choices=(live-migration host-agent-maintenance memory-preserving-update user-reboot platform-redeploy user-redeploy hardware-failure spot-preemption scale-set-termination)
-_shtab_notbefore_pos_0_choices=(run fleet fleet-report check-config discover events history health drill approve outbox simulate demo version)
+_shtab_notbefore_pos_0_choices=(run fleet fleet-mute fleet-report check-config discover events history health drill approve outbox simulate demo version)
 
 _shtab_notbefore_run__h_nargs=0
 _shtab_notbefore_run___help_nargs=0
 _shtab_notbefore_run___allow_approval_nargs=0
 _shtab_notbefore_fleet__h_nargs=0
 _shtab_notbefore_fleet___help_nargs=0
+_shtab_notbefore_fleet_mute__h_nargs=0
+_shtab_notbefore_fleet_mute___help_nargs=0
 _shtab_notbefore_fleet_report__h_nargs=0
 _shtab_notbefore_fleet_report___help_nargs=0
 _shtab_notbefore_fleet_report___json_nargs=0
+_shtab_notbefore_fleet_report___csv_nargs=0
 _shtab_notbefore_check_config__h_nargs=0
 _shtab_notbefore_check_config___help_nargs=0
 _shtab_notbefore_check_config___connect_nargs=0

@@ -50,8 +50,8 @@ function _shtab_notbefore_using
   test "$_shtab_notbefore_cmdpath" = "$argv"
 end
 
-set -g _shtab_notbefore_commands run fleet fleet-report check-config discover events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo version
-set -g _shtab_notbefore_opts_with_value --ca-file --cert-file --change --config --dir --fault --html --imds --key-file --limit --listen --log-level --password-file --reason --scenario --severity --since --sink --speed --state --state-dir --unchanged --url --user --vm --wait
+set -g _shtab_notbefore_commands run fleet fleet-mute fleet-report check-config discover events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo version
+set -g _shtab_notbefore_opts_with_value --by --ca-file --cert-file --change --comment --config --end --fault --for --imds --key-file --limit --listen --log-level --match --password-file --reason --scenario --severity --since --sink --speed --state --state-dir --unchanged --url --user --vm --wait
 
 complete -c notbefore -e
 complete -c notbefore -f
@@ -71,13 +71,27 @@ complete -c notbefore -n '_shtab_notbefore_using fleet' -s h -l help -d 'show th
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l listen -x -d 'server.listen: where to serve'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l state-dir -xka "(__fish_complete_directories)" -d 'state.dir: where the outbox is kept; each instance has its own'
 complete -c notbefore -n '_shtab_notbefore_using fleet; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a YAML file with a section `fleet`'
+complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a fleet-mute -d 'Notify nobody of some events for a time.'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute' -s h -l help -d 'show this help message and exit'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute' -l state-dir -xka "(__fish_complete_directories)" -d 'state.dir: of an instance without `checkpoints`'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute' -l match -x -d 'what is muted: event_type, subscription, resource_group, scale_set, region, tag, vm'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute' -l for -x -d 'for how long, such as 4h'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute' -l comment -x -d 'why: shown on the page'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute' -l end -x -d 'end a mute now'
+complete -c notbefore -n '_shtab_notbefore_using fleet-mute; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the configuration of an instance'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a fleet-report -d 'Show how Azure treated the fleet, from its history.'
 complete -c notbefore -n '_shtab_notbefore_using fleet-report' -s h -l help -d 'show this help message and exit'
-complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l dir -x -d 'a directory of history; for several instances, give it several times'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l url -x -d 'the address of the agent, http://HOST:PORT or https://HOST:PORT'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l ca-file -xka "(__fish_complete_path (commandline -ct))" -d 'the certificate authority of the agent'"'"'s certificate (PEM)'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l cert-file -xka "(__fish_complete_path (commandline -ct))" -d 'the client certificate for the agent (PEM)'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l key-file -xka "(__fish_complete_path (commandline -ct))" -d 'the key of --cert-file, where it is not in the same file'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l user -x -d 'the user, for an agent that requires a password'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l password-file -xka "(__fish_complete_path (commandline -ct))" -d 'a file that holds the password'
 complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l since -x -d '90d (so long ago, the default), or 2026-03-01T00:00:00Z'
-complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l json -d 'JSON, one object a type and region'
-complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l html -x -d 'write a page with plots'
-complete -c notbefore -n '_shtab_notbefore_using fleet-report; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the configuration of an instance: it names its history'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l by -x -d 'what a row is: of event_type, region, subscription, resource_group, scale_set, zone, event_source, tags.NAME'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l json -d 'JSON, one object a row'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report' -l csv -d 'print CSV, one line a row'
+complete -c notbefore -n '_shtab_notbefore_using fleet-report; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the agent'"'"'s configuration: it names the address'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a check-config -d 'Read a configuration: show what is wrong with it, or all values in use.'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l listen -x -d 'server.listen: where to serve'

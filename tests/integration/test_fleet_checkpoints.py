@@ -19,7 +19,8 @@ from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGo
 from support.azurite import ACCOUNT, CONTAINER, KEY, Azurite
 
 WHOSE = ("fleet.example", "changes", "$default")
-AT = Position("40", 7, 4, 1_700_000_000.5)
+AT = Position("40", 7, 1_700_000_000.5)
+CREATED = 1_600_000_000.0
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def blobs(tmp_path: Path) -> Iterator[Azurite]:
 def with_snapshots(text: str, do: Callable[[BlobSnapshots], Awaitable[None]]) -> None:
     async def run() -> None:
         made = make_blob_snapshots(Checkpoints(connection_string=Secret(text), container=CONTAINER), None)
-        made.of_hub(*WHOSE, takeover=60.0)
+        made.of_hub("/".join(WHOSE), 60.0, CREATED)
         try:
             await do(made)
         finally:
@@ -79,20 +80,17 @@ def test_a_container_that_was_deleted_is_made_again_and_all_is_written_anew(
     monkeypatch.setattr(blob_snapshots, "HOLD_SECONDS", 2.0)
 
     async def use(snapshots: BlobSnapshots) -> None:
-        await snapshots.write("0", b"one", AT, ["a"])
+        await snapshots.write("0", b"one", AT)
         await snapshots.claim_ownership([owned()])
         await asyncio.to_thread(blobs.delete_container)
         with pytest.raises(SnapshotGoneError):
-            await snapshots.mark("0", ["a", "b"])
-        assert await snapshots.holds("0")  # nobody has written it meanwhile
-        await snapshots.write("0", b"two", AT, ["c"])
+            await snapshots.write("0", b"two", AT)
+        await snapshots.write("0", b"two", AT)
         with pytest.raises(AzureError, match="the checkpoints were deleted"):
             await snapshots.list_ownership(*WHOSE)
         await asyncio.sleep(2.1)
         assert await snapshots.list_ownership(*WHOSE) == []
-        (glance,) = (await snapshots.glance()).values()
-        assert (glance.sequence, glance.partitions, glance.accepted) == (7, 4, ("c",))
-        assert await snapshots.enqueued() == {"0": AT.enqueued}
+        assert (await snapshots.versions()).keys() == {"0"}
         assert await snapshots.read("0") == b"two"
 
     with_snapshots(blobs.connection_string, use)
@@ -100,16 +98,76 @@ def test_a_container_that_was_deleted_is_made_again_and_all_is_written_anew(
 
 def test_a_snapshot_that_another_instance_wrote_after_the_container_was_deleted_is_its_own(blobs: Azurite) -> None:
     async def use(one: BlobSnapshots) -> None:
-        await one.write("0", b"one", AT, [])
+        await one.write("0", b"one", AT)
         await asyncio.to_thread(blobs.delete_container)
         await asyncio.to_thread(with_snapshots, blobs.connection_string, takes)
         with pytest.raises(LostPartitionError):
-            await one.write("0", b"one, later", AT, [])
-        assert not await one.holds("0")
+            await one.write("0", b"one, later", AT)
 
     async def takes(another: BlobSnapshots) -> None:
-        assert await another.glance() == {}  # and the container is there again
-        await another.write("0", b"another", AT, [])
+        assert await another.versions() == {}  # and the container is there again
+        await another.write("0", b"another", AT)
+
+    with_snapshots(blobs.connection_string, use)
+
+
+def test_who_takes_a_partition_is_the_only_one_that_can_write_it(blobs: Azurite) -> None:
+    async def use(one: BlobSnapshots) -> None:
+        await one.write("0", b"one", AT)
+        await asyncio.to_thread(with_snapshots, blobs.connection_string, takes)
+        with pytest.raises(LostPartitionError):
+            await one.write("0", b"one, later", AT)
+        assert await one.read("0") == b"one"
+
+    async def takes(another: BlobSnapshots) -> None:
+        assert await another.take("0") == b"one"
+
+    with_snapshots(blobs.connection_string, use)
+
+
+def test_a_position_that_cannot_be_read_or_is_of_another_hub_blinds_nobody(blobs: Azurite) -> None:
+    async def use(snapshots: BlobSnapshots) -> None:
+        await snapshots.write("0", b"good", AT)
+        await snapshots.write("1", b"old", AT._replace(enqueued=CREATED - 1))
+        container = snapshots._container_client
+        for name, metadata in (("2", {}), ("3", {"offset": "x", "sequencenumber": "\u0661x", "enqueued": "y"})):
+            await container.get_blob_client(f"{'/'.join(WHOSE)}/checkpoint/{name}").upload_blob(
+                b"", metadata={key: value.encode("ascii", "replace").decode() for key, value in metadata.items()}
+            )
+        found = await snapshots.list_checkpoints(*WHOSE)
+        assert [(one["partition_id"], one["offset"]) for one in found] == [("0", AT.offset)]
+        assert await snapshots.take("2") == b""
+
+    with_snapshots(blobs.connection_string, use)
+
+
+def test_a_store_that_returns_old_snapshots_is_asked_a_few_times_with_pauses(
+    blobs: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_snapshots, "TAKE_PAUSE", 0.01)
+
+    async def use(snapshots: BlobSnapshots) -> None:
+        await snapshots.write("0", b"one", AT)
+        asked: list[float] = []
+        real = snapshots._get_blob_client
+
+        def old(name: str) -> Any:
+            client = real(name)
+            download = client.download_blob
+
+            async def stale() -> Any:
+                asked.append(time.monotonic())
+                found = await download()
+                found.properties.etag = '"0x0"'
+                return found
+
+            monkeypatch.setattr(client, "download_blob", stale)
+            return client
+
+        monkeypatch.setattr(snapshots, "_get_blob_client", old)
+        with pytest.raises(AzureError, match="another one at each"):
+            await snapshots.take("0")
+        assert len(asked) == blob_snapshots.TAKES
 
     with_snapshots(blobs.connection_string, use)
 
@@ -123,7 +181,7 @@ def test_an_identity_that_may_not_make_the_container_is_told_who_does(tmp_path: 
 
         async def ask(snapshots: BlobSnapshots) -> None:
             with pytest.raises(AzureError, match=r"az storage container create .*--name notbefore"):
-                await snapshots.write("0", b"", AT, [])
+                await snapshots.write("0", b"", AT)
 
         with_snapshots(f"BlobEndpoint={endpoint};SharedAccessSignature={token}", ask)
     finally:

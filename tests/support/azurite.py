@@ -1,14 +1,14 @@
 """Azurite, Microsoft's own server of Blob Storage, as a process: started, killed, started again with what it had."""
 
 import asyncio
-import json
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
+from notbefore.fleet.partition import Snapshot, read_snapshot
 from support.agent import PATIENCE, eventually, free_port, get
 from support.needs import needs
 
@@ -74,36 +74,27 @@ class Azurite:
 
         asyncio.run(delete())
 
-    def threads(self) -> list[dict[str, Any]]:
-        """What the instances have written down of what sinks said of the events that are open."""
+    def snapshots(self) -> list[Snapshot]:
+        """What the instances have written down, of each partition."""
 
-        async def read() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
+        async def read() -> list[Snapshot]:
+            found: list[Snapshot] = []
             async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
                 async for blob in store._container_client.list_blobs():
                     if "/checkpoint/" in blob.name:
                         client = store._container_client.get_blob_client(blob.name)
-                        found += json.loads(await (await client.download_blob()).readall())["threads"]
+                        found.append(read_snapshot(await (await client.download_blob()).readall()))
             return found
 
         return asyncio.run(read())
+
+    def threads(self) -> set[str]:
+        """The sinks that have said something of an event, as the instances have written it down."""
+        return {lane[0] for one in self.snapshots() for lane, _ in one.outbox.threads}
 
     def unsettled(self) -> list[str]:
         """The ids of the deliveries that the instances have written down as not accepted."""
-
-        async def read() -> list[str]:
-            found: list[str] = []
-            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
-                async for blob in store._container_client.list_blobs():
-                    if "/checkpoint/" in blob.name:
-                        client = store._container_client.get_blob_client(blob.name)
-                        snapshot: dict[str, Any] = json.loads(await (await client.download_blob()).readall())
-                        marks = (await client.get_blob_properties()).metadata["accepted"].split()
-                        ids = [one["delivery_id"] for one in snapshot["unsettled"]]
-                        found += [one for one in ids if one[:16] not in marks]
-            return found
-
-        return asyncio.run(read())
+        return [row.id for one in self.snapshots() for row in one.outbox.rows]
 
     def __enter__(self) -> Self:
         self.start().make_container()

@@ -27,7 +27,7 @@ from notbefore.commands.fleet_report import show as show_report
 from notbefore.commands.tables import show_listing
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.errors import NotBeforeError
-from notbefore.fleet.history import read_past
+from notbefore.fleet.history import History, read_past
 from notbefore.fleet.report import Report
 from support.fleet_maintenance import Maintenance, heartbeats, maintenance, message, scale_set
 from support.hub import Hub
@@ -127,9 +127,10 @@ class _Show:
         self._drain(2.0)
         waves = self._seen.count(("Freeze", "announced"))
         self._say(f"\n{self._vms.sent} records of events went in, {len(self._seen)} notifications came out.")
-        history, now = self._directory / "state" / "history", datetime.now(UTC)
+        now = datetime.now(UTC)
+        history = History(self._directory / "state")
         since = now - timedelta(seconds=time.monotonic() - self._begun)
-        report = Report.of(read_past([history], since, now, []), since, now)
+        report = Report.of(read_past(history.past(since.timestamp(), now.timestamp())), since, now)
         self._say("\nnotbefore fleet report:")
         show_report(report, sys.stdout, as_json=False)
         complete = waves == 1 and len(report.events) == SETS["web"] // AT_A_TIME and ("Silent", "started") in self._seen

@@ -93,6 +93,7 @@ class Writer:
     def __init__(self, hub: Hub, rate: float = 2.0, clocks: float = 0.0, beats: float = 0.0) -> None:
         self._hub, self._pause, self._clocks, self._beats = hub, 1 / rate, clocks, beats
         self._over = threading.Event()
+        self.reading = threading.Event()  # somebody reads the hub: what is over before is history, and nobody's news
         self._client: EventHubProducerClient | None = None
         self._not_before = datetime.now(UTC) + timedelta(hours=1)  # Azure's, the same on each VM
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -105,9 +106,11 @@ class Writer:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self.reading.set()
         self._thread.join()
 
     async def _run(self) -> None:
+        await asyncio.to_thread(self.reading.wait)
         turn, last = 0, None
         while last is None or turn < last:
             if self._over.is_set() and last is None:
@@ -200,6 +203,8 @@ def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
     """Event, step and delivery id of what the receiver has accepted, in the order in which it came."""
     found = []
     for one in list(hook.requests):
+        if not one.body.endswith(b"}"):  # its courier was killed while it sent it
+            continue
         record = json.loads(one.body)
         event, step = record["azure.scheduled_event.id"], record["azure.scheduled_event.change"]
         found.append((event, step, one.headers["x-notbefore-delivery-id"]))
@@ -299,6 +304,9 @@ class Scene:
         made = Instance(self.config, self._directory / f"instance{len(self.instances)}", disk).start()
         self.instances.append(made)
         self._stack.callback(_end, made)
+        if not self.writer.reading.is_set():
+            eventually(lambda: made.metric("notbefore_fleet_hub_connected"), patience=PATIENCE)
+            self.writer.reading.set()
         return made
 
     def notified(self) -> int:
@@ -346,9 +354,12 @@ def scene(directory: Path, partitions: int = 8, *, store: bool = True, **writer:
 # ---- the faults; each returns the account, and what else is to be known
 
 
-def kills(directory: Path, times: int, minutes: float = 60.0) -> tuple[Account, str]:
-    """Two instances, of which one is killed again and again; every other time its disk is gone with it."""
-    return _kill(directory, times, minutes, instances=2)
+def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tuple[Account, str]:
+    """Instances of which one is killed again and again; every other time its disk is gone with it.
+
+    ``stops``: how often another one hangs as well, for some seconds.
+    """
+    return _kill(directory, times, 60.0, instances, stops)
 
 
 def kills_alone(directory: Path, times: int, minutes: float = 60.0) -> tuple[Account, str]:
@@ -356,7 +367,7 @@ def kills_alone(directory: Path, times: int, minutes: float = 60.0) -> tuple[Acc
     return _kill(directory, times, minutes, instances=1)
 
 
-def _kill(directory: Path, times: int, minutes: float, instances: int) -> tuple[Account, str]:
+def _kill(directory: Path, times: int, minutes: float, instances: int, stops: int = 0) -> tuple[Account, str]:
     with scene(directory, store=instances > 1) as at:
         for _ in range(instances):
             at.add()
@@ -369,9 +380,15 @@ def _kill(directory: Path, times: int, minutes: float, instances: int) -> tuple[
             victim.kill(disk=instances > 1 and killed % 4 < 2)
             victim.start()
             killed += 1
+            if killed <= stops:
+                other = at.instances[(killed + 1) % instances]
+                other.signal(signal.SIGSTOP)
+                time.sleep(1 + 8 * chance.random())
+                other.signal(signal.SIGCONT)
             at.progress()
         account = at.settle()._replace(takeovers=at.takeovers())
-        return account, f"killed {killed} times, {account.takeovers} takeovers of a partition"
+        what = f"{instances} instances, killed {killed} times, stopped {min(stops, killed)} times"
+        return account, f"{what}, {account.takeovers} takeovers of a partition"
 
 
 def fights(directory: Path, partitions: int = 32) -> tuple[Account, str]:

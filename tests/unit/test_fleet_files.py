@@ -21,7 +21,7 @@ def open_umask() -> Iterator[None]:
 
 
 def write(directory: Path) -> None:
-    asyncio.run(FileSnapshots(directory).write("0", b"{}", Position("10", 1), ()))
+    asyncio.run(FileSnapshots(directory).write("0", b"{}", Position("10", 1, 0.0)))
 
 
 def test_a_snapshot_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from notbefore.core.change import MISSING
 from notbefore.fleet.inventory import read_inventory
-from notbefore.fleet.partition import read_snapshot, read_vms
 from notbefore.fleet.reading import Place
 from notbefore.fleet.silence import ExpectedVm
 from support.fleet_records import vm
+from unit.test_fleet_merge import written
 from unit.test_fleet_silence import Vms
 
 A, B = vm("web_0"), vm("web_1")
@@ -139,7 +139,7 @@ def test_another_instance_goes_on_with_who_is_missing_and_notifies_nobody_again(
     log.pass_time(1200, A)
     other = Vms()
     other.now, other.sequence = log.now, log.sequence
-    other.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
+    other.fold.restore(written(log.fold))
     expect(other, "web_1")
     other.pass_time(1200, A)
     assert (other.kinds, missing(other), len(other.fold.silence.heard)) == ([], ["web_1"], 1)

@@ -29,7 +29,7 @@ from notbefore.fleet.merge import (
     Standing,
     Story,
 )
-from notbefore.fleet.partition import Item, Partition, read_snapshot
+from notbefore.fleet.partition import FORM, Item, Partition, Snapshot, compressed, read_snapshot
 from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping, Notification
 from support.fleet_records import body, report, vm
@@ -65,6 +65,11 @@ def facts(story: Story) -> dict[str, Any]:
     return found | {"sender": ""}  # the one that is heard from first
 
 
+def written(fold: Partition) -> Snapshot:
+    """What another instance would read of it."""
+    return read_snapshot(compressed(fold.snapshot(0.0)))
+
+
 class Log:
     """A partition's log, read by a fold."""
 
@@ -88,6 +93,8 @@ class Log:
     def wait(self, seconds: float) -> list[str]:
         self.now += seconds
         self.made += self.fold.advance(self.now)
+        while self.fold.is_busy:
+            self.made += self.fold.advance(self.now)
         return self.kinds
 
     @property
@@ -475,8 +482,7 @@ def test_a_vm_that_does_not_know_yet_who_it_is_says_nothing_of_the_place() -> No
 def test_records_of_vms_without_tags_are_read_as_before() -> None:
     plain, tagged = reported(A, "announced"), reported(vm(A.name, Team="web"), "announced")
     assert (plain.tags, tagged.tags) == ((), (("team", "web"),))
-    old = Log().fold.snapshot([], [])
-    assert b"azure.tag" not in body(report(A, "announced")) + old
+    assert b"azure.tag" not in body(report(A, "announced"))
     hostile = "\u202e\x00\n" + "x" * 10_000
     assert reported(vm(A.name, **{f"t{n}": hostile for n in range(99)}), "announced").tags[0] == ("t0", hostile[:256])
 
@@ -601,7 +607,7 @@ def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
     for number, (who, event, kind) in enumerate(steps):
         if number == cut:
             second = Log(WAVES, taken.sequence)
-            second.fold.restore(read_snapshot(taken.fold.snapshot([], [])))
+            second.fold.restore(written(taken.fold))
             second.now, second.made = taken.now, taken.made
             taken = second
         for log in (whole, taken):
@@ -615,17 +621,27 @@ def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
 def test_records_before_the_snapshot_say_nothing_again() -> None:
     log = Log()
     log.add(A, "announced")
-    snapshot = log.fold.snapshot([], [])
     again = Log()
-    again.fold.restore(read_snapshot(snapshot))
+    again.fold.restore(written(log.fold))
     again.add(A, "announced")
     again.add(A, "announced", after=0)
     assert again.made == []
 
 
 def test_a_snapshot_of_another_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="form 99"):
-        read_snapshot(Log().fold.snapshot([], []).replace(b'"form":2', b'"form":99'))
+    other = msgspec.structs.replace(written(Log().fold), form=FORM + 1)
+    with pytest.raises(ValueError, match=f"form {FORM + 1}"):
+        read_snapshot(compressed(msgspec.msgpack.encode(other)))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20, -1])
+def test_a_snapshot_that_is_cut_off_or_has_a_wrong_byte_is_refused(cut: int) -> None:
+    log = Log()
+    log.add(A, "announced")
+    body = compressed(log.fold.snapshot(0.0))
+    for damaged in (body[:cut], body[:30] + b"\xff" + body[31:], b"not a snapshot"):
+        with pytest.raises(ValueError, match=r"\w"):
+            read_snapshot(damaged)
 
 
 def test_records_that_the_hub_deleted_before_they_were_read_are_counted() -> None:

@@ -12,12 +12,13 @@ from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
-from notbefore.courier.wording import built_in
-from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition, read_snapshot
+from notbefore.courier.wording import Text, built_in
+from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.waves import Grouping
+from support import random_fleets
 from support.fleet_records import body, vm
-from unit.test_fleet_merge import LIMIT, T0, WAVES, A, B, Log, at
+from unit.test_fleet_merge import LIMIT, T0, WAVES, A, B, Log, at, written
 
 PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
 TEST = replace(vm("web01", scale_set=""), subscription_id="test", resource_group="lab", tags={"team": "lab"})
@@ -219,11 +220,21 @@ def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
 
 
 def titles(log: Log) -> list[str]:
-    """The titles of the messages."""
+    return [one.title for one in texts(log)]
+
+
+def texts(log: Log) -> list[Text]:
+    """The messages in words."""
     routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
     made = [(one, Record.of(one.change, one.vm, fleet=one.facts).line()) for one in log.made]
     found = [deliveries(one.change, line, routing, one.vm)[0] for one, line in made]
-    return [built_in(Message.of(one), datetime.fromtimestamp(one.created, UTC), Messages()).title for one in found]
+    return [built_in(Message.of(one), datetime.fromtimestamp(one.created, UTC), Messages()) for one in found]
+
+
+def test_a_message_says_whose_the_vms_are() -> None:
+    log = Log()
+    log.add(vm("web_0", team="web", env="prod"), "announced")
+    assert "Tags: env: prod, team: web" in texts(log)[0].plain
 
 
 def test_of_a_wave_that_has_begun_it_is_said_how_far_it_has_come() -> None:
@@ -294,7 +305,7 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     log.add(A, "announced")
     log.add(A, "started")
     second = Log(sequence=log.sequence)
-    second.fold.restore(read_snapshot(log.fold.snapshot([], [])))
+    second.fold.restore(written(log.fold))
     second.now = log.now
     second.add(A, "finished")
     second.wait(60)
@@ -357,3 +368,11 @@ def test_thousands_of_vms_with_a_tag_of_their_own_are_all_named_once_they_are_si
     for _ in range(12):
         log.wait(100)
     assert len({name for made in log.made for name in made.change.event.resources}) == 1500
+
+
+@pytest.mark.parametrize("group_by", random_fleets.GROUPINGS)
+def test_of_random_fleets_nothing_is_false_untold_or_out_of_order(group_by: tuple[str, ...]) -> None:
+    for seed in range(40):
+        plan = random_fleets.planned(random.Random(seed))  # noqa: S311 - a seed
+        made = random_fleets.notified(plan, random.Random(seed), group_by)  # noqa: S311 - as above
+        assert list(random_fleets.wrong(plan, made)) == [], seed

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notbefore.core.record import Heartbeat, Vm
-from notbefore.fleet.partition import Partition, read_snapshot, read_vms
+from notbefore.fleet.partition import Partition
 from support.fleet_records import body, report, vm
-from unit.test_fleet_merge import EACH, LIMIT, WAVES, Log
+from unit.test_fleet_merge import EACH, LIMIT, WAVES, Log, written
 
 A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
 BEAT = 300.0
@@ -97,7 +97,7 @@ def test_who_takes_over_knows_the_vms_and_who_is_silent() -> None:
     log.pass_time(1200, A, B)
     again = Vms(sequence=log.sequence)
     again.fold = Partition("0", EACH, lambda *_: None)
-    again.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
+    again.fold.restore(written(log.fold))
     again.now = log.now
     again.pass_time(1200, A, B)
     assert (again.silent, again.kinds) == (["web_2"], [])
@@ -133,7 +133,7 @@ def test_the_vms_of_a_place_share_it_also_after_a_restart() -> None:
     log = Vms()
     log.pass_time(60, A, B, C)
     again = Partition("0", EACH, lambda *_: None)
-    again.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
+    again.restore(written(log.fold))
     for fold in (log.fold, again):
         assert len({id(one.place) for one in fold.silence.heard.values()}) == 1
 
@@ -144,7 +144,7 @@ def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_
     for kind in ("announced", "started", "finished"):
         log.add(B, kind, resources=[A.name], event_type="Preempt")
     again = Vms(sequence=log.sequence)
-    again.fold.restore(read_snapshot(log.fold.snapshot([], [])), read_vms(log.fold.vms()))
+    again.fold.restore(written(log.fold))
     again.now = log.now
     again.pass_time(3600, B)
     assert again.silent == again.kinds == []

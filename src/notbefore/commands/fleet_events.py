@@ -5,8 +5,21 @@ from typing import Any, Final
 from notbefore.commands.tables import Listing, due
 from notbefore.core.text import some_of
 
-HEAD: Final = ("TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID")
+HEAD: Final = (
+    "TYPE",
+    "STATUS",
+    "NOT BEFORE",
+    "DUE",
+    "EVENTS",
+    "VMS",
+    "REPORTED BY",
+    "REGION",
+    "GROUP",
+    "EVENT ID",
+    "NAMES",
+)
 NOTHING: Final = "Nothing is coming over the fleet."
+MAX_SHOWN: Final = 5  # names of affected VMs in a row
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
 
@@ -31,6 +44,7 @@ def _row(wave: dict[str, Any]) -> tuple[str, ...]:
         wave["region"] or "-",
         wave["scale_set"] or wave["resource_group"] or "-",
         wave["event_id"],
+        some_of(wave["vms"], MAX_SHOWN),
     )
 
 

@@ -1,96 +1,126 @@
-"""``notbefore fleet report``: how Azure treated the fleet, from the history that the instances have written."""
+"""``notbefore fleet report``: how Azure treated the fleet, as the instances have written it down."""
 
 import argparse
-import os
+import csv
+import socket
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+from urllib.parse import quote, urlsplit
 
+import msgspec
+from msgspec.structs import replace
+
+from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.history import start_time
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
-from notbefore.config.load import load
 from notbefore.core.duration import span
 from notbefore.core.record import Spread
-from notbefore.errors import NotBeforeError
-from notbefore.fleet.history import history_directory, read_past
-from notbefore.fleet.report import Report, ReportRow
+from notbefore.core.text import one_of
+from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.fleet.history import read_past
+from notbefore.fleet.report import COLUMNS, USUAL, Report, ReportRow
 
 HEAD: Final = (
-    "TYPE", "REGION", "EVENTS", "VMS", "NOTICE MIN", "MEDIAN", "MAX", "TOO SHORT",
+    "EVENTS", "VMS", "NOTICE MIN", "MEDIAN", "MAX", "TOO SHORT",
     "INTERRUPTION MIN", "MEDIAN", "MAX", "FINISHED", "CANCELED", "UNKNOWN",
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the history is, from when on, and the form of the answer."""
-    parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="the configuration of an instance: it names its history"
-    )
-    parser.add_argument(
-        "--dir",
-        dest="directories",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="DIR",
-        help="a directory of history; for several instances, give it several times",
-    )
+    """Which instances are asked, from when on, and the form of the answer.
+
+    Each instance knows what was over in its partitions: ``--url`` may name several, with commas between them, and a
+    name that has several addresses is several.
+    """
+    add_agent(parser)
     parser.add_argument(
         "--since", default="90d", metavar="TIME", help="90d (so long ago, the default), or 2026-03-01T00:00:00Z"
     )
-    add_json(parser, "JSON, one object a type and region")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
+    parser.add_argument(
+        "--by", default=",".join(USUAL), metavar="COLUMNS", help=f"what a row is: of {', '.join(COLUMNS)}, tags.NAME"
+    )
+    add_json(parser, "JSON, one object a row")
+    parser.add_argument("--csv", action="store_true", help="print CSV, one line a row")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; returns the exit code. Raises ``NotBeforeError``."""
     until = datetime.now(UTC)
     since = start_time(options.since, until)
-    directories = options.directories or [history_directory(load(options.config, os.environ, {}, sending=False))]
-    unreadable: list[str] = []
-    try:
-        for one in directories:
-            next(one.iterdir(), None)  # raises where it does not exist, or may not be read
-        past = read_past(directories, since, until, unreadable)
-    except OSError as error:
-        raise NotBeforeError(
-            f"{error.filename} cannot be read ({error.strerror}): give CONFIG or --dir, and run this as root or as the"
-            " instance's user"
-        ) from None
-    for text in unreadable[:10]:
-        sys.stderr.write(f"notbefore: {text}\n")
-    if unreadable:
-        sys.stderr.write(f"notbefore: {len(unreadable)} lines cannot be read, and are left out\n")
-    report = Report.of(past, since, until)
-    if options.html is not None:
-        _write_page(report, options.html)
-    show(report, sys.stdout, as_json=options.json)
+    by = tuple(options.by.split(","))
+    for name in by:
+        if name not in COLUMNS and not (name.startswith("tags.") and name != "tags."):
+            raise ConfigError(f"--by: there is no {name!r}{one_of(name, (*COLUMNS, 'tags.NAME'))}")
+    options.url, *others = (options.url or "").split(",")
+    options.url = options.url or None
+    first = agent_client(options)
+    asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
+    found = [event for client in asked for one in _instances(client) for event in _past(one, since)]
+    report = Report.of(read_past(found), since, until, by)
+    if options.csv:
+        write_csv(report, by, sys.stdout)
+    else:
+        show(report, sys.stdout, by=by, as_json=options.json)
     return 0
 
 
-def _write_page(report: Report, path: Path) -> None:
-    from notbefore.fleet.page import report_page  # noqa: PLC0415 - the template library, for those who want a page
-
+def _instances(client: AgentClient) -> Iterator[AgentClient]:
+    """The instances at an address: over plain HTTP, each that its name has."""
+    address = urlsplit(client.url)
+    if address.scheme != "http" or not address.hostname:
+        yield client  # a certificate is for the name
+        return
     try:
-        path.write_bytes(report_page(report))
+        found = socket.getaddrinfo(address.hostname, address.port or 80, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise NotBeforeError(f"--html: {path} cannot be written: {error.strerror}") from None
-    sys.stderr.write(f"{path} is written.\n")
+        raise NotBeforeError(f"{client.url}: the name cannot be resolved ({error.strerror or error})") from None
+    for host in dict.fromkeys(str(one[4][0]) for one in found):
+        named = f"[{host}]" if ":" in host else host
+        yield replace(client, url=f"http://{named}:{address.port or 80}{address.path}")
 
 
-def show(report: Report, out: TextIO, *, as_json: bool) -> None:
+def _past(client: AgentClient, since: datetime) -> list[bytes]:
+    answer = client.ask(f"/api/v1/fleet/history?since={quote(since.isoformat())}")
+    return [msgspec.json.encode(event) for event in answer["events"]]
+
+
+def _flat(row: ReportRow, by: tuple[str, ...]) -> dict[str, Any]:
+    """A row as names and values."""
+    found: dict[str, Any] = dict(zip(by, row.key, strict=True))
+    for name in row.__struct_fields__[1:]:
+        value = getattr(row, name)
+        if name in ("notice", "interruption"):
+            low, middle, high = value or (None, None, None)
+            found |= {f"{name}_min": low, f"{name}_median": middle, f"{name}_max": high}
+        else:
+            found[name] = value
+    return found
+
+
+def write_csv(report: Report, by: tuple[str, ...], out: TextIO) -> None:
+    """Print a report as CSV."""
+    rows = [_flat(row, by) for row in report.rows]
+    names = list(rows[0]) if rows else [*by]
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def show(report: Report, out: TextIO, *, by: tuple[str, ...] = USUAL, as_json: bool) -> None:
     """Print a report: a table for people, or a JSON object a row."""
     if as_json:
-        print_json(report.rows, out)
+        print_json([_flat(row, by) for row in report.rows], out)
         return
     vms = sum(row.vms for row in report.rows)
     days = (report.until - report.since).total_seconds()
     out.write(f"{len(report.events)} events of {vms} VMs in {span(days)}, since {report.since:%Y-%m-%d %H:%M} UTC.\n")
     if report.exercises:
         out.write(f"{report.exercises} exercises are left out.\n")
-    table(HEAD, [_cells(row) for row in report.rows], out)
+    heads = ("TYPE" if name == "event_type" else name.replace("_", " ").upper() for name in by)
+    table((*heads, *HEAD), [_cells(row) for row in report.rows], out)
     guessed = sum(row.as_far_as_known for row in report.rows)
     if guessed:
         out.write(f"{guessed} events are over as far as is known: not every VM said so.\n")
@@ -101,8 +131,7 @@ def show(report: Report, out: TextIO, *, as_json: bool) -> None:
 def _cells(row: ReportRow) -> tuple[str, ...]:
     short = "-" if row.short_notice is None else f"{row.short_notice} of {row.measured_notice}"
     return (
-        row.event_type,
-        row.region or "-",
+        *(one or "-" for one in row.key),
         str(row.events),
         str(row.vms),
         *_spread(row.notice),

@@ -34,9 +34,13 @@ COMMANDS: Final = {
         "read the changes of all VMs from an Event Hub, and notify of each event once",
         "notbefore fleet /etc/notbefore/fleet.yml",
     ),
+    "fleet-mute": (
+        "notify nobody of some events for a time",
+        'notbefore fleet mute /etc/notbefore/fleet.yml --match scale_set=web --for 4h --comment "moves today"',
+    ),
     "fleet-report": (
         "show how Azure treated the fleet, from its history",
-        "notbefore fleet report --since 90d --html report.html",
+        "notbefore fleet report --since 90d --url http://127.0.0.1:10170",
     ),
     "check-config": (
         "read a configuration: show what is wrong with it, or all values in use",

@@ -1,11 +1,11 @@
 """The section ``fleet``: what ``notbefore fleet`` reads, and how it groups what it reads."""
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from notbefore.config.forms import HttpUrl, StorageConnection, between, expect, refuse
+from notbefore.config.forms import HttpUrl, StorageConnection, expect, refuse
 from notbefore.config.sinks import EventHub
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
@@ -22,7 +22,6 @@ ContainerUrl = Annotated[
         " BlobEndpoint=...;SharedAccessSignature=...",
     ),
 ]
-Keep = Annotated[Duration, between("31d", why=": there is one file a month")]
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
@@ -57,13 +56,6 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class HistoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an instance writes the events that are over, and for how long it keeps them."""
-
-    dir: str | None = None  # `history` in `state.dir`, unless given
-    keep: Keep | None = None  # such as 400d: a month is deleted once all of it is older. Without it, never
-
-
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
@@ -77,7 +69,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     over_after: Duration = Duration("1h")  # after NotBefore or its start, an event that no VM reports as over is over
     rebalance: Duration = Duration("10s")  # how often the instances check who reads which partition
     takeover: Duration = Duration("60s")  # without a sign from an instance, others take over its partitions
-    history: HistoryConfig = HistoryConfig()
+    history_keep: Duration | None = None  # such as 400d: what was over before that is deleted. Without it, never
+    metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # labels that the metrics have as well
     inventory_file: str | None = None  # the VMs that are to be heard from: names, or the JSON of `az graph query`
     missing_after: Duration = Duration("15m")  # a VM of it that is not heard from for so long is missing
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import FALLBACK, PATIENCE, Delivery, MessageKind, Terms, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, FALLBACK, PATIENCE, Delivery, MessageKind, Terms, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record
@@ -42,7 +42,7 @@ LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a 
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again (`rerun: true` would)"
 
 RowState = Literal["pending", "dead", "repeating"]
-_Urgency = tuple[int, float, int]
+_Urgency = tuple[int, bool, float, int]
 _Timer = tuple[float, str]  # a time, and the id of a row
 Lane = tuple[str, str]  # a sink and the key of an event: what is in it goes in order
 
@@ -260,6 +260,36 @@ class Outbox:
     def image(self, now: float) -> OutboxImage:
         """All of it."""
         return OutboxImage(now, tuple(self._rows.values()), tuple(self._threads.items()), self._ledger)
+
+    def part(self, event_keys: Collection[str], now: float) -> OutboxImage:
+        """What it holds of these events, without what it has counted."""
+        rows = tuple(row for key in event_keys for row in self._rows_of(key))
+        threads = tuple((lane, thread) for lane, thread in self._threads.items() if lane[1] in event_keys)
+        return OutboxImage(now, rows, threads)
+
+    def adopt(self, image: OutboxImage, now: float, passed: float = 0.0) -> None:
+        """Go on with a part of another outbox, ``passed`` seconds later; what is there already stays as it is.
+
+        What may run once and may have been given to a courier is dead, as in ``restore``.
+        """
+        shift = now - image.clock - passed
+        for lane, thread in image.threads:
+            self._remember_thread(lane, thread)
+        new = [row for row in image.rows if row.id not in self._rows and not row.withdrawn]
+        for row in sorted(new, key=lambda row: row.seq):
+            self._ledger = replace(self._ledger, seq=self._ledger.seq + 1)
+            self._count(row.delivery.sink, "accepted")
+            self._insert(replace(row.shifted(shift), seq=self._ledger.seq))
+        self._give_up([self._rows[row.id] for row in new if row.begun and row.state == "pending"], now)
+        self._keep_bounds(now)
+
+    def leave(self, event_keys: Collection[str]) -> None:
+        """Leave these events to another outbox, which has them now: nothing of them is sent any more."""
+        for row in [row for key in event_keys for row in self._rows_of(key)]:
+            self._remove(row, "yielded")
+        for lane in [lane for lane in self._threads if lane[1] in event_keys]:
+            del self._threads[lane]
+            self._changed_threads.add(lane)
 
     def advance(self, seconds: float) -> None:
         """So much time had passed unseen when this was restored: from now on the time is known."""
@@ -824,8 +854,9 @@ class _Queue:
 
 
 def _urgency(row: Row) -> _Urgency:
-    """What is sent first: the most severe, of these the event that is the next to begin, of these the oldest."""
-    return SEVERITIES.index(row.delivery.severity), row.delivery.not_before, row.seq
+    """What is sent first: the most severe, of these what can be prepared for, the next to begin, and the oldest."""
+    one = row.delivery
+    return SEVERITIES.index(one.severity), one.kind not in EXPIRING_KINDS, one.not_before, row.seq
 
 
 def _worth(row: Row) -> tuple[bool, bool, int, int]:

@@ -113,11 +113,10 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
         return _silence(message, links, settings.time_zone)
     time = record.not_before if message.is_ahead else None
     corrects = record.reason == "corrected"
+    said = _EXERCISE if record.exercise else _CORRECTION if corrects else ""
     return Text(
         title=marked(one_line(_title(message, time, now) + (" (correction)" if corrects else "")), record),
-        summary=" ".join(
-            filter(None, (_EXERCISE if record.exercise else "", _CORRECTION if corrects else "", _summary(message)))
-        ),
+        summary=" ".join(filter(None, (said, _summary(message)))),
         delivery_id=message.delivery_id,
         advice=advice_for(message, settings.advice),
         facts=_facts(message, now, settings.time_zone),
@@ -277,6 +276,7 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> tuple[Fact
         Fact("Azure's description", one_line(record.description or "") or "none"),
         Fact("Approval", _approval(record)),
         *_place(record),
+        Fact("Tags", _tags(record)),
         Fact("Severity", message.shown_severity),
         Fact("Wave" if record.event_id.startswith(WAVE) else "EventId", record.event_id),
         Fact("Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""),
@@ -360,6 +360,13 @@ def _place(record: Record) -> list[Fact]:
         ("subscription", record.subscription_id),
     ]
     return [Fact("Place", ", ".join(f"{name} {value}" for name, value in place if value))]
+
+
+def _tags(record: Record) -> str:
+    """Whose the VMs of a fleet are: the tags that they have in common."""
+    if record.fleet_vms is None:
+        return ""
+    return ", ".join(f"{name}: {value}" for name, value in record.tags.items())
 
 
 def _approval(record: Record) -> str:

@@ -1,8 +1,7 @@
 """``BlobSnapshots``: snapshots in Blob Storage, for any number of instances.
 
 The snapshot is the content of the blob whose metadata is the checkpoint, as the SDK and other tools know it. So both
-are replaced in one write, and always belong together. That a delivery was accepted is added to the metadata alone,
-which is a small request.
+are replaced in one write, and always belong together.
 
 Imported only where it is configured: the SDK of Blob Storage is 27 MB.
 """
@@ -10,10 +9,11 @@ Imported only where it is configured: the SDK of Blob Storage is 27 MB.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import uuid4
 
 from azure.core.exceptions import (
@@ -26,12 +26,12 @@ from azure.core.exceptions import (
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.fleet import Checkpoints
-from notbefore.fleet.checkpoints import Glance, LostPartitionError, Position, SnapshotGoneError, Written
+from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError
 
 STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
-MARK_SECONDS: Final = 3.0  # for a small one, for which a sink waits
+TAKES: Final = 5  # attempts to take a partition over
+TAKE_PAUSE: Final = 0.2  # seconds after the first of them; then twice as long each
 HOLD_SECONDS: Final = 15.0  # after the container was deleted, in which nobody claims partitions
-NO_MARK: Final = "-"  # no value of metadata may be empty
 
 log = logging.getLogger("notbefore.fleet.checkpoints")
 
@@ -44,7 +44,7 @@ class BlobSnapshots(BlobCheckpointStore):
     """
 
     _prefix = ""
-    _blobs: dict[str, "_Blob"]
+    _etags: dict[str, str]  # of what was written last, by partition
     _anew: set[str]
     _hold_until = 0.0  # monotonic seconds: nobody claims partitions before
     _away = False  # at the last look at who has which partition
@@ -55,98 +55,66 @@ class BlobSnapshots(BlobCheckpointStore):
         """This."""
         return self
 
-    def of_hub(self, namespace: str, hub: str, group: str, takeover: float) -> None:
+    def of_hub(self, prefix: str, takeover: float, created: float) -> None:
         """See ``Snapshots``."""
-        self._takeover = takeover
-        prefix = f"{namespace}/{hub}/{group}/checkpoint/".lower()
+        self._takeover, self._created = takeover, created
+        prefix = f"{prefix}/checkpoint/".lower()
         if prefix != self._prefix:
-            self._prefix, self._blobs = prefix, {}
+            self._prefix, self._etags = prefix, {}
             self._anew, self._writer = set(), uuid4().hex
 
-    async def take(self, partition: str) -> Written:
-        """See ``Snapshots``; raises ``AzureError``."""
+    async def take(self, partition: str) -> bytes:
+        """See ``Snapshots``; raises ``AzureError``, also where the store returns an old snapshot again and again."""
         client = self._get_blob_client(self._prefix + partition)
-        while True:
-            self._blobs.pop(partition, None)
+        for attempt in range(TAKES):
+            self._etags.pop(partition, None)
             try:
                 async with asyncio.timeout(STORE_SECONDS):
                     found = await client.download_blob()
                     body: bytes = await found.readall()
             except ResourceNotFoundError:
-                return Written(b"")
-            metadata = dict(found.properties.metadata)
-            accepted = _marks_in(metadata)
-            self._blobs[partition] = _Blob(found.properties.etag, metadata)
+                return b""
+            metadata = (found.properties.metadata or {}) | {"writer": self._writer}
             try:
-                await self.mark(partition, accepted)
-            except LostPartitionError:  # between reading and writing; the next one sees it
+                async with asyncio.timeout(STORE_SECONDS):
+                    written = await client.set_blob_metadata(metadata, if_match=found.properties.etag)
+            except ResourceModifiedError:  # somebody wrote between reading and writing
+                await asyncio.sleep(TAKE_PAUSE * 2**attempt)
                 continue
-            return Written(body, tuple(accepted))
+            self._etags[partition] = str(written["etag"])
+            return body
+        raise AzureError(f"the snapshot of partition {partition} was another one at each of {TAKES} attempts")
 
-    async def holds(self, partition: str) -> bool:
+    async def write(self, partition: str, body: bytes, position: Position) -> None:
         """See ``Snapshots``; raises ``AzureError``."""
-        blob = self._blobs.get(partition)
-        if blob is None:  # not written yet
-            async with asyncio.timeout(MARK_SECONDS):
-                return not await self._get_blob_client(self._prefix + partition).exists()
-        try:
-            await self.mark(partition, _marks_in(blob.metadata))
-        except LostPartitionError:
-            return False
-        return True
-
-    async def write(self, partition: str, body: bytes, position: Position, accepted: Sequence[str]) -> None:
-        """See ``Snapshots``; raises ``AzureError``."""
+        client = self._get_blob_client(self._prefix + partition)
         metadata = {"offset": position.offset, "sequencenumber": str(position.sequence)}
-        metadata |= {"partitions": str(position.partitions), "enqueued": repr(position.enqueued)}
-        metadata |= self._marks(accepted)
-        client = self._get_blob_client(self._prefix + partition)
+        metadata |= {"enqueued": repr(position.enqueued), "writer": self._writer}
 
-        async def upload(unchanged: dict[str, Any]) -> Mapping[str, Any]:
+        async def upload(**unchanged: Any) -> str:
             async with asyncio.timeout(STORE_SECONDS):
-                return await client.upload_blob(body, overwrite=True, metadata=metadata, **unchanged)
+                written = await client.upload_blob(body, overwrite=True, metadata=metadata, **unchanged)
+            return str(written["etag"])
 
-        await self._replace(partition, metadata, upload)
-        self._anew.discard(partition)
-
-    async def mark(self, partition: str, accepted: Sequence[str]) -> None:
-        """See ``Snapshots``; raises ``AzureError``."""
-        metadata = self._blobs[partition].metadata | self._marks(accepted)
-        client = self._get_blob_client(self._prefix + partition)
-
-        async def upload(unchanged: dict[str, Any]) -> Mapping[str, Any]:
-            async with asyncio.timeout(MARK_SECONDS):
-                return await client.set_blob_metadata(metadata, **unchanged)
-
-        await self._replace(partition, metadata, upload)
-
-    def _marks(self, accepted: Sequence[str]) -> dict[str, str]:
-        return {"accepted": " ".join(accepted) or NO_MARK, "writer": self._writer}
-
-    async def _replace(
-        self,
-        partition: str,
-        metadata: dict[str, str],
-        upload: Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]],
-    ) -> None:
-        blob = self._blobs.get(partition)
+        known = self._etags.get(partition)
         try:
             try:
-                written = await upload({"if_match": blob.etag} if blob else {"if_none_match": "*"})
+                etag = await (upload(if_match=known) if known else upload(if_none_match="*"))
             except (ResourceModifiedError, ResourceExistsError):
                 # an earlier writing of ours may have come to its end without an answer
-                async with asyncio.timeout(MARK_SECONDS):
-                    found = await self._get_blob_client(self._prefix + partition).get_blob_properties()
+                async with asyncio.timeout(STORE_SECONDS):
+                    found = await client.get_blob_properties()
                 if found.metadata.get("writer") != self._writer:
                     raise
-                written = await upload({"if_match": found.etag})
+                etag = await upload(if_match=found.etag)
         except (ResourceModifiedError, ResourceExistsError):
             raise LostPartitionError(partition) from None
         except ResourceNotFoundError as error:
-            self._blobs.pop(partition, None)
+            self._etags.pop(partition, None)
             await self._make_container_if_gone(error)
             raise SnapshotGoneError(partition) from None
-        self._blobs[partition] = _Blob(written["etag"], metadata)
+        self._etags[partition] = etag
+        self._anew.discard(partition)
 
     async def _make_container_if_gone(self, error: ResourceNotFoundError) -> None:
         """Make the container, if that is what is missing; raises ``AzureError`` where that is not allowed."""
@@ -193,67 +161,67 @@ class BlobSnapshots(BlobCheckpointStore):
         for one in found:
             respite = time.monotonic() < self._respite_until
             one["last_modified_time"] = time.time() if respite else one["last_modified_time"] + ahead
-        if not found and self._blobs and self._hold_until + HOLD_SECONDS < time.monotonic():
+        if not found and self._etags and self._hold_until + HOLD_SECONDS < time.monotonic():
             self._hold_until = time.monotonic() + HOLD_SECONDS
         if time.monotonic() < self._hold_until:
             raise AzureError("the checkpoints were deleted: the instances write them anew")
         return found
 
-    async def list_checkpoints(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: where to go on; raises ``AzureError``."""
-        found = await super().list_checkpoints(*names, **options)
-        return [one for one in found if one["partition_id"] not in self._anew]
+    async def list_checkpoints(self, *names: str, **_options: Any) -> Iterable[dict[str, Any]]:
+        """For the SDK: where to go on; raises ``AzureError``. A blob without a position of this hub is left out."""
+        whose = dict(zip(("fully_qualified_namespace", "eventhub_name", "consumer_group"), names, strict=True))
+        found = []
+        async for blob in self._container_client.list_blobs(self._prefix, include=["metadata"]):
+            name, said = blob.name.removeprefix(self._prefix), blob.metadata or {}
+            with suppress(ValueError, KeyError):
+                position = {"sequence_number": int(said["sequencenumber"]), "offset": said["offset"]}
+                if name not in self._anew and float(said["enqueued"]) >= self._created:
+                    found.append(whose | position | {"partition_id": name})
+        return found
 
-    async def glance(self) -> dict[str, Glance]:
+    async def versions(self) -> Mapping[str, str]:
         """See ``Snapshots``; raises ``AzureError``."""
         found = {}
         try:
             async with asyncio.timeout(STORE_SECONDS):
-                async for blob in self._container_client.list_blobs(self._prefix, ["metadata"]):
-                    said = blob.metadata
-                    found[blob.name.removeprefix(self._prefix)] = Glance(
-                        blob.etag,
-                        int(said["sequencenumber"]),
-                        int(said.get("partitions", 0)),
-                        tuple(_marks_in(said)),
-                        float(said.get("enqueued", 0.0)),
-                    )
+                async for blob in self._container_client.list_blobs(self._prefix):
+                    found[blob.name.removeprefix(self._prefix)] = str(blob.etag)
         except ResourceNotFoundError as error:
             await self._make_container_if_gone(error)
         return found
-
-    async def enqueued(self) -> dict[str, float]:
-        """See ``Snapshots``; raises ``AzureError``."""
-        return {name: glance.enqueued for name, glance in (await self.glance()).items()}
 
     async def read(self, partition: str) -> bytes:
         """See ``Snapshots``; raises ``AzureError``."""
         return await self._download(self._prefix + partition)
 
-    async def read_vms(self, partition: str) -> bytes:
+    async def put_aside(self, partition: str, body: bytes) -> str:
         """See ``Snapshots``; raises ``AzureError``."""
-        try:
-            return await self._download(self._vms(partition))
-        except ResourceNotFoundError:
-            return b""
+        return await self._upload(f"unreadable/{partition}", body)
+
+    async def read_note(self, name: str) -> bytes:
+        """See ``Snapshots``; raises ``AzureError``."""
+        return await self._download(self._beside(name))
+
+    async def write_note(self, name: str, body: bytes) -> None:
+        """See ``Snapshots``; raises ``AzureError``."""
+        await self._upload(name, body)
+
+    def _beside(self, name: str) -> str:
+        return self._prefix.removesuffix("checkpoint/") + name
 
     async def _download(self, name: str) -> bytes:
-        async with asyncio.timeout(STORE_SECONDS):
-            found = await self._get_blob_client(name).download_blob()
-            body: bytes = await found.readall()
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                found = await self._get_blob_client(name).download_blob()
+                body: bytes = await found.readall()
+        except ResourceNotFoundError:
+            return b""
         return body
 
-    async def write_vms(self, partition: str, body: bytes) -> None:
-        """See ``Snapshots``; raises ``AzureError``."""
+    async def _upload(self, name: str, body: bytes) -> str:
         async with asyncio.timeout(STORE_SECONDS):
-            await self._get_blob_client(self._vms(partition)).upload_blob(body, overwrite=True)
-
-    def _vms(self, partition: str) -> str:
-        return self._prefix.removesuffix("checkpoint/") + f"vms/{partition}"
-
-    async def positions(self) -> Mapping[str, str] | None:
-        """See ``Snapshots``."""
-        return None
+            await self._get_blob_client(self._beside(name)).upload_blob(body, overwrite=True)
+        return self._beside(name)
 
     def begin_anew(self, partition: str) -> None:
         """See ``Snapshots``."""
@@ -267,17 +235,6 @@ class BlobSnapshots(BlobCheckpointStore):
 def _code(error: HttpResponseError) -> str:
     """Blob Storage's word for an error."""
     return str(getattr(getattr(error, "error_code", ""), "value", getattr(error, "error_code", "")))
-
-
-def _marks_in(metadata: Mapping[str, str]) -> list[str]:
-    return [mark for mark in metadata.get("accepted", NO_MARK).split() if mark != NO_MARK]
-
-
-class _Blob(NamedTuple):
-    """What was written last."""
-
-    etag: str
-    metadata: dict[str, str]
 
 
 def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots:

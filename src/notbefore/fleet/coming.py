@@ -1,10 +1,13 @@
 """What is coming over the fleet, as ``/api/v1/fleet/events`` returns it to the page and the commands. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from notbefore.core.text import natural
+from notbefore.fleet.silence import Heard
 from notbefore.fleet.waves import Wave, event_of_wave, facts_of, vm_of
 
 
@@ -15,9 +18,11 @@ class ShownWave(Struct, frozen=True):
     event_type: str
     event_source: str | None
     status: str  # scheduled, started
-    region: str  # this and the next two: where all of its VMs are; empty where they differ
+    subscription: str  # this and the next four: what all of its VMs have in common; empty where they differ
+    region: str
     resource_group: str
     scale_set: str
+    tags: dict[str, str]
     events: int
     under_way: int  # of them
     over: int  # of them
@@ -29,11 +34,43 @@ class ShownWave(Struct, frozen=True):
     started: datetime | None
     description: str | None
 
+    @property
+    def to_come(self) -> int:
+        """Events of it that have not started, and can be prepared for."""
+        return self.events - self.under_way - self.over
+
+    def matches(self, wanted: Mapping[str, str]) -> bool:
+        """Whether it is asked for: by a field, a ``tag`` (``NAME=VALUE``), a part of a name (``vm``), in any case."""
+        return fits(wanted, asdict(self), self.tags, self.vms)
+
+
+def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str], vms: Iterable[str]) -> bool:
+    """Whether what is known of VMs is what is wanted: see ``ShownWave.matches``."""
+    for name, value in wanted.items():
+        if name == "tag":
+            tag, _, of = value.partition("=")
+            found = tags.get(tag.casefold())
+            agrees = found is not None and of in ("", found)
+        elif name == "vm":
+            agrees = any(value.casefold() in vm.casefold() for vm in vms)
+        else:
+            agrees = str(facts[name]).casefold() == value.casefold()
+        if not agrees:
+            return False
+    return True
+
+
+class ShownPartition(Struct, frozen=True):
+    """One partition of the hub. ``age``: seconds since its snapshot was taken; ``None``: it is read here, and live."""
+
+    name: str
+    age: float | None
+
 
 class FleetEvents(Struct, frozen=True):
-    """The body of ``/api/v1/fleet/events``: of the partitions of this instance."""
+    """The body of ``/api/v1/fleet/events``: of the whole fleet, whichever instance is asked."""
 
-    partitions: tuple[str, ...]
+    partitions: tuple[ShownPartition, ...]
     waves: tuple[ShownWave, ...]
     heard: int  # VMs that have sent a sign of life
     silent: tuple[str, ...]  # those whose signs of life have stopped, without an event that explains it
@@ -41,11 +78,9 @@ class FleetEvents(Struct, frozen=True):
 
 
 def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
-    """The waves that are not over, the most urgent first: one that is over waits for its last notification."""
+    """The waves that are not over: what can still be prepared for by the time that is left, then what is under way."""
     found = [one for one in (shown(wave, now) for wave in waves if wave.stories) if one.over < one.events]
-    return tuple(
-        sorted(found, key=lambda one: (one.status != "started", one.not_before or one.first_seen, one.event_id))
-    )
+    return tuple(sorted(found, key=lambda one: (not one.to_come, one.not_before or one.first_seen, one.event_id)))
 
 
 def shown(wave: Wave, now: datetime) -> ShownWave:
@@ -60,9 +95,11 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
         event_type=event.event_type,
         event_source=event.event_source,
         status=standing.name.lower(),
+        subscription=vm.subscription_id,
         region=vm.location,
         resource_group=vm.resource_group,
         scale_set=vm.scale_set,
+        tags=vm.tags,
         events=facts.events,
         under_way=facts.under_way,
         over=facts.over,
@@ -73,4 +110,53 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
         seconds_to_not_before=(not_before - now).total_seconds() if not_before is not None else None,
         started=min(starts, default=None),
         description=event.description,
+    )
+
+
+def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
+    """The names of VMs; with what distinguishes them where two have the same one."""
+    found = list(vms)
+    named: dict[str, int] = {}
+    for one in found:
+        named[one.name.casefold()] = named.get(one.name.casefold(), 0) + 1
+    names = (_whole_name(one) if named[one.name.casefold()] > 1 else one.name for one in found)
+    return tuple(sorted(names, key=natural))
+
+
+def _whole_name(one: Heard) -> str:
+    return "/".join(filter(None, (one.place.subscription, one.place.resource_group, one.name)))
+
+
+class Line(Struct, frozen=True):
+    """One line of the page: waves that are under way at one place, of one type."""
+
+    event_type: str
+    place: tuple[str, ...]  # the scale set or resource group, the region
+    under_way: int  # events
+    over: int
+    to_come: int
+    vms: tuple[str, ...]
+    started: datetime | None  # the first of them
+
+
+def under_way(waves: Iterable[ShownWave]) -> tuple[Line, ...]:
+    """What has started, one line for each type and place."""
+    groups: dict[tuple[str, ...], list[ShownWave]] = {}
+    for one in waves:
+        if one.under_way:
+            key = (one.event_type, one.subscription, one.resource_group, one.scale_set)
+            groups.setdefault(key, []).append(one)
+    return tuple(_line(found) for _, found in sorted(groups.items()))
+
+
+def _line(found: list[ShownWave]) -> Line:
+    first = found[0]
+    return Line(
+        event_type=first.event_type,
+        place=tuple(filter(None, (first.scale_set or first.resource_group, first.region))),
+        under_way=sum(one.under_way for one in found),
+        to_come=sum(one.to_come for one in found),
+        over=sum(one.over for one in found),
+        vms=tuple(dict.fromkeys(vm for one in found for vm in one.vms)),
+        started=min((one.started for one in found if one.started is not None), default=None),
     )

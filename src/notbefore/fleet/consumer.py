@@ -11,42 +11,44 @@ import asyncio
 import logging
 import random
 import re
-import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import TimeoutError as NotInTimeError
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 
-import certifi
 from azure.core.exceptions import AzureError
 from azure.eventhub import CloseReason, EventData
-from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
-from azure.eventhub.amqp import AmqpMessageBodyType
+from azure.eventhub.aio import PartitionContext
 from azure.eventhub.exceptions import EventHubError
 from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.courier.sinks.event_hub import client_options, make_credential
+from notbefore.courier.sinks.event_hub import make_credential
 from notbefore.fleet.checkpoints import Snapshots
-from notbefore.fleet.comparison import Comparison
-from notbefore.fleet.history import History, PastEvent
+from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_errors import explained, store_explained
-from notbefore.fleet.inventory import Inventory
-from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Outbox
-from notbefore.fleet.outbox import MAX_BODY
-from notbefore.fleet.partition import Item, Partition, PartitionFigures
+from notbefore.fleet.inventory import Inventory, not_heard
+from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Parts, UnreadableSnapshotError
+from notbefore.fleet.mutes import Mute
+from notbefore.fleet.others import Others
+from notbefore.fleet.partition import Partition, PartitionFigures, Snapshot
+from notbefore.fleet.sdk import forget_tags, item_of, make_consumer, namespace_of
 from notbefore.fleet.waves import Notification
 from notbefore.metrics.fleet import Measured
 
 BATCH: Final = 300  # records taken in at once from one partition
 BUFFERED: Final = 3_000  # records of all partitions that the SDK asks for at once; a record is some 5 KB there
+STEP: Final = 0.02  # seconds after which others have their turn, however much is to be notified
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
 PARTITIONS_EVERY: Final = 20.0  # seconds between two looks at how many partitions the hub has
 LOOK_EVERY: Final = 10.0  # seconds between two looks at how far the hub is ahead
+COMPARE_EVERY: Final = 15.0  # seconds between two looks at who of the inventory is not heard from
+COMPARE_SOON: Final = 1.0  # seconds until the next look while the first partition is not this instance's
 MARGIN: Final = 2.0  # seconds by which another partition's clock may be behind
+ASK_SECONDS: Final = 3.0  # for what other instances have written down
 CLOSE_SECONDS: Final = 5.0
 UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # Event Hubs' words
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between clients
@@ -69,19 +71,9 @@ class Lag(Struct, frozen=True):
 class Consumer:
     """Runs in one thread, with an event loop of its own: ``run`` until ``stop``."""
 
-    def __init__(
-        self,
-        config: FleetConfig,
-        snapshots: Callable[[Any], Snapshots],
-        outbox: Outbox,
-        history: History,
-        inventory: Inventory | None = None,
-    ) -> None:
+    def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._config = config
-        self._make_snapshots = snapshots
-        self._outbox = outbox
-        self._history = history
-        self._inventory = inventory
+        self._parts = parts
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -97,7 +89,8 @@ class Consumer:
         self._pause = FIRST_PAUSE
         self._failed, self._reading = asyncio.Event(), asyncio.Event()
         self._keeper: Keeper | None = None
-        self._client: Any = None
+        self._others: Others | None = None
+        self.client: Any = None
         self._taken: set[str] = set()  # the partitions that this client reads
         self._looked: dict[str, float] = {}
 
@@ -105,6 +98,20 @@ class Consumer:
     def folds(self) -> list[Partition]:
         """The partitions of this instance now."""
         return [held.fold for held in list(self._keeper.partitions.values())] if self._keeper is not None else []
+
+    def others(self) -> dict[str, Snapshot]:
+        """What other instances have written down of the other partitions, as of some seconds ago. From any thread."""
+        others, loop = self._others, self._loop
+        if others is None or loop is None or not self.alive:
+            return {}
+        with suppress(RuntimeError, NotInTimeError):  # it ends; the store is slow: what is known is shown
+            asyncio.run_coroutine_threadsafe(others.look(), loop).result(ASK_SECONDS)
+        return others.found
+
+    @property
+    def mutes(self) -> list[Mute]:
+        """What is muted, as far as it was read."""
+        return self._keeper.mutes if self._keeper is not None else []
 
     def stop(self) -> None:
         """Come to an end. From any thread."""
@@ -124,10 +131,10 @@ class Consumer:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         hub = self._config.hub
         credential = make_credential(hub) if hub.connection_string is None else None
-        snapshots = self._make_snapshots(credential)
-        failed = partial(self._note_error, "store")
-        keeper = self._keeper = Keeper(self._config, snapshots, self._outbox, self._history, failed)
-        keeping = asyncio.create_task(keeper.run())  # also while the hub is away: what was accepted is marked
+        snapshots = self._parts.snapshots(credential)
+        keeper = self._keeper = Keeper(self._config, snapshots, self._parts, self._note_error)
+        self._others = Others(snapshots, lambda: keeper.partitions)
+        keeping = asyncio.create_task(keeper.run())  # also while the hub is away: what was accepted is written
         try:
             while not self._stopping and not keeping.done():
                 await self._read_until_failure(credential, snapshots, keeper, keeping)
@@ -135,7 +142,6 @@ class Consumer:
                 keeping.result()  # nobody foresaw it: without it nothing is written down
         finally:
             keeping.cancel()
-            self._outbox.close()
             for closing in (snapshots, credential):
                 if closing is not None:
                     with suppress(Exception):
@@ -160,17 +166,14 @@ class Consumer:
     async def _read(self, credential: Any, snapshots: Snapshots, keeper: Keeper, keeping: asyncio.Task[None]) -> None:
         """With one client, until it fails or the consumer is stopped."""
         self._failed, self._reading, self._taken = asyncio.Event(), asyncio.Event(), set()
-        client = self._client = make_consumer(self._config, credential, snapshots)
+        client = self.client = make_consumer(self._config, credential, snapshots)
         try:
-            address, takeover = client._address.hostname, self._config.takeover.seconds  # noqa: SLF001 - as the SDK's own processor does
-            snapshots.of_hub(address, client.eventhub_name, self._config.consumer_group, takeover)
-            names = await self._look_at_hub(client, keeper)
+            names = await self._look_at_hub(client, snapshots, keeper)
             positions = await self._positions(client, names, snapshots, keeper)
             receiving = asyncio.create_task(self._receive(client, positions, min(BATCH, BUFFERED // len(names) + 1)))
             beside = [self._let_go_of_others(keeper), self._watch_size(client, len(names))]
-            if self._inventory is not None:
-                patience = self._config.missing_after.seconds
-                beside.append(Comparison(self._inventory, keeper, snapshots, names, patience).run())
+            if self._parts.inventory is not None:
+                beside.append(self._compare(self._parts.inventory, keeper, names))
             tasks = [asyncio.create_task(one) for one in beside]
             waiting = [asyncio.create_task(one.wait()) for one in (self._failed, self._stop) if one is not None]
             await asyncio.wait([receiving, keeping, *waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -213,15 +216,33 @@ class Consumer:
         begin = {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
         }
-        return begin | {name: offset for name, offset in (await snapshots.positions() or {}).items() if offset}
+        return begin if snapshots.sdk_store is not None else begin | await keeper.offsets(names)
 
-    async def _look_at_hub(self, client: Any, keeper: Keeper) -> list[str]:
+    async def _look_at_hub(self, client: Any, snapshots: Snapshots, keeper: Keeper) -> list[str]:
         """The names of its partitions."""
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             found = await client.get_eventhub_properties()
         names: list[str] = found["partition_ids"]
-        await keeper.hub_is(len(names), found["created_at"].timestamp())
+        created, group = found["created_at"].timestamp(), self._config.consumer_group
+        whose = f"{namespace_of(client)}/{client.eventhub_name}/{group}"
+        snapshots.of_hub(whose, self._config.takeover.seconds, created)
+        keeper.hub_is(len(names), created)
         return names
+
+    async def _compare(self, inventory: Inventory, keeper: Keeper, names: list[str]) -> None:
+        """See which VMs of the inventory nobody hears from: the instance does that has the first partition."""
+        first = min(names, key=lambda name: (len(name), name))
+        while True:
+            await asyncio.to_thread(inventory.look)
+            held = keeper.partitions.get(first)
+            if held is not None and inventory.vms is not None and self._others is not None:
+                await self._others.look()
+                heard = {key for one in self._others.found.values() for key in one.heard}
+                heard |= {key for fold in self.folds for key in fold.silence.heard}
+                now = max(held.fold.enqueued, keeper.now() - MARGIN)
+                expected = not_heard(inventory.vms, heard)
+                held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
+            await asyncio.sleep(COMPARE_EVERY if held is not None else COMPARE_SOON)
 
     async def _receive(self, client: Any, positions: Any, batch: int) -> None:
         await client.receive_batch(
@@ -240,7 +261,7 @@ class Consumer:
     async def _on_initialize(self, context: PartitionContext) -> None:
         self._taken.add(context.partition_id)
         if self._keeper is not None:
-            await _with_store(self._keeper.take(context.partition_id))
+            await self._with_store(self._keeper.take(context.partition_id))
 
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self.lag.pop(context.partition_id, None)
@@ -251,42 +272,58 @@ class Consumer:
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
         self.connected = True
         self._reading.set()
-        forget_tags(self._client, context)
+        forget_tags(self.client, context)
         name, keeper = context.partition_id, self._keeper
-        held = await _with_store(keeper.of(name)) if keeper is not None else None
+        held = await self._with_store(keeper.of(name)) if keeper is not None else None
         if keeper is None or held is None:
             if keeper is not None and keeper.lost_for(name) > self._config.takeover.seconds:
                 self._failed.set()  # the SDK still has it: another client goes on from what is written
             return
-        fold, items = held.fold, list(map(item_of, events))
-        made: list[Notification] = []
-        for item in items:
-            made.extend(fold.add(item))
+        fold = held.fold
+        await self._take_in(keeper, held, (one for event in events for one in fold.add(item_of(event))))
         if events:  # while records come, the time is theirs
             keeper.clock.hear(fold.enqueued, time.monotonic())
         quiet = 0.0 if events else keeper.now() - MARGIN
-        made += fold.advance(max(fold.enqueued, quiet))
-        if made:
-            self._commit(held, made)
-        self._count(fold)
+        more = True
+        while more:
+            await self._take_in(keeper, held, fold.advance(max(fold.enqueued, quiet)))
+            more = fold.is_busy and keeper.partitions.get(name) is held
+        self._count(held)
         await self._look(name, fold, keeper.now())
 
-    def _commit(self, held: Held, made: list[Notification]) -> None:
-        """Have them sent. Where that fails, the records are read again, from what is written down."""
-        if self._keeper is not None:
-            try:
-                self._keeper.commit(held, made)
-            except Exception:
-                self.errors["fold"] += 1
-                log.exception(
-                    "partition %s: what is to be sent was not taken: its records are read again", held.fold.name
-                )
-                self._keeper.forget(held.fold.name)
-                self._failed.set()
-                raise
+    async def _take_in(self, keeper: Keeper, held: Held, made: Iterator[Notification]) -> None:
+        """Have sent what a fold makes, and let others have their turn meanwhile."""
+        part: list[Notification] = []
+        began = time.monotonic()
+        for one in made:
+            part.append(one)
+            if time.monotonic() - began > STEP:
+                self._commit(keeper, held, part)
+                part = []
+                await asyncio.sleep(0)
+                if keeper.partitions.get(held.fold.name) is not held:
+                    return  # it has gone to another instance
+                began = time.monotonic()
+        if part:
+            self._commit(keeper, held, part)
+        await asyncio.sleep(0)
 
-    def _count(self, fold: Partition) -> None:
+    def _commit(self, keeper: Keeper, held: Held, made: list[Notification]) -> None:
+        """Have them sent. Where that fails, the records are read again, from what is written down."""
+        try:
+            lines = keeper.commit(held, made)
+        except Exception:
+            self.errors["fold"] += 1
+            log.exception("partition %s: what is to be sent was not taken: its records are read again", held.fold.name)
+            keeper.forget(held.fold.name)
+            self._failed.set()
+            raise
+        for line in lines:
+            self._parts.write_record(line + b"\n")
+
+    def _count(self, held: Held) -> None:
         """Add up what was counted of a partition since the last batch."""
+        fold = held.fold
         new, fold.figures = fold.figures, PartitionFigures()
         self.records.update(new.records)
         self.poison.update(new.poison)
@@ -295,8 +332,7 @@ class Consumer:
         self.errors.update(fold=len(new.failures))
         for text in new.failures[:1]:
             log.error("partition %s: an error that nobody foresaw. Please report it. %s", fold.name, text)
-        if new.closed:  # it wakes a thread
-            self._history.add(PastEvent.of(story, at) for story, at in new.closed)
+        held.past.extend(PastEvent.of(story, at) for story, at in new.closed)
         for story, _ in new.closed:
             labels = (story.event.event_type, story.place.region)
             for one in story.measured.values():
@@ -324,72 +360,24 @@ class Consumer:
         self._looked[name] = time.monotonic()
         with suppress(EventHubError, TimeoutError, OSError):  # a lag that is not known ends no reading
             async with asyncio.timeout(self._config.hub.timeout.seconds):
-                found = await self._client.get_partition_properties(name)
+                found = await self.client.get_partition_properties(name)
             events = max(0, int(found["last_enqueued_sequence_number"]) - max(fold.sequence, -1))
             self.lag[name] = Lag(events, max(0.0, now - fold.enqueued) if events and fold.enqueued else 0.0)
 
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1
-        text = explained(error, self._config) if where == "hub" else store_explained(error)
         if where == "hub":
-            self.trouble = text
+            self.trouble = text = explained(error, self._config)
+        else:
+            text = store_explained(error) if where == "store" else str(error)
         log.warning("%s: %s", where, text)
 
-
-async def _with_store(doing: Coroutine[Any, Any, Held | None]) -> Held | None:
-    """What a question to the store gives; raises ``StoreAwayError``."""
-    try:
-        return await doing
-    except STORE_ERRORS as error:
-        raise StoreAwayError from error
-
-
-def forget_tags(client: Any, context: PartitionContext) -> None:
-    """Have the SDK forget the delivery tags of a partition's records, which it keeps as long as the connection lasts.
-
-    It adds each one to a set, to settle the record later; records of Event Hubs are never settled, so that grows for
-    ever (azure-eventhub 5.15.1, ``_pyamqp/aio/_receiver_async.py``): some 100 bytes a record.
-    """
-    for processor in client._event_processors.values():  # noqa: SLF001 - there is no other way to them
-        consumer = processor._consumers.get(context.partition_id)  # noqa: SLF001
-        if consumer is not None and consumer._handler is not None and consumer._handler._link is not None:  # noqa: SLF001
-            consumer._handler._link._received_delivery_tags.clear()  # noqa: SLF001
-
-
-def item_of(event: EventData) -> Item:
-    """One record, as the fold takes it."""
-    body = event.body
-    if event.body_type is AmqpMessageBodyType.DATA:
-        data = body if isinstance(body, bytes) else b"".join(body)  # type: ignore[arg-type]
-    else:  # of another product: no agent sends values
-        data = repr(body)[:MAX_BODY].encode(errors="replace")
-    enqueued = event.enqueued_time
-    return Item(
-        data,
-        event.sequence_number or 0,
-        str(event.offset),
-        enqueued.timestamp() if enqueued is not None else 0.0,
-        event.properties or None,
-    )
-
-
-def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
-    """A client that does not retry."""
-    hub = config.hub
-    options = client_options(hub)
-    if "connection_verify" not in options:
-        # one for all connections: the SDK would load the root certificates for each one, 32 partitions and every look
-        # at one of them, which takes 20 ms and 0.5 MB each time
-        context = options["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(certifi.where())
-    if snapshots.sdk_store is not None:
-        options |= {
-            "checkpoint_store": snapshots.sdk_store,
-            "load_balancing_interval": config.rebalance.seconds,
-            "partition_ownership_expiration_interval": config.takeover.seconds,
-        }
-    if hub.connection_string is not None:
-        return EventHubConsumerClient.from_connection_string(
-            hub.connection_string.reveal(), config.consumer_group, eventhub_name=hub.hub, **options
-        )
-    return EventHubConsumerClient(hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options)
+    async def _with_store(self, doing: Coroutine[Any, Any, Held | None]) -> Held | None:
+        """What a question to the store gives; raises ``StoreAwayError``."""
+        try:
+            return await doing
+        except UnreadableSnapshotError:  # another client begins at the window
+            self._failed.set()
+            return None
+        except STORE_ERRORS as error:
+            raise StoreAwayError from error

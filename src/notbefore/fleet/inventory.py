@@ -3,6 +3,7 @@
 import logging
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -141,3 +142,15 @@ class Inventory:
             kept = "nothing is compared" if self.vms is None else f"the {len(self.vms)} VMs that it named before stay"
             log.warning("the inventory %s cannot be read (%s): %s", self._path, why, kept)
         self._trouble = why
+
+
+def not_heard(vms: Mapping[str, ExpectedVm], heard: Iterable[str]) -> dict[str, ExpectedVm]:
+    """The VMs of an inventory that are none of those that were heard from, which are given by their whole keys."""
+    known = {end for key in heard for end in _ends(key)}
+    return {key: vm for key, vm in vms.items() if key not in known}
+
+
+def _ends(key: str) -> tuple[str, str, str]:
+    """What an inventory may call a VM: with its subscription and group, with its group, or by its name alone."""
+    shorter = key.partition("/")[2]
+    return key, shorter, shorter.rpartition("/")[2]

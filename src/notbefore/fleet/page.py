@@ -1,17 +1,15 @@
-"""The pages of a fleet as HTML: an instance's, and the report. By the Jinja2 templates beside, and the agent's."""
+"""The page of an instance as HTML, by the Jinja2 templates beside, and the agent's."""
 
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment
-from markupsafe import Markup
 from msgspec import Struct
 
-from notbefore import __version__
-from notbefore.fleet import plots
-from notbefore.fleet.coming import FleetEvents, ShownWave
+from notbefore.fleet.coming import FleetEvents, Line, ShownWave, under_way
 from notbefore.fleet.report import Report
+from notbefore.web.app import FLEET_FILTERS
 from notbefore.web.page import render
 from notbefore.web.page.model import MAX_PENDING, PageModel
 
@@ -19,16 +17,33 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 
 
 class InstancePage(Struct, frozen=True):
-    """An instance at one moment. ``month``: what ``month_section`` made, or words instead of it."""
+    """An instance at one moment. ``month``: the last 30 days, as far as this instance has read them."""
 
-    status: PageModel  # how the instance is: the hub, the state, the deliveries
+    status: PageModel  # how the instance is: the hub, the history, the deliveries
     fleet: FleetEvents
-    month: str
+    month: Report
+    wanted: dict[str, str] = {}  # the filters
+    mutes: tuple[str, ...] = ()  # in words
 
     @property
-    def shown(self) -> tuple[ShownWave, ...]:
-        """The most urgent waves."""
-        return self.fleet.waves[:MAX_PENDING]
+    def ahead(self) -> list[ShownWave]:
+        """What can still be prepared for."""
+        return [one for one in self.fleet.waves if one.to_come]
+
+    @property
+    def shown(self) -> list[ShownWave]:
+        """The most urgent of it."""
+        return self.ahead[:MAX_PENDING]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """What is under way."""
+        return under_way(self.fleet.waves)
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """What may be asked for in the address."""
+        return FLEET_FILTERS
 
 
 def instance_page(page: InstancePage) -> bytes:
@@ -38,31 +53,6 @@ def instance_page(page: InstancePage) -> bytes:
     return made.encode(errors="replace")  # the name of a file may hold what is no text
 
 
-def month_section(report: Report) -> str:
-    """How the last 30 days went, as a part of the page of an instance."""
-    return Markup(_environment().get_template("month.html").render(report=report))  # noqa: S704 - a template escapes
-
-
-def report_page(report: Report) -> bytes:
-    """A report as one file that needs nothing else, in UTF-8."""
-    page = _environment().get_template("report.html").render(report=report, style=_style(), version=__version__)
-    return page.encode(errors="replace")  # a name may hold what is no text
-
-
-def _style() -> Markup:
-    return Markup((Path(render.__file__).with_name("page.css")).read_text(encoding="utf-8"))  # noqa: S704 - our own file
-
-
 @cache
 def _environment() -> Environment:
-    environment = render.environment(TEMPLATES, render.TEMPLATES)
-    environment.globals |= {
-        "course": plots.course,
-        "notices": plots.notices,
-        "interruptions": plots.interruptions,
-        "NOTICE": plots.NOTICE,
-        "INTERRUPTION": plots.INTERRUPTION,
-        "HEIGHT": plots.HEIGHT,
-        "ROW": plots.ROW,
-    }
-    return environment
+    return render.environment(TEMPLATES, render.TEMPLATES)

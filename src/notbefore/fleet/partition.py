@@ -5,16 +5,18 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 """
 
 import traceback
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.delivery import Delivery, SinkThread
 from notbefore.core.document import VANISHING
+from notbefore.core.outbox import OutboxImage
+from notbefore.fleet.history import PastEvent
 from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
@@ -37,6 +39,7 @@ UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read t
 MAX_AHEAD: Final = 60.0  # seconds by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # no time that a VM reports is further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
+MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
 MAX_OPEN: Final = 20_000  # events that are open
 MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group, whose VMs can report what they like of each other
 MAX_OPEN_OF_ONE: Final = 1_000  # of them reported by one VM first
@@ -66,26 +69,27 @@ class Closed(Struct, array_like=True):
     back: dict[str, datetime] = {}  # as the story had it
 
 
-class Snapshot(Struct):
-    """What goes on after a restart. ``unsettled``: deliveries that no receiver has accepted yet.
-
-    ``threads``: what the sinks have said of the events that are open.
-    """
+class Snapshot(Struct, array_like=True):
+    """All that whoever has the partition next needs."""
 
     form: int
+    at: float  # when it was taken: this, and the times below, are Unix seconds of the hub's clock
     sequence: int
     offset: str
-    enqueued: float
+    enqueued: float  # of the last record
+    partitions: int  # of the hub
+    configured: str  # see ``Grouping``
+    backlog: int  # see ``Partition``
     waves: list[Wave] = []
     silent: list[Wave] = []
     missing: list[Wave] = []
     closed: dict[str, Closed] = {}
-    unsettled: list[Delivery] = []
-    threads: list[SinkThread] = []
-    partitions: int = 0  # of the hub
     vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
-    configured: str = ""  # see ``Grouping``
-    backlog: int = -1  # see ``Partition``
+    heard: dict[str, Heard] = {}
+    expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
+    outbox: OutboxImage = OutboxImage()
+    past: list[PastEvent] = []  # that are not in the history yet
+    muted: list[str] = []  # event keys of open waves that nobody was notified of
 
 
 class PartitionFigures(Struct):
@@ -144,35 +148,40 @@ class Partition:
         every = (self.waves, self.silence.waves, self.missing.waves)
         return {wave.event_key for waves in every for wave in waves.open.values()}
 
-    def snapshot(self, unsettled: list[Delivery], threads: list[SinkThread]) -> bytes:
-        """All that is needed to go on from here, as JSON."""
-        return msgspec.json.encode(
+    def snapshot(
+        self, at: float, outbox: OutboxImage | None = None, past: Sequence[PastEvent] = (), muted: Iterable[str] = ()
+    ) -> bytes:
+        """All that is needed to go on from here, as MessagePack: see ``read_snapshot``."""
+        return msgspec.msgpack.encode(
             Snapshot(
-                FORM,
-                self.sequence,
-                self.offset,
-                self.enqueued,
-                list(self.waves.open.values()),
-                list(self.silence.waves.open.values()),
-                list(self.missing.waves.open.values()),
-                self.closed,
-                unsettled,
-                threads,
-                self.partitions,
-                self._vanished,
-                self._configured,
-                self._backlog,
+                form=FORM,
+                at=at,
+                sequence=self.sequence,
+                offset=self.offset,
+                enqueued=self.enqueued,
+                partitions=self.partitions,
+                configured=self._configured,
+                backlog=self._backlog,
+                waves=list(self.waves.open.values()),
+                silent=list(self.silence.waves.open.values()),
+                missing=list(self.missing.waves.open.values()),
+                closed=self.closed,
+                vanished=self._vanished,
+                heard=self.silence.heard,
+                expected=self.missing.heard,
+                outbox=outbox or OutboxImage(),
+                past=list(past),
+                muted=list(muted),
             )
         )
 
-    def restore(self, found: Snapshot, heard: dict[str, Heard] | None = None) -> None:
-        """Go on from a snapshot; ``heard``: the VMs as they were written down, which may be some minutes older.
+    def restore(self, found: Snapshot) -> None:
+        """Go on from a snapshot.
 
-        Where the hub was given more partitions since, these VMs may send their heartbeats to another one.
+        Where the hub was given more partitions since, its VMs may send their heartbeats to another one.
         """
-        heard = heard if heard and found.partitions in (0, self.partitions) else {}
-        self.silence.restore(found.silent, heard)
-        self.missing.restore(found.missing, heard)
+        self.silence.restore(found.silent, found.heard if found.partitions == self.partitions else {})
+        self.missing.restore(found.missing, found.expected)
         self.sequence, self.offset, self.enqueued = found.sequence, found.offset, found.enqueued
         self._looked, self._backlog = found.enqueued, found.backlog
         self.waves.restore(found.waves)
@@ -186,10 +195,6 @@ class Partition:
     def begin_anew(self) -> None:
         """The log is another one: its sequence numbers start again. What is open stays open."""
         self.sequence, self.offset, self._backlog = -1, "", -1
-
-    def vms(self) -> bytes:
-        """The VMs that were heard from, as JSON; see ``read_vms``."""
-        return msgspec.json.encode(self.silence.heard | self.missing.heard)
 
     # ---- the fold
 
@@ -220,6 +225,11 @@ class Partition:
         """Unix seconds of the hub's clock: before, ``advance`` has nothing to do."""
         return min(self.waves.next_due, self.silence.next_due, self.missing.next_due, self._looked + LOOK_EVERY)
 
+    @property
+    def is_busy(self) -> bool:
+        """``advance`` has done a part of what there is to do: it is to be called again at once."""
+        return self._backlog < 0 and (self.silence.is_busy or self.missing.is_busy)
+
     def advance(self, now: float) -> Iterator[Notification]:
         """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then."""
         if self.sequence < self._backlog:
@@ -235,6 +245,8 @@ class Partition:
             self._close_all(self.waves.forget_over(), now)
         if now - self._looked >= LOOK_EVERY:
             self._look(now)
+            if self.is_busy:  # that took its time: go on with the next call
+                return
         for wave, made in self.waves.flush(now):
             if wave.key not in self.waves.open:  # it is over
                 self._close_all(wave.stories.values(), now)
@@ -420,19 +432,21 @@ def _in_time(report: Report, now: float) -> Report:
     )
 
 
-def mark_of(delivery_id: str) -> str:
-    """What a delivery is known by among those that were accepted: 64 of its 128 bits."""
-    return delivery_id[:16]
+def compressed(snapshot: bytes) -> bytes:
+    """A snapshot as it is written down. It may take some 10 ms: not for an event loop."""
+    return zlib.compress(snapshot, 1)
 
 
 def read_snapshot(body: bytes) -> Snapshot:
-    """Read a snapshot; raises ``msgspec.MsgspecError`` or ``ValueError`` for one of another form."""
-    found = msgspec.json.decode(body, type=Snapshot)
+    """Read what was written down; raises ``ValueError`` for what is no snapshot, or one of another form."""
+    try:
+        expanded = zlib.decompressobj()
+        data = expanded.decompress(body, MAX_SNAPSHOT)
+        if expanded.unconsumed_tail or not expanded.eof:
+            raise ValueError("it is cut off, or too large")
+        found = msgspec.msgpack.decode(data, type=Snapshot)
+    except (zlib.error, msgspec.MsgspecError, OverflowError) as error:
+        raise ValueError(str(error)) from None
     if found.form != FORM:
         raise ValueError(f"a snapshot of form {found.form}, expected {FORM}")
     return found
-
-
-def read_vms(body: bytes) -> dict[str, Heard]:
-    """Read the VMs that were heard from; raises ``msgspec.MsgspecError``."""
-    return msgspec.json.decode(body, type=dict[str, Heard])

@@ -1,4 +1,4 @@
-"""``Report``: how Azure treated a fleet over some time, by type and region of the events. Pure."""
+"""``Report``: how Azure treated a fleet over some time, by type and region of the events, or otherwise. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,11 +14,15 @@ from notbefore.fleet.history import PastEvent
 KEPT: Final = 0.9  # share of the promise from which on it counts as kept: an agent sees an event up to a second later
 
 
-class ReportRow(Struct, frozen=True):
-    """The events of one type in one region. Notice and interruption are of the affected VMs, in seconds."""
+COLUMNS: Final = ("event_type", "region", "subscription", "resource_group", "scale_set", "zone", "event_source")
+"""What a report may be made by, beside ``tags.NAME``."""
+USUAL: Final = ("event_type", "region")
 
-    event_type: str
-    region: str
+
+class ReportRow(Struct, frozen=True):
+    """The events of one type in one place. Notice and interruption are of the affected VMs, in seconds."""
+
+    key: tuple[str, ...]  # what the report is made by
     events: int
     vms: int  # affected, an event's each
     finished: int  # this and the next two: events, by their outcome
@@ -43,26 +47,31 @@ class Report(Struct, frozen=True):
     rows: tuple[ReportRow, ...]  # by type and region
 
     @classmethod
-    def of(cls, past: Iterable[PastEvent], since: datetime, until: datetime) -> "Report":
-        """The report of these events."""
+    def of(cls, past: Iterable[PastEvent], since: datetime, until: datetime, by: tuple[str, ...] = USUAL) -> "Report":
+        """The report of these events, by ``COLUMNS`` or ``tags.NAME``."""
         past = list(past)
         events = tuple(one for one in past if not one.exercise)
-        groups: dict[tuple[str, str], list[PastEvent]] = {}
+        groups: dict[tuple[str, ...], list[PastEvent]] = {}
         for one in events:
-            groups.setdefault((one.event_type, one.region), []).append(one)
-        rows = tuple(_row(*key, group) for key, group in sorted(groups.items()))
+            groups.setdefault(tuple(_value(one, name) for name in by), []).append(one)
+        rows = tuple(_row(key, group) for key, group in sorted(groups.items()))
         return cls(since, until, events, len(past) - len(events), rows)
 
 
-def _row(event_type: str, region: str, events: list[PastEvent]) -> ReportRow:
+def _value(event: PastEvent, name: str) -> str:
+    tag = name.removeprefix("tags.")
+    return str(getattr(event, name) or "") if tag == name else event.tags.get(tag.casefold(), "")
+
+
+def _row(key: tuple[str, ...], events: list[PastEvent]) -> ReportRow:
     measured = [one for event in events for one in event.measured]
     notices = [one.notice for one in measured if one.notice is not None]
     interruptions = [one.interruption for one in measured if one.interruption is not None]
-    promised = PROMISED.get(event_type)
+    promises = {PROMISED.get(event.event_type) for event in events}
+    promised = promises.pop() if len(promises) == 1 else None  # of several types there is no one promise
     outcomes = Counter(event.outcome for event in events)
     return ReportRow(
-        event_type=event_type,
-        region=region,
+        key=key,
         events=len(events),
         vms=sum(len(event.vms) for event in events),
         finished=outcomes["finished"],

@@ -1,62 +1,56 @@
-"""``FleetView``: what a scrape and the JSON interface show of an instance."""
+"""``FleetView``: what a scrape, the page and the JSON interface show of the fleet, whichever instance is asked."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from datetime import UTC, datetime
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
-from notbefore.fleet.coming import FleetEvents, coming
+from notbefore.fleet.calendar import calendar
+from notbefore.fleet.coming import FleetEvents, ShownPartition, coming, names_of
 from notbefore.fleet.consumer import Consumer
-from notbefore.fleet.history import History
-from notbefore.fleet.inventory import Inventory
-from notbefore.fleet.merge import OVER, Story
-from notbefore.fleet.month import Month
-from notbefore.fleet.outbox import FleetOutbox
+from notbefore.fleet.history import read_past
+from notbefore.fleet.keeper import Parts
+from notbefore.fleet.merge import OVER
 from notbefore.fleet.partition import Partition
+from notbefore.fleet.reading import Place
+from notbefore.fleet.report import Report
 from notbefore.metrics.families import Family, Snapshot
 from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
-from notbefore.store.outbox_reader import OutboxReader
-from notbefore.store.state import Store
 from notbefore.web.page.model import PageModel
 from notbefore.web.view import AgentStatus, CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
 
+DAYS: Final = 30  # of the table on the page
+MONTH_EVERY: Final = 60.0  # seconds between two readings of it
+STUCK: Final = 120.0  # seconds that a delivery may wait
 
-class Stored(NamedTuple):
-    """What an instance keeps on its disk, and who reads it."""
-
-    store: Store
-    notified: FleetOutbox
-    outbox: OutboxReader
-    history: History
-    inventory: Inventory | None = None
+log = logging.getLogger("notbefore.fleet.view")
 
 
 class FleetView:
     """Reads what the consumer's thread has; what changes meanwhile is shown at the next look."""
 
     def __init__(
-        self,
-        config: Config,
-        consumer: Consumer,
-        stored: Stored,
-        courier: Callable[[], CourierFigures],
+        self, config: Config, consumer: Consumer, parts: Parts, courier: Callable[[], tuple[CourierFigures, str]]
     ) -> None:
         self._config = config
         self._consumer = consumer
-        self._stored = stored
-        self._store, self._notified, self._outbox = stored[:3]
-        self._courier = courier
+        self._parts = parts
+        self._courier = courier  # its figures, and why it does not work
         self._began = datetime.now(UTC)
-        self._month = Month(stored.history.directory)
+        self._month: Report | None = None
+        self._month_at = 0.0  # monotonic seconds
 
     @cached_property
     def _text(self) -> "MetricsText":
@@ -74,13 +68,15 @@ class FleetView:
         return CheckResult(ok=alive, reasons=() if alive else ("the thread that reads the hub has ended",))
 
     def ready(self) -> CheckResult:
-        """The hub is being read, and the state is written where it survives the end of the machine."""
+        """The hub is being read, and notifications go out."""
         reasons = []
-        if self._store.degraded:
-            reasons.append(f"the state cannot be written: {self._store.degraded}")
         if not self._consumer.connected:
             reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
-        return CheckResult(ok=not reasons, reasons=tuple(reasons))
+        _, trouble = self._courier()
+        late = max((time.time() - oldest for oldest in self._parts.outbox.view().oldest.values()), default=0.0)
+        remarks = [trouble] if trouble else []
+        remarks += [f"a notification has waited for {late:.0f} s"] if late > STUCK else []
+        return CheckResult(ok=not reasons, reasons=(*reasons, *remarks))
 
     def status_line(self) -> str:
         """How the instance is, in one line for ``systemctl status``."""
@@ -89,74 +85,115 @@ class FleetView:
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
     def history(self, since: datetime | None, limit: int) -> bytes:
-        """The newest notifications, as the JSON of ``/api/v1/history``."""
-        found = self._store.history(since.timestamp() if since else None, limit)
-        return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"true" if found.cut else b"false")
+        """The newest notifications of this instance, as the JSON of ``/api/v1/history``."""
+        try:
+            found = self._parts.history.notified(since.timestamp() if since else 0.0, limit)
+        except sqlite3.Error as error:
+            log.warning("the history cannot be read: %s", error)
+            found = []
+        return b'{"changes":[%b],"cut":false}' % b",".join(found)
 
-    def fleet(self) -> FleetEvents:
-        """What is coming over the fleet, the most urgent first."""
+    def past(self, since: datetime, until: datetime) -> bytes:
+        """The events that were over in this time, as far as this instance has read them: ``/api/v1/fleet/history``."""
+        return b'{"events":[%b]}' % b",".join(self._read_past(since, until))
+
+    def _read_past(self, since: datetime, until: datetime) -> list[bytes]:
+        try:
+            return self._parts.history.past(since.timestamp(), until.timestamp())
+        except sqlite3.Error as error:
+            log.warning("the history cannot be read: %s", error)
+            return []
+
+    def fleet(self, wanted: Mapping[str, str]) -> FleetEvents:
+        """What is coming over the whole fleet, the most urgent first."""
         now = datetime.now(UTC)
-        folds = self._consumer.folds
-        waves = coming((wave for fold in folds for wave in list(fold.waves.open.values())), now)
-        silent = sorted((one.name for fold in folds for one in fold.silence.silent), key=natural)
-        missing = sorted((one.name for fold in folds for one in fold.missing.silent), key=natural)
-        heard = sum(len(fold.silence.heard) for fold in folds)
+        folds, others = self._consumer.folds, self._consumer.others()
+        partitions = [ShownPartition(fold.name, None) for fold in folds]
+        partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
+        waves = [wave for fold in folds for wave in list(fold.waves.open.values())]
+        waves += [wave for one in others.values() for wave in one.waves]
+        heard = [one for fold in folds for one in list(fold.silence.heard.values())]
+        heard += [one for found in others.values() for one in found.heard.values()]
+        missing = [one for fold in folds for one in fold.missing.silent]
+        missing += [one for found in others.values() for one in found.expected.values() if one.silent]
         return FleetEvents(
-            tuple(sorted((fold.name for fold in folds), key=natural)),
-            waves,
-            heard,
-            tuple(silent),
-            tuple(missing),
+            partitions=tuple(sorted(partitions, key=lambda one: natural(one.name))),
+            waves=tuple(one for one in coming(waves, now) if one.matches(wanted)),
+            heard=len(heard),
+            silent=names_of(one for one in heard if one.silent),
+            missing=names_of(missing),
         )
 
-    def page(self) -> bytes:
-        """The page of this instance, as HTML."""
+    def calendar(self, wanted: Mapping[str, str]) -> bytes:
+        """What is planned, as ``/api/v1/calendar.ics``."""
+        return calendar(self.fleet(wanted).waves, datetime.now(UTC))
+
+    def page(self, wanted: Mapping[str, str]) -> bytes:
+        """The page of the fleet, as HTML."""
         from notbefore.fleet.page import InstancePage, instance_page  # noqa: PLC0415 - only when somebody opens it
 
-        config, process = self._config, self._stored
+        config, (courier, _) = self._config, self._courier()
         agent = AgentStatus(
             version=__version__,
-            state_file=str(process.store.path),
-            degraded=process.store.degraded,
-            damaged_files=process.store.damaged_files,
-            courier_running=self._courier().running,
+            state_file=str(self._parts.history.path),
+            courier_running=courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
-            outbox=process.outbox.view,
+            outbox=self._parts.outbox.view(),
             links=config.messages.links,
         )
+        mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
-        return instance_page(InstancePage(status, self.fleet(), self._month.get()))
+        return instance_page(InstancePage(status, self.fleet(wanted), self._last_month(), dict(wanted), mutes))
 
-    def _disk_errors(self) -> dict[str, int]:
-        inventory = self._stored.inventory
-        return {"history": self._stored.history.failures} | (
-            {"inventory": inventory.failures} if inventory is not None else {}
+    def _last_month(self) -> Report:
+        if self._month is None or time.monotonic() - self._month_at > MONTH_EVERY:
+            until = datetime.now(UTC)
+            since = until - timedelta(days=DAYS)
+            self._month = Report.of(read_past(self._read_past(since, until)), since, until)
+            self._month_at = time.monotonic()
+        return self._month
+
+    def _errors(self) -> dict[str, int]:
+        inventory = self._parts.inventory
+        return dict(self._consumer.errors) | ({"inventory": inventory.failures} if inventory is not None else {})
+
+    def _owner(self, place: Place) -> tuple[str, str]:
+        """The labels by which the metrics are divided, where that is asked for."""
+        by = self._config.fleet.metrics_by if self._config.fleet is not None else ()
+        return (
+            place.subscription if "subscription" in by else "",
+            place.resource_group if "resource_group" in by else "",
         )
+
+    def _events(self, fold: Partition) -> Iterator[Shown]:
+        for story in list(fold.stories.values()):
+            if story.standing not in OVER:
+                place = story.place
+                labels = (story.event.event_type, place.region, place.scale_set, story.zone, *self._owner(place))
+                yield Shown(labels, story.standing.name.lower(), len(story.affected))
 
     def _families(self) -> Iterator[Family]:
         consumer = self._consumer
         folds = consumer.folds
-        heard: dict[Labels, float] = {}
-        silent: dict[Labels, float] = {}
-        missing: dict[Labels, float] = {}
+        heard, silent, missing = dict[Labels, float](), dict[Labels, float](), dict[Labels, float]()
         for fold in folds:
             for one in list(fold.silence.heard.values()):
-                place = (one.place.region, one.place.scale_set)
+                place = (one.place.region, one.place.scale_set, *self._owner(one.place))
                 heard[place] = heard.get(place, 0.0) + 1.0
                 silent[place] = silent.get(place, 0.0) + float(one.silent)
             for one in fold.missing.silent:
-                place = (one.place.region, one.place.scale_set)
+                place = (one.place.region, one.place.scale_set, *self._owner(one.place))
                 missing[place] = missing.get(place, 0.0) + 1.0
         snapshot = FleetSnapshot(
             now=datetime.now(UTC),
-            events=tuple(one for fold in folds for one in _events(fold)),
+            events=tuple(one for fold in folds for one in self._events(fold)),
             heard=heard,
             silent=silent,
             missing_vms=missing,
             fell_silent=consumer.counts["fell_silent"],
             records=consumer.records,
             poison=consumer.poison,
-            errors=consumer.errors | self._disk_errors(),
+            errors=self._errors(),
             contradictions=consumer.counts["contradictions"],
             given_up=consumer.counts["given_up"],
             missing=consumer.counts["missing"],
@@ -169,26 +206,10 @@ class FleetView:
         )
         process = Snapshot(
             tracked=Tracked(),
-            totals=self._notified.totals,
-            figures=Figures(
-                version=__version__,
-                courier=self._courier(),
-                store_degraded=self._store.degraded is not None,
-                store_damaged=self._store.damaged_files,
-                since=self._began,
-            ),
+            totals=self._parts.outbox.totals,
+            figures=Figures(version=__version__, courier=self._courier()[0], since=self._began),
             now=snapshot.now,
-            outbox=self._outbox.view,
+            outbox=self._parts.outbox.view(),
             sinks=tuple(self._config.sinks),
         )
         return samples(snapshot, process)
-
-
-def _events(fold: Partition) -> Iterable[Shown]:
-    for story in list(fold.stories.values()):
-        if story.standing not in OVER:
-            yield Shown(_labels(story), story.standing.name.lower(), len(story.affected))
-
-
-def _labels(story: Story) -> Labels:
-    return (story.event.event_type, story.place.region, story.place.scale_set, story.zone)

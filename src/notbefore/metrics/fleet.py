@@ -10,24 +10,26 @@ from notbefore.metrics import families
 from notbefore.metrics.families import Family, Metric, Snapshot
 from notbefore.metrics.totals import INTERRUPTION_BOUNDS, MAX_SERIES, NOTICE_BOUNDS, OTHER, Histogram, Labels
 
-_PLACE: Final = ("event_type", "region", "scale_set", "zone")
+_OWNER: Final = ("subscription", "resource_group")  # empty, unless the configuration asks for them
+_VMS: Final = ("region", "scale_set", *_OWNER)
+_PLACE: Final = ("event_type", "region", "scale_set", "zone", *_OWNER)
 
 EVENTS: Final = Metric(
     "notbefore_fleet_events_pending", "gauge", "Events that are not over.", (*_PLACE, "event_status")
 )
 VMS: Final = Metric("notbefore_fleet_vms_affected", "gauge", "VMs that events which are not over affect.", _PLACE)
-HEARD: Final = Metric("notbefore_fleet_vms_heard", "gauge", "VMs that have sent a heartbeat.", ("region", "scale_set"))
+HEARD: Final = Metric("notbefore_fleet_vms_heard", "gauge", "VMs that have sent a heartbeat.", _VMS)
 SILENT: Final = Metric(
     "notbefore_fleet_vms_silent",
     "gauge",
     "VMs whose heartbeats have stopped, without an event that explains it.",
-    ("region", "scale_set"),
+    _VMS,
 )
 MISSING_VMS: Final = Metric(
     "notbefore_fleet_vms_missing",
     "gauge",
     "VMs of the inventory that were never heard from, or not for a day.",
-    ("region", "scale_set"),
+    _VMS,
 )
 FELL_SILENT: Final = Metric(
     "notbefore_fleet_vms_fell_silent", "counter", "VMs that fell silent without an event that explains it."
@@ -95,7 +97,7 @@ COMMON: Final = frozenset(
 class Shown(Struct, frozen=True):
     """An event that is not over, as far as metrics show it."""
 
-    labels: Labels  # event_type, region, scale_set, zone
+    labels: Labels  # event_type, region, scale_set, zone, subscription, resource_group
     status: str
     vms: int
 
@@ -105,7 +107,7 @@ class FleetSnapshot(Struct, frozen=True):
 
     now: datetime
     events: tuple[Shown, ...] = ()
-    heard: Mapping[Labels, float] = {}  # (region, scale_set) -> VMs
+    heard: Mapping[Labels, float] = {}  # (region, scale_set, subscription, resource_group) -> VMs
     silent: Mapping[Labels, float] = {}
     missing_vms: Mapping[Labels, float] = {}
     records: Mapping[str, int] = {}

@@ -34,6 +34,7 @@ GZIP_FROM: Final = 1024  # bytes; compressing less saves nothing
 METRICS_GZIP_FROM: Final = 16 * 1024
 
 JSON: Final = "application/json; charset=utf-8"
+CALENDAR: Final = "text/calendar; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 ALWAYS: Final = {
     "Cache-Control": "no-store",
@@ -51,6 +52,9 @@ PAGE_HEADERS: Final = (
     ("Vary", "Accept-Encoding"),
 )
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+FLEET_FILTERS: Final = (
+    "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
+)  # fmt: skip
 PAGE_CHANGES: Final = 300  # of the history, the newest
 _NO_WEIGHT: Final = re.compile(r"\s*[qQ]\s*=\s*0(\.0*)?\s*")
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
@@ -88,9 +92,29 @@ def make_app(view: View) -> App:
 
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
-    routes = _routes(view, Recent(view.page))
-    routes["/api/v1/fleet/events"] = lambda _: Response(json_line(view.fleet()))
+    plain = Recent(lambda: view.page({}))
+    routes = _routes(view, plain)
+
+    def page(environ: Environ) -> Response:
+        wanted = _filters(environ)
+        return _packed(environ, view.page(wanted) if wanted else plain.get(), HTML, *PAGE_HEADERS)
+
+    routes["/"] = page
+    routes["/api/v1/fleet/events"] = lambda environ: Response(json_line(view.fleet(_filters(environ))))
+    routes["/api/v1/calendar.ics"] = lambda environ: Response(view.calendar(_filters(environ)), CALENDAR)
+    routes["/api/v1/fleet/history"] = lambda environ: Response(view.past(*_period(environ)))
     return _application(routes)
+
+
+def _filters(environ: Environ) -> dict[str, str]:
+    """What is asked for of the fleet: field -> value."""
+    return {name: values[-1] for name, values in _query(environ, *FLEET_FILTERS).items() if values[-1]}
+
+
+def _period(environ: Environ) -> tuple[datetime, datetime]:
+    query = _query(environ, "since", "until")
+    since, until = (_since(query.get(name, [""])[-1]) for name in ("since", "until"))
+    return since or datetime.fromtimestamp(0, UTC), until or datetime.now(UTC)
 
 
 def _routes(view: ProcessView, page: Recent[bytes]) -> dict[str, Route]:

@@ -1,6 +1,6 @@
 """``View``: what the HTTP application asks of the agent."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Protocol
 
@@ -67,8 +67,14 @@ class View(ProcessView, Protocol):
 class FleetPages(ProcessView, Protocol):
     """What an instance of ``notbefore fleet`` shows."""
 
-    def fleet(self) -> Struct:
-        """The body of ``/api/v1/fleet/events``."""
+    def fleet(self, wanted: Mapping[str, str]) -> Struct:
+        """The body of ``/api/v1/fleet/events``; ``wanted``: field -> value, of what is asked for."""
 
-    def page(self) -> bytes:
+    def calendar(self, wanted: Mapping[str, str]) -> bytes:
+        """The body of ``/api/v1/calendar.ics``."""
+
+    def past(self, since: datetime, until: datetime) -> bytes:
+        """The body of ``/api/v1/fleet/history``."""
+
+    def page(self, wanted: Mapping[str, str]) -> bytes:
         """The page for people, as HTML."""

@@ -38,6 +38,7 @@ IMDS_CAUSES: Final[dict[str, str]] = {  # ``errors.ImdsReason`` in words
     "status": "it answers with another status than 200",
     "rejected": "its answer is not a Scheduled Events document",
 }
+MANY, SOON = 100, 60.0  # so many deliveries that wait so many seconds are trouble before that
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
 
@@ -200,7 +201,8 @@ class PageModel(Struct, frozen=True):
         """``None`` where there is no sink: then there is nothing that could be good or bad."""
         if not (self.agent.sinks or self.waiting or self.dead):
             return None
-        return not self.dead and (self.oldest or 0.0) <= STUCK
+        late = STUCK if self.waiting < MANY else SOON
+        return not self.dead and (self.oldest or 0.0) <= late
 
     def seconds_since(self, timestamp: float) -> float:
         """Seconds from a Unix time until now, never less than 0."""

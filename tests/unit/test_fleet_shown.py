@@ -1,0 +1,112 @@
+"""What is shown of a fleet: what can still be prepared for first, what is asked for, one line for what is under way."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from notbefore.core.record import Vm
+from notbefore.fleet.calendar import calendar
+from notbefore.fleet.coming import ShownWave, coming, names_of, under_way
+from notbefore.fleet.mutes import Mute, read_mutes, write_mutes
+from notbefore.fleet.reading import Place
+from notbefore.fleet.silence import Heard
+from support.fleet_records import vm
+from unit.test_fleet_merge import WAVES, Log, at
+
+
+def waves_of(log: Log) -> tuple[ShownWave, ...]:
+    return coming(log.fold.waves.open.values(), at(60))
+
+
+def many(started: int, scheduled: int) -> Log:
+    log = Log()
+    for number in range(started):
+        for kind in ("announced", "started"):
+            log.add(vm(f"web_{number}", zone="1"), kind, f"S{number}", after=0.001, not_before=at(30))
+    for number in range(scheduled):
+        who = vm(f"data_{number}", scale_set="data", team="store")
+        log.add(who, "announced", f"A{number}", after=0.001, event_type="Redeploy", not_before=at(7200 + number))
+    return log
+
+
+def test_what_can_still_be_prepared_for_comes_before_what_is_under_way() -> None:
+    log = many(started=50, scheduled=3)
+    log.add(vm("spot_0"), "announced", "T", event_type="Terminate", not_before=at(120))
+    found = waves_of(log)
+    assert [one.event_id for one in found[:4]] == ["T", "A0", "A1", "A2"]
+    (line,) = under_way(found)
+    assert (line.event_type, line.under_way, len(line.vms), line.place) == ("Reboot", 50, 50, ("web", "westeurope"))
+
+
+def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
+    log = Log(WAVES)
+    for number in range(3):
+        log.add(vm(f"web_{number}"), "announced", f"E{number}", not_before=at(900))
+    log.add(vm("web_0"), "started", "E0")
+    (wave,) = waves_of(log)
+    (line,) = under_way([wave])
+    assert (wave.to_come, line.under_way, line.to_come) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        ({}, 5),
+        ({"event_type": "redeploy"}, 3),
+        ({"status": "started"}, 2),
+        ({"scale_set": "data", "resource_group": "RG"}, 3),
+        ({"subscription": "other"}, 0),
+        ({"tag": "team=store"}, 3),
+        ({"tag": "Team"}, 3),
+        ({"tag": "team=web"}, 0),
+        ({"vm": "data_1"}, 1),
+    ],
+)
+def test_it_is_shown_what_is_asked_for(wanted: dict[str, str], count: int) -> None:
+    assert len([one for one in waves_of(many(2, 3)) if one.matches(wanted)]) == count
+
+
+def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
+    found = [Heard(name, 0.0, 1.0, Place("sub", group)) for name, group in (("a", "x"), ("A", "y"), ("b", "x"))]
+    assert names_of(found) == ("b", "sub/x/a", "sub/y/A")
+
+
+def mute(**match: str) -> Mute:
+    return Mute("id", match, "me", "why", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("match", "applies"),
+    [
+        ({"event_type": "freeze"}, True),
+        ({"event_type": "Reboot"}, False),
+        ({"scale_set": "web", "resource_group": "rg"}, True),
+        ({"tag": "team=web"}, True),
+        ({"vm": "web_7"}, False),
+    ],
+)
+def test_a_mute_applies_where_all_of_its_matchers_do(match: dict[str, str], applies: bool) -> None:
+    vms = Vm(subscription_id="sub", resource_group="rg", scale_set="web", tags={"team": "web"})
+    assert mute(**match).applies("Freeze", vms, ["web_0"]) is applies
+
+
+def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> None:
+    later = replace(mute(vm="a"), until=200.0)
+    assert read_mutes(write_mutes([mute(vm="b"), later], 150.0)) == [later]
+    assert read_mutes(b"") == []
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_mutes(b"\xff")
+
+
+def test_the_calendar_has_what_is_planned_in_lines_that_calendars_read() -> None:
+    log = many(2, 2)
+    strange: dict[str, Any] = {"scale_set": "a,b;c\\d\r\n" + "ü" * 60}
+    log.add(vm("x_0", **strange), "announced", "X", not_before=at(300))
+    text = calendar(waves_of(log), at(60)).decode()
+    assert text.count("BEGIN:VEVENT") == 3
+    assert text.startswith("BEGIN:VCALENDAR\r\n")
+    assert "DTSTART:20260301T120500Z" in text
+    assert "a\\,b\\;c\\\\d" in text.replace("\r\n ", "")
+    assert max(len(line.encode()) for line in text.split("\r\n")) <= 75
+    assert "\n" not in text.replace("\r\n", "")
