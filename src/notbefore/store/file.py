@@ -228,7 +228,6 @@ class StateFile:
     def _open(self) -> sqlite3.Connection:
         if self._db is not None:
             return self._db
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare_database(self.path)
         self._inode = _inode_of(self.path)
         # autocommit: transactions are begun and ended here alone

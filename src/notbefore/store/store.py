@@ -478,7 +478,8 @@ class Store:
         """Take the lock on the directory that is there now: it may have been deleted."""
         if self._lock_of_directory.is_of(self._directory):
             return
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._directory.is_dir():  # on a disk that hangs, `mkdir` would wait even then
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(self._directory)
         self._lock_of_directory.acquire()
 
