@@ -92,6 +92,19 @@ def test_a_snapshot_with_a_wrong_byte_is_put_aside_and_its_partition_is_read_aga
     assert [one for one in caplog.messages if "its snapshot cannot be read" in one]
 
 
+def test_what_ends_after_the_first_reading_is_news_also_where_that_reader_was_killed_before_it_wrote_anything(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with consuming(tmp_path, hub) as (consumer, _):
+        eventually(lambda: len(list((tmp_path / "partitions").glob("?"))) == 2, patience=60)
+    begun = {path: path.read_bytes() for path in (tmp_path / "partitions").glob("?")}  # as a kill leaves it
+    send(hub, [report(A, kind) for kind in ("announced", "started", "finished")])
+    for path, body in begun.items():
+        path.write_bytes(body)
+    with consuming(tmp_path, hub) as (_, written):
+        eventually(lambda: len(written) == 3, patience=60)
+
+
 def test_what_the_outbox_did_not_take_is_made_again_from_the_log(hub: Hub, tmp_path: Path) -> None:
     with consuming(tmp_path, hub, fails_at=2) as (consumer, written):
         for event in ("E0", "E1", "E2"):

@@ -29,6 +29,7 @@ from notbefore.config.fleet import Checkpoints
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError
 
 STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
+NO_OFFSET: Final = "-1"  # no value of metadata may be empty; such a checkpoint is not used: it is of no time
 TAKES: Final = 5  # attempts to take a partition over
 TAKE_PAUSE: Final = 0.2  # seconds after the first of them; then twice as long each
 HOLD_SECONDS: Final = 15.0  # after the container was deleted, in which nobody claims partitions
@@ -88,7 +89,7 @@ class BlobSnapshots(BlobCheckpointStore):
     async def write(self, partition: str, body: bytes, position: Position) -> None:
         """See ``Snapshots``; raises ``AzureError``."""
         client = self._get_blob_client(self._prefix + partition)
-        metadata = {"offset": position.offset, "sequencenumber": str(position.sequence)}
+        metadata = {"offset": position.offset or NO_OFFSET, "sequencenumber": str(position.sequence)}
         metadata |= {"enqueued": repr(position.enqueued), "writer": self._writer}
 
         async def upload(**unchanged: Any) -> str:

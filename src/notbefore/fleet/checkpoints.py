@@ -24,9 +24,9 @@ class SnapshotGoneError(Exception):
 class Position(NamedTuple):
     """Up to where the log was read: the last record."""
 
-    offset: str
+    offset: str  # empty before the first one
     sequence: int
-    enqueued: float  # Unix seconds of the hub's clock
+    enqueued: float  # Unix seconds of the hub's clock; 0 before the first one
 
 
 class Snapshots(Protocol):

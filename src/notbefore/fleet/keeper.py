@@ -208,16 +208,16 @@ class Keeper:
 
     async def _restored(self, name: str) -> Held:
         body = await self._snapshots.take(name)
-        held = Held(self.new_fold(name))
         if not body:
-            return held
+            return await self._begun(name)
+        held = Held(self._fold(name))
         try:
             found = read_snapshot(body)
             held.fold.restore(found)
         except ValueError as error:
-            await self._put_aside(name, body, error)
+            held = await self._put_aside(name, body, error)
             if self._snapshots.sdk_store is None:  # `offsets` has left it out: it is read from the window on
-                return Held(self.new_fold(name))
+                return held
             raise UnreadableSnapshotError(name) from error
         self._compare(found.configured)
         if self._is_of_another_hub(found.enqueued):
@@ -228,15 +228,28 @@ class Keeper:
         self._outbox.adopt(name, found.outbox, max(0.0, self.now() - found.at))
         return held
 
-    async def _put_aside(self, name: str, body: bytes, error: ValueError) -> None:
+    async def _begun(self, name: str) -> Held:
+        """Read a partition for the first time. That is written before: who reads it next knows what was news then."""
+        held = Held(self._fold(name, self.ends.get(name, -1)))
+        try:
+            with suppress(SnapshotGoneError):  # the container has just been made: it is written with the first record
+                await self._write(held)
+        except LostPartitionError:  # another instance was faster
+            return await self._restored(name)
+        return held
+
+    async def _put_aside(self, name: str, body: bytes, error: ValueError) -> Held:
+        """Keep what cannot be read, and write that the partition is to be read from the window on."""
         where = await self._snapshots.put_aside(name, body)
         self._snapshots.begin_anew(name)
-        await self._snapshots.write(name, b"", Position("", -1, 0.0))
+        held = Held(self._fold(name))  # what was over by now may not have been notified: it is no history
+        await self._write(held)
         log.error(
             "partition %s: its snapshot cannot be read (%s). It is in %s now. Events that are open are new: reading"
             " what the hub has of the last %s",
             name, error, where, self._config.window,
         )  # fmt: skip
+        return held
 
     def _compare(self, configured: str) -> None:
         """Say that another instance, or an earlier life, groups or routes in another way; once."""
@@ -248,11 +261,8 @@ class Keeper:
                 " notifications go to other sinks, depending on who reads a partition. Give all instances the same one"
             )
 
-    def new_fold(self, name: str) -> Partition:
-        """The fold of a partition of which nothing is known."""
-        return Partition(
-            name, self._grouping, self._on_poison, partitions=self._of_hub, backlog=self.ends.get(name, -1)
-        )
+    def _fold(self, name: str, backlog: int = -1) -> Partition:
+        return Partition(name, self._grouping, self._on_poison, partitions=self._of_hub, backlog=backlog)
 
     # ---- what is made and written
 
@@ -323,13 +333,11 @@ class Keeper:
     async def _write(self, held: Held) -> None:
         fold = held.fold
         async with held.writing:
-            if fold.sequence < 0:
-                return
             began, news = time.monotonic(), held.news_since
             outbox = self._outbox.part(fold.name, fold.event_keys())
             held.muted &= fold.event_keys()
             snapshot = fold.snapshot(self.now(), outbox, held.past, held.muted)
-            position = Position(fold.offset, fold.sequence, fold.enqueued)
+            position = Position(fold.offset, fold.sequence, fold.enqueued if fold.sequence >= 0 else 0.0)
             held.news_since = None  # what comes while this is written is for the next one
             try:
                 body = await asyncio.to_thread(compressed, snapshot)
