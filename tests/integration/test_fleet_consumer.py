@@ -95,7 +95,7 @@ def test_a_snapshot_with_a_wrong_byte_is_put_aside_and_its_partition_is_read_aga
 def test_what_ends_after_the_first_reading_is_news_also_where_that_reader_was_killed_before_it_wrote_anything(
     hub: Hub, tmp_path: Path
 ) -> None:
-    with consuming(tmp_path, hub) as (consumer, _):
+    with consuming(tmp_path, hub) as _:
         eventually(lambda: len(list((tmp_path / "partitions").glob("?"))) == 2, patience=60)
     begun = {path: path.read_bytes() for path in (tmp_path / "partitions").glob("?")}  # as a kill leaves it
     send(hub, [report(A, kind) for kind in ("announced", "started", "finished")])
