@@ -73,6 +73,7 @@ Value = TypeVar("Value")
 Make = Callable[[Snapshot], Iterator[Family]]
 Kept = dict[Make, tuple[tuple[object, ...], list[Family]]]
 
+_NO_POLLS: Final = PollFigures()
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 # bounds of notbefore_poll_duration_seconds: what IMDS usually takes, and what is slow for a poll each second
 _POLL_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0)
@@ -384,8 +385,8 @@ def _parts(view: Snapshot) -> Iterator[tuple[Make, datetime | None, tuple[object
     yield _counted, kept, (view.totals,)
     yield _outbox, kept, (view.outbox, view.sinks)
     yield _polls, own, (polling,)
-    steady = replace(figures, polling=PollFigures(polling.api_version))
-    yield _agent, own, (view.sinks, steady, polling.documents_rejected, polling.flaws)
+    steady = (polling.api_version, polling.documents_rejected, polling.flaws)
+    yield _agent, own, (view.sinks, replace(figures, polling=_NO_POLLS), *steady)
 
 
 def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
@@ -418,7 +419,9 @@ def _listed(view: Snapshot) -> Iterator[Family]:
 
 def _passing(view: Snapshot) -> Iterator[Family]:
     """What changes by the time alone."""
-    left = {(tracked.event.event_id,): tracked.seconds_to(view.now) for tracked in _by_urgency(view)[:MAX_SERIES]}
+    listed = view.tracked.events.values()
+    shown = listed if len(listed) <= MAX_SERIES else _by_urgency(view)[:MAX_SERIES]
+    left = {(tracked.event.event_id,): tracked.seconds_to(view.now) for tracked in shown}
     yield Family(SECONDS_TO_NOT_BEFORE, {labels: value for labels, value in left.items() if value is not None})
     now = view.now.timestamp()
     yield Family(OLDEST_PENDING, {labels: max(0.0, now - since) for labels, since in view.outbox.oldest.items()})

@@ -110,11 +110,7 @@ class AccessControl:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
         config = self._access.config()
-        extra = dict(config.http_server_config.headers.given()) if config is not None else {}
-
-        def start(status: str, headers: list[tuple[str, str]]) -> object:
-            return start_response(status, [pair for pair in headers if pair[0] not in extra] + list(extra.items()))
-
+        start = start_response if config is None else _with_headers(config, start_response)
         host = environ.get("HTTP_HOST", "")
         if not self._access.accepts_host(host):
             text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts\n"
@@ -131,6 +127,15 @@ class AccessControl:
             elif not right:
                 return _refuse(environ, start, "401 Unauthorized", "a user and a password are required\n", CHALLENGE)
         return self._app(environ, start)
+
+
+def _with_headers(config: "WebConfig", start_response: StartResponse) -> StartResponse:
+    extra = dict(config.http_server_config.headers.given())
+
+    def start(status: str, headers: list[tuple[str, str]]) -> object:
+        return start_response(status, [pair for pair in headers if pair[0] not in extra] + list(extra.items()))
+
+    return start
 
 
 def _refuse(environ: Environ, start: Any, status: str, text: str, *headers: tuple[str, str]) -> Iterable[bytes]:

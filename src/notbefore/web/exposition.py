@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from notbefore.metrics.families import Family, is_named
 from notbefore.metrics.totals import Histogram
 
-MAX_KEPT: Final = 512  # texts; there are some sixty families, and Prometheus asks for one format
+MAX_FORMATS: Final = 4  # of which texts are kept; Prometheus asks for one, and the header may name any version
 # All names here are legal without escaping, so both schemes give the same text; this one in a third fewer instructions
 SLOW_SCHEME, FAST_SCHEME = "underscores", "allow-utf-8"
 
@@ -30,7 +30,7 @@ class MetricsText:
         self._read = read
         self._excluded = excluded
         self._process = ProcessCollector(registry=None)
-        self._kept: dict[tuple[str, str], tuple[Family | Metric, bytes]] = {}  # by content type and name
+        self._kept: dict[str, dict[str, tuple[Family | Metric, bytes]]] = {}  # by content type and name
 
     def render(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
         """The body and its content type, as the ``Accept`` header asks: OpenMetrics, or the text format.
@@ -38,29 +38,25 @@ class MetricsText:
         ``names``: of the only families that are asked for, or of their samples; without any, all.
         """
         encode, content_type = _encoder(accept)
-        excluded = self._excluded()
-        texts = [
-            self._text(encode, content_type, name, family)
-            for name, family in self._families()
-            if not (excluded and is_named(name, excluded)) and (not names or is_named(name, names))
-        ]
-        return b"".join((*texts, encode(_Collected(())))), content_type
+        if content_type not in self._kept and len(self._kept) >= MAX_FORMATS:
+            self._kept = {}
+        kept = self._kept.setdefault(content_type, {})
+        end, excluded, texts = encode(_Collected(())), self._excluded(), []
+        for name, family in self._families():
+            if (excluded and is_named(name, excluded)) or (names and not is_named(name, names)):
+                continue
+            last = kept.get(name)
+            if last is None or (last[0] is not family and last[0] != family):
+                metric = _client_metric(family) if isinstance(family, Family) else family
+                last = kept[name] = family, encode(_Collected((metric,))).removesuffix(end)
+            texts.append(last[1])
+        return b"".join((*texts, end)), content_type
 
     def _families(self) -> Iterator[tuple[str, Family | Metric]]:
         for family in self._read():
             yield family.metric.name, family
         for metric in self._process.collect():
             yield metric.name, metric
-
-    def _text(self, encode: Callable[[Any], bytes], content_type: str, name: str, family: Family | Metric) -> bytes:
-        place = (content_type, name)
-        kept = self._kept.get(place)
-        if kept is None or (kept[0] is not family and kept[0] != family):
-            if len(self._kept) >= MAX_KEPT:
-                self._kept = {}
-            metric = _client_metric(family) if isinstance(family, Family) else family
-            kept = self._kept[place] = family, encode(_Collected((metric,))).removesuffix(encode(_Collected(())))
-        return kept[1]
 
 
 class _Collected(NamedTuple):

@@ -37,7 +37,7 @@ MIN_CONNECTIONS: Final = 10  # however few files may be open
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
 MAX_BODY: Final = 1024  # bytes; no request here has a body
 ACCEPTS: Final = 100  # connections accepted between two polls
-CLEANUP: Final = 1.0  # seconds between two checks of the connections, while there are any
+CLEANUP: Final = 2.0  # seconds between two checks of the connections, while there are any
 OTHER_FILES: Final = 256  # files that are open beside the connections
 HANDSHAKE_TIME: Final = 0.02  # seconds of handshakes between two polls: a thousand at once keep no scrape waiting
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
@@ -118,6 +118,8 @@ class HttpServer:
             # without connections there is nothing to clean up, and a new one wakes the poll
             timeout = CLEANUP if self._server.active_channels else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
+            if self._server.cleanup_due:
+                self._server.clean_up()
             self._server.go_on_with_handshakes()
             self._server.drop_unread()
 
@@ -125,6 +127,7 @@ class HttpServer:
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def __init__(self, app: AccessControl, access: Access, **kwargs: Any) -> None:
         self.handshakes: list[TlsChannel] = []  # those that can go on
+        self.cleanup_due = False
         self._access = access
         super().__init__(app, **kwargs)
 
@@ -145,8 +148,15 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                 break
 
     def maintenance(self, _now: float) -> None:
+        """Have the connections looked at behind this poll: what is closed while it is prepared is polled all the same.
+
+        The number of its file would be another connection's by then, which would be closed in its place.
+        """
+        self.cleanup_due = True
+
+    def clean_up(self) -> None:
         """Close the overdue; near the limit the oldest without a request, so that there is room for a tenth more."""
-        now = time.monotonic()
+        now, self.cleanup_due = time.monotonic(), False
         for channel in list(self.active_channels.values()):
             if channel.overdue(now):
                 channel.handle_close()
