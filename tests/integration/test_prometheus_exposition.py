@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
-from notbefore.metrics.families import Family, Metric, Snapshot, samples
+from notbefore.metrics.families import Family, Kept, Metric, Snapshot, samples
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
 from notbefore.web.exposition import MetricsText
@@ -130,14 +130,15 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
     totals, figures, moment, listed = Totals(), Figures(), 0, True
     step = diff(Tracked(), document(item()), now(0))
 
-    def read() -> Iterator[Family]:
-        return samples(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment)))
+    def read(kept: Kept | None = None) -> Iterator[Family]:
+        return samples(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment)), kept)
 
     def lines(exposition: MetricsText, accept: str) -> list[str]:
         body, _ = exposition.render(accept)
         return [line for line in body.decode().splitlines() if "process_" not in line]
 
-    lasting = MetricsText(read)
+    memory: Kept = {}
+    lasting = MetricsText(lambda: read(memory))
     for number, (what, accept) in enumerate(steps):
         if what == "observe":
             totals = totals.plus(step.changes[0])
