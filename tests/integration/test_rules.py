@@ -745,11 +745,18 @@ CASES += [
         ],
     ),
     Case(
-        "another version is on disk for long, and then restarted",
+        "another package is on disk that does not work, and then one that does",
         agent(upgraded),
         [
-            seen(960, "NotbeforeRestartNeeded"),
-            seen(1020, "NotbeforeRestartNeeded", Firing(of_agent(), "web_0: notbefore was upgraded and not restarted")),
+            seen(180, "NotbeforeRestartNeeded"),
+            seen(
+                240,
+                "NotbeforeRestartNeeded",
+                Firing(
+                    of_agent("critical"),
+                    "web_0: another package is installed than the one that runs, and does not work",
+                ),
+            ),
             seen(1260, "NotbeforeRestartNeeded"),
         ],
         minutes=22,

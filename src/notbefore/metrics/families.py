@@ -281,7 +281,7 @@ AUTH_FAILURES: Final = _metric(
 RESTART_NEEDED: Final = _metric(
     "notbefore_restart_needed",
     "gauge",
-    "1 if the package on disk is not the one that runs: restart the agent.",
+    "1 while another package is installed than the one that runs, and does not work: notifications wait.",
 )
 UNFORESEEN: Final = _metric(
     "notbefore_unforeseen_errors",
