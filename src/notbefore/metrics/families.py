@@ -381,7 +381,7 @@ def _parts(view: Snapshot) -> Iterator[tuple[Make, datetime | None, tuple[object
         own,
         (view.tracked,),
     )  # counts of what is listed are UpDownCounters in OpenTelemetry, with a start
-    yield _passing, own, (view.now,)
+    yield _passing, own, (view.now, view.tracked, view.outbox)
     yield _counted, kept, (view.totals,)
     yield _outbox, kept, (view.outbox, view.sinks)
     yield _polls, own, (polling,)
