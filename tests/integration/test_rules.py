@@ -550,7 +550,8 @@ def guessed(second: int, vm: FleetVm) -> None:
 
 def approving(second: int, vm: FleetVm) -> None:
     """Made at once, and failed after two minutes."""
-    counts = {("freezes", "approved"): second // 60, ("freezes", "failed"): int(second >= 120)}
+    found = {"approved": second // 60, "failed": int(second >= 120)}
+    counts = {(("rule", "freezes"), ("result", result)): count for result, count in found.items()}
     vm.totals = replace(vm.totals, approvals=counts)
 
 
