@@ -3,18 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import PATIENCE, RunningAgent, eventually, free_port
+from support.agent import RunningAgent, eventually, free_port
 from support.azure import body, item
-from support.elsewhere import TAKE_AWAY, python_elsewhere, without_posix
+from support.elsewhere import python_elsewhere, without_posix
 from support.peers import HttpPeer, Say
 
 CHECK = """
@@ -61,31 +57,25 @@ def test_the_agent_watches_serves_and_stops_where_posix_is_not(tmp_path: Path) -
 
 HOLD = """
 from pathlib import Path
-from notbefore.store import lock
-from notbefore.store.lock import CourierLock
-lock.DISK_PATIENCE = 60.0  # seconds: the disk is not what is tried
-with CourierLock(Path(sys.argv[1])) as lock:
-    lock.acquire(0.3, lambda: None)
-    print("held", flush=True)
-    sys.stdin.read()
+from notbefore.errors import StoreError
+from notbefore.store.lock import OwnerLock
+first, second = OwnerLock(Path(sys.argv[1])), OwnerLock(Path(sys.argv[1]))
+first.acquire()
+assert first.is_of(Path(sys.argv[1]))
+try:
+    second.acquire(0.1)
+except StoreError as error:
+    print(error)
+first.release()
+second.acquire(0.1)
+print("held")
 """
 
 
-def test_one_courier_at_a_time_where_posix_is_not(tmp_path: Path) -> None:
-    """Its lock, by what stands in for Windows' own: the successor waits, and then ends its predecessor."""
-    with ExitStack() as stack:
-        holders = []
-        for _ in range(3):
-            holders.append(stack.enter_context(holding(tmp_path)))
-            assert holders[-1].stdout.readline() == b"held\n"
-        assert [holder.wait(PATIENCE) for holder in holders[:2]] == [-signal.SIGTERM] * 2
-        assert holders[2].poll() is None
-        holders[2].terminate()
-
-
-def holding(directory: Path) -> Any:
-    command = [sys.executable, "-c", f"everything = False\n{TAKE_AWAY}\n{HOLD}", str(directory)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def test_one_owner_at_a_time_where_posix_is_not(tmp_path: Path) -> None:
+    """By what stands in for Windows' own lock, which even the same process cannot take twice."""
+    done = without_posix(HOLD, str(tmp_path))
+    assert "held" in done.stdout, done.stderr
 
 
 @pytest.fixture

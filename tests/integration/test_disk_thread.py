@@ -1,13 +1,10 @@
 """The thread that touches the disk: what hangs in it holds nobody for longer than a deadline."""
 
-import gc
 import threading
-import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from notbefore.store.connection import open_database
 from notbefore.store.disk import DiskHangsError, DiskThread
 from support.agent import PATIENCE, eventually
 
@@ -42,14 +39,6 @@ def test_what_hangs_is_given_up_and_nothing_is_begun_until_it_has_ended() -> Non
     disk.end()
 
 
-def test_nobody_waits_for_what_is_needless_by_now(disk: DiskThread) -> None:
-    patient = DiskThread(patience=3600)
-    with pytest.raises(DiskHangsError):
-        patient.do(threading.Event().wait, 1.0, lambda: True)
-    patient.end()
-    assert disk.do(lambda: "done", None, lambda: True) == "done"
-
-
 def test_what_was_given_up_before_it_began_is_never_done(disk: DiskThread) -> None:
     answers, begun = threading.Event(), []
     first = disk.post(answers.wait)
@@ -71,17 +60,3 @@ def test_what_fails_after_it_was_given_up_is_logged(disk: DiskThread, caplog: py
         disk.do(fail, SOON)
     answers.set()
     eventually(lambda: "nobody waited for any more has failed: Input/output error" in caplog.text)
-
-
-def test_only_close_closes_a_connection_and_nobody_who_lets_go_of_it() -> None:
-    connection = open_database(":memory:")
-    seen = weakref.ref(connection)
-    del connection
-    gc.collect()
-    found = seen()
-    assert found is not None
-    assert found.execute("SELECT 42").fetchone() == (42,)
-    found.close()
-    del found
-    gc.collect()
-    assert seen() is None

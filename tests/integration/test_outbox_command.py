@@ -18,7 +18,7 @@ from notbefore.core.outbox import DEAD_SECONDS, Row, SendResult
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
-from notbefore.store.state_file import StoredState
+from notbefore.store.file import StoredState
 from notbefore.store.store import Store
 from support.agent import eventually, notbefore
 from support.azure import T0, event

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,8 +21,7 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import AnnounceBy, Route
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
-from notbefore.store import state as store_module
-from notbefore.store.state_file import FILE_NAME
+from notbefore.store.file import FILE_NAME
 from notbefore.store.store import Store
 from support.agent import eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
@@ -106,9 +104,8 @@ class Agents:
 
 
 @pytest.fixture
-def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
+def agents(tmp_path: Path) -> Iterator[Agents]:
     clock = SteppedClock()
-    monkeypatch.setattr(store_module, "time", SimpleNamespace(time=clock.time))
     found = Agents(tmp_path, clock)
     yield found
     found.die()

@@ -20,8 +20,8 @@ from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskThread
-from notbefore.store.state_file import StoredChange, StoredState
-from notbefore.store.store import Store
+from notbefore.store.file import StoredState
+from notbefore.store.store import Store, StoredChange
 from support.world import Account, World
 
 

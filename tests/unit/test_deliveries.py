@@ -7,7 +7,6 @@ import pytest
 
 from notbefore.core.change import Approval, Change
 from notbefore.core.delivery import (
-    PATIENCE,
     REMINDER_GRACE,
     SETTLING,
     Delivery,
@@ -15,7 +14,6 @@ from notbefore.core.delivery import (
     Terms,
     deliveries,
     heartbeat_delivery,
-    patient_until,
 )
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
@@ -175,14 +173,6 @@ def test_what_is_critical_has_a_fallback() -> None:
 def test_a_sink_that_is_not_configured_has_the_terms_of_any() -> None:
     (lost,) = made(change({}), Route(sinks=("gone",)))
     assert lost.expires == lost.created + Terms().expire_after
-
-
-def test_a_refusal_of_something_critical_is_tried_again_until_not_before_or_for_five_minutes() -> None:
-    sign = heartbeat_delivery("hub", ME, b"{}", 1000.0, 300.0)
-    critical = msgspec.structs.replace(sign, severity="critical", not_before=1900.0)
-    assert patient_until(sign) == 0.0
-    assert patient_until(critical) == 1900.0
-    assert patient_until(msgspec.structs.replace(critical, not_before=1001.0)) == 1000.0 + PATIENCE
 
 
 def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:

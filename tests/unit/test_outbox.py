@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import PATIENCE, Delivery
 from notbefore.core.outbox import (
     BATCH_ROWS,
     DEAD_SECONDS,
@@ -126,8 +126,11 @@ def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
     (given,) = box.lease(30)
     assert (given.record, given.note, given.ahead, given.severity) == (b"{}", "why", ("leader",), "critical")
     assert (given.age, given.patience, given.repetition) == (20.0, 870.0, False)
-    box.put(msgspec.structs.replace(one, delivery_id="f", event_key="f", patient=False), now=10)
-    assert box.lease(30)[0].patience == 0
+    cases: list[tuple[dict[str, Any], float]] = [({"patient": False}, 0), ({"not_before": 11.0}, PATIENCE - 20)]
+    for number, (fields, patience) in enumerate(cases):
+        other = msgspec.structs.replace(one, delivery_id=str(number), event_key=str(number), **fields)
+        box.put(other, now=10)
+        assert box.lease(30)[0].patience == patience
 
 
 # ---- results

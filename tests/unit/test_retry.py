@@ -1,40 +1,8 @@
-"""When a delivery is tried again."""
-
-from datetime import timedelta
+"""What an HTTP status says of a delivery."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from notbefore.courier.retry import LONGEST, LONGEST_ASKED, RetryPlan, ceiling, error_of_status, plan
-from notbefore.errors import SendError
-from support.azure import T0
-
-BUSY = SendError("busy")
-
-
-def test_what_was_accepted_is_delivered_and_what_was_refused_for_good_is_dead() -> None:
-    assert plan(None, 1, T0, 0.5) == RetryPlan("delivered")
-    assert plan(SendError("no", permanent=True, retry_after=5.0), 1, T0, 0.5) == RetryPlan("dead")
-
-
-@pytest.mark.parametrize(("attempt", "seconds"), [(1, 1), (2, 2), (5, 16), (9, 256), (10, 300), (10_000, 300)])
-def test_the_pause_doubles_up_to_five_minutes(attempt: int, seconds: float) -> None:
-    assert ceiling(attempt) == seconds
-    assert plan(BUSY, attempt, T0, 1.0).at == T0 + timedelta(seconds=seconds)
-
-
-@pytest.mark.parametrize(("asked", "seconds"), [(30.0, 30), (0.0, 1), (1e9, LONGEST_ASKED)])
-def test_the_receiver_is_obeyed_up_to_an_hour(asked: float, seconds: float) -> None:
-    assert plan(SendError("busy", retry_after=asked), 1, T0, 1.0).at == T0 + timedelta(seconds=seconds)
-
-
-@given(st.integers(1, 10**6), st.floats(0, 1), st.none() | st.floats(0, 1e12))
-def test_nothing_that_may_succeed_is_ever_given_up(attempt: int, dice: float, asked: float | None) -> None:
-    following = plan(SendError("busy", retry_after=asked), attempt, T0, dice)
-    assert following.state == "retry"
-    assert following.at is not None
-    assert timedelta(0) <= following.at - T0 <= timedelta(seconds=max(LONGEST, LONGEST_ASKED))
+from notbefore.courier.retry import error_of_status
 
 
 @pytest.mark.parametrize(

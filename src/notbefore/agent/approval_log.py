@@ -12,7 +12,7 @@ from notbefore.core.change import Change
 from notbefore.core.record import Vm
 from notbefore.core.tracked import WATCHED, Tracked, TrackedEvent
 from notbefore.process.clock import ClockReading
-from notbefore.store.state_file import StoredState
+from notbefore.store.file import StoredState
 
 KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
 

@@ -12,8 +12,7 @@ from msgspec import Raw, Struct
 from notbefore.core.delivery import MessageKind, Routing
 from notbefore.core.outbox import Row, RowState
 from notbefore.core.routing import Severity
-from notbefore.store.state_file import StoredChange
-from notbefore.store.store import ExerciseAttempt, Store
+from notbefore.store.store import ExerciseAttempt, Store, StoredChange
 
 ALL_BYTES: Final = 256 * 1024 * 1024  # of history: more than a file holds
 

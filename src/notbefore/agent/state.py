@@ -20,8 +20,8 @@ from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
 from notbefore.process.clock import Clock, ClockReading
-from notbefore.store.state_file import StoredChange, StoredState
-from notbefore.store.store import Store
+from notbefore.store.file import StoredState
+from notbefore.store.store import Store, StoredChange
 
 WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: how far an approval has come, and an orderly end
 

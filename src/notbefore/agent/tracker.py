@@ -24,7 +24,7 @@ from notbefore.imds.poller import Poll
 from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import ClockReading
-from notbefore.store.state_file import StoredState
+from notbefore.store.file import StoredState
 from notbefore.store.store import Store
 
 MAX_LOGGED: Final = 10  # EventIds in a line of the log

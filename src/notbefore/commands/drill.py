@@ -47,8 +47,7 @@ from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.logs import set_up
 from notbefore.process.clock import Clock
-from notbefore.store.state_file import StoredChange
-from notbefore.store.store import ExerciseAttempt, Store
+from notbefore.store.store import ExerciseAttempt, Store, StoredChange
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of a step
 NOT_SENT: Final = SendResult("", "returned", "nobody has tried to send it")

@@ -57,42 +57,9 @@ class Delivery(Struct, frozen=True):
     once: bool = False  # it may run once, such as a command
     patient: bool = True  # a refusal that may pass is tried again for a while, where it is critical
     batched: bool = False  # the sink takes several deliveries of an event at once
-    attempts: int = 0  # made so far
-    state: str = "pending"  # dead: refused for good; repeating: delivered, and sent again while the event lasts
-    error: str = ""  # why the last attempt failed
-    thread: str | None = None  # what the sink said of the first message of this event
 
 
 PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
-
-
-def patient_until(delivery: Delivery) -> float:
-    """Until when a refusal that may pass is tried again, in Unix seconds; 0 where it is final at once."""
-    return max(delivery.not_before, delivery.created + PATIENCE) if delivery.severity == "critical" else 0.0
-
-
-class DeliveryResult(Struct, frozen=True):
-    """What came of one attempt at a delivery."""
-
-    delivery_id: str
-    result: Literal["delivered", "retry", "dead", "yielded"]
-    time: float  # Unix seconds
-    due: float | None = None  # for ``retry``: when again
-    pause: bool = False  # for ``retry``: the receiver asked for it: nothing is sent there before ``due``
-    error: str = ""
-    thread: str | None = None  # what the sink is given again with later deliveries of this event
-    repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
-    fallback: bool = False  # the user's template failed, and the built-in text was sent
-    counted: bool = False  # by another file of the outbox, to which it was reported before
-
-
-class SinkThread(Struct, frozen=True):
-    """What a sink said of the first message of an event: it is given again with the later ones."""
-
-    sink: str
-    event_key: str
-    thread: str
-    time: float  # Unix seconds: when it said so
 
 
 class Terms(Struct, frozen=True):

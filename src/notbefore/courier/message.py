@@ -51,7 +51,7 @@ class Message(Struct, frozen=True):
             severity=delivery.severity,
             content=(Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record),
             line=delivery.record,
-            thread=delivery.thread,
+            thread=delivery.thread if isinstance(delivery, GivenDelivery) else None,
             note=delivery.note,
             usual=Usual(*delivery.usual) if isinstance(delivery, GivenDelivery) and delivery.usual else None,
         )

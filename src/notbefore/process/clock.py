@@ -1,14 +1,17 @@
 """``Clock``: the clocks of this machine. Nothing else in this room reads one, so that a test can step each of them."""
 
+import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from notbefore.core.clock import Instant
 from notbefore.core.document import read_time
-from notbefore.store.confirmed_time import boot_id, uptime
 
 SAME_BOOT: Final = 120.0
 """Seconds by which two times of the same boot may differ, where the system does not name its boots: they are computed
@@ -74,3 +77,25 @@ def _computed(boot_id: str) -> float | None:
     """The Unix time of a boot that the system does not name; ``None`` for a name."""
     word, _, seconds = boot_id.partition("-")
     return float(seconds) if word == "booted" and seconds.isdigit() else None
+
+
+def uptime() -> float:
+    """Seconds on a clock that nobody sets, those in which the machine was suspended included, where it counts them."""
+    if _BOOT_TIME is not None:
+        return time.clock_gettime(_BOOT_TIME)
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+
+        return float(ctypes.windll.kernel32.GetTickCount64()) / 1000
+    return time.monotonic()
+
+
+@cache
+def boot_id() -> str:
+    """What tells this boot of the machine from another: the kernel's word, else its time by the wall clock."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"booted-{round(time.time() - uptime())}"
+
+
+_BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)

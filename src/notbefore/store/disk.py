@@ -40,18 +40,15 @@ class DiskThread:
         since = self._since
         return since is not None and time.monotonic() - since > self._patience
 
-    def do(
-        self, action: Callable[[], T], patience: float | None = None, needless: Callable[[], bool] = lambda: False
-    ) -> T:
+    def do(self, action: Callable[[], T], patience: float | None = None) -> T:
         """What ``action`` returns or raises; ``DiskHangsError`` where it is not done after ``patience`` seconds.
 
         Then nobody knows what it has done, and it may still do it later. While the thread hangs, nothing is begun.
-        ``needless``: asked now and then while it waits; it waits no longer once this is so.
         """
         patience = self._patience if patience is None else patience
         if not self.hangs:
             job = self.post(action)
-            if job.wait(patience, needless):
+            if job.wait(patience):
                 return job.outcome()
             job.given_up = True
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
@@ -97,9 +94,9 @@ class Job(Generic[T]):
                 log.warning("a disk operation that nobody waited for any more has failed: %s", error)
         self._done.set()
 
-    def wait(self, seconds: float, needless: Callable[[], bool] = lambda: False) -> bool:
-        """Whether it is done; waits for it so long, or until that is needless."""
-        return any(self._done.wait(seconds / _SLICES) or needless() for _ in range(_SLICES)) and self._done.is_set()
+    def wait(self, seconds: float) -> bool:
+        """Whether it is done; waits for it so long."""
+        return any(self._done.wait(seconds / _SLICES) for _ in range(_SLICES))
 
     def outcome(self) -> T:
         """What it returned or raised."""

@@ -18,12 +18,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.core.approval import ApprovalAttempt
+from notbefore.core.clock import Instant
 from notbefore.core.outbox import Ledger, OutboxImage, Row
+from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
+from notbefore.metrics.totals import Totals
 from notbefore.store import SCHEMA_VERSION
 from notbefore.store.private import prepare_database
-from notbefore.store.state_file import StoredState
 
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
@@ -68,6 +71,25 @@ log = logging.getLogger("notbefore.store")
 
 Key = tuple[str, str]  # kind and key of a row
 Inode = tuple[int, int]  # device and number: what a path leads to
+
+
+class StoredState(Struct, frozen=True):
+    """What the agent remembers across restarts."""
+
+    tracked: Tracked = Tracked()
+    totals: Totals = Totals()
+    vm: Vm | None = None
+    seen: Instant | None = None  # the last good answer of IMDS before this was staged
+    seen_by: Vm | None = None  # who this VM was then, if known: a disk may move to another one
+    last_running: Instant | None = None  # when the machine was last known to be running
+    clean: bool = False  # the agent stopped in order, at ``last_running``
+    unanswered: bool = False  # an agent was started after ``seen``, and IMDS has not answered it yet
+    approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
+
+    @property
+    def boot_id(self) -> str:
+        """The boot of the machine in which IMDS answered last; empty before the first answer."""
+        return self.seen.boot if self.seen is not None else ""
 
 
 class FileReplacedError(OSError):
@@ -141,6 +163,11 @@ class StateFile:
             self.damaged += 1
             return _read_damaged(aside)
         return loaded
+
+    @property
+    def known(self) -> bool:
+        """It is known what is in it; else all has to be written."""
+        return self._stamp is not None
 
     def write(self, writing: Writing) -> None:
         """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.outbox import LATENCY_BOUNDS, GivenDelivery, Outbox, OutboxChanges, Row, RowState, SendResult
 from notbefore.core.record import Record
@@ -37,11 +38,11 @@ from notbefore.store.file import (
     HistoryRecord,
     Loaded,
     StateFile,
+    StoredState,
     Writing,
 )
 from notbefore.store.lock import OwnerLock
 from notbefore.store.private import check_directory
-from notbefore.store.state_file import StoredChange, StoredState
 
 START_PATIENCE: Final = 12.0  # seconds to read the file at the start: without it, all of it would be news
 SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
@@ -55,6 +56,14 @@ MAX_MEASURED: Final = 100  # interruptions of a type that are remembered
 _TROUBLE: Final = (sqlite3.Error, OSError, StoreError)
 
 log = logging.getLogger("notbefore.store")
+
+
+class StoredChange(Struct, frozen=True):
+    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
+
+    change: Change
+    record: bytes
+    deliveries: tuple[Delivery, ...] = ()
 
 
 class HistoryAnswer(NamedTuple):
@@ -502,6 +511,7 @@ class Store:
         passed = now - loaded.clock.clock if same_boot else 0.0
         self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot or not loaded.clock.boot)
         with self._memory:
+            self._everything = not self._file.known  # it was damaged, or another process has locked it
             self._stepped()
         self._disk.post(self._read_measured)
 
