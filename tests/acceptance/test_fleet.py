@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from notbefore.core.change import LIFECYCLE_KINDS
-from support.agent import eventually
+from support.agent import eventually, notbefore
 from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -145,6 +145,43 @@ def test_of_an_instance_that_is_killed_in_a_burst_nothing_is_lost_and_the_last_a
     with RunningFleet(config, tmp_path / "two"):
         eventually(lambda: len(set(ids(hook))) == len(burst))
     assert len(ids(hook)) <= len(burst) + killed
+
+
+def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is(
+    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
+) -> None:
+    config = shared(tmp_path, hub, hook, blobs)
+    with RunningFleet(config, tmp_path / "one") as one, RunningFleet(config, tmp_path / "two") as two:
+        one.ready()
+        two.ready()
+        eventually(
+            lambda: (one.metric("notbefore_fleet_partitions"), two.metric("notbefore_fleet_partitions")) == (2, 2)
+        )
+        send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
+        for instance in (one, two):
+            eventually(lambda: len(instance.json("/api/v1/fleet/events")["waves"]) == len(SETS))  # noqa: B023 - now
+            found = instance.json("/api/v1/fleet/events?scale_set=data")
+            assert [wave["event_id"] for wave in found["waves"]] == ["E-data"]
+            ages = [part["age"] for part in found["partitions"]]
+            assert (len(ages), ages.count(None)) == (4, 2)
+
+
+def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    config, state = configured(tmp_path, hub, hook.url), tmp_path / "state"
+    state.mkdir(mode=0o700)
+    muted = ("fleet", "mute", config, "--state-dir", state, "--match", "scale_set=data", "--for", "1h")
+    assert notbefore(*muted, "--comment", "moves today").returncode == 0
+    with RunningFleet(config, state) as fleet:
+        fleet.ready()
+        send(hub, [report(A, "announced", "E-web"), report(SETS[1], "announced", "E-data")])
+        send(hub, [report(SETS[1], "canceled", "E-data"), report(A, "canceled", "E-web")])
+        eventually(lambda: len(fleet.json("/api/v1/history")["changes"]) == 4)
+        eventually(lambda: kinds(hook).count("canceled") == 1)
+        assert {one["azure.scheduled_event.id"] for one in bodies(hook)} == {"E-web"}
+        (listed,) = notbefore("fleet", "mute", config, "--state-dir", state).stdout.splitlines()
+        assert "scale_set data. moves today" in listed
+        ended = notbefore("fleet", "mute", config, "--state-dir", state, "--end", listed.split()[0])
+        assert (ended.returncode, ended.stdout) == (0, "")
 
 
 def test_whoever_takes_over_ends_the_alert_that_another_instance_began(

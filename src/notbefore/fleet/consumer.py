@@ -109,6 +109,11 @@ class Consumer:
         return others.found
 
     @property
+    def store_trouble(self) -> str:
+        """Why no snapshot can be written now; empty where they are."""
+        return self._keeper.trouble if self._keeper is not None else ""
+
+    @property
     def mutes(self) -> list[Mute]:
         """What is muted, as far as it was read."""
         return self._keeper.mutes if self._keeper is not None else []

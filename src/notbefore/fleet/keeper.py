@@ -24,6 +24,7 @@ from notbefore.core.lifecycle import OUTCOMES
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
 from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.hub_clock import HubClock
+from notbefore.fleet.hub_errors import store_explained
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.outbox import FleetOutbox
@@ -107,6 +108,7 @@ class Keeper:
         self._of_hub = 0  # how many partitions the hub has
         self._created = 0.0  # Unix seconds: since when there is the hub
         self._lost: dict[str, float] = {}  # since when, in monotonic seconds
+        self.trouble = ""  # why no snapshot can be written, in words
         self._try_at = 0.0  # monotonic seconds: when a store that failed is tried again
         self._tasks: set[asyncio.Task[None]] = set()
         self._history_busy = False
@@ -318,6 +320,7 @@ class Keeper:
         name = held.fold.name
         try:
             await self._write(held)
+            self.trouble = ""
         except LostPartitionError:
             log.warning("partition %s: another instance has it by now", name)
             self._lost[name] = time.monotonic()
@@ -327,7 +330,7 @@ class Keeper:
             for one in self.partitions.values():
                 one.news_since = time.monotonic()
         except STORE_ERRORS as error:
-            self._try_at = time.monotonic() + STORE_PAUSE
+            self._try_at, self.trouble = time.monotonic() + STORE_PAUSE, store_explained(error)
             self._failed("store", error)
 
     async def _write(self, held: Held) -> None:

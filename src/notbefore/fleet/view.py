@@ -74,7 +74,9 @@ class FleetView:
             reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
         _, trouble = self._courier()
         late = max((time.time() - oldest for oldest in self._parts.outbox.view().oldest.values()), default=0.0)
-        remarks = [trouble] if trouble else []
+        stored = self._consumer.store_trouble
+        remarks = [f"the snapshots cannot be written: {stored}"] if stored else []
+        remarks += [trouble] if trouble else []
         remarks += [f"a notification has waited for {late:.0f} s"] if late > STUCK else []
         return CheckResult(ok=not reasons, reasons=(*reasons, *remarks))
 
@@ -136,6 +138,7 @@ class FleetView:
         agent = AgentStatus(
             version=__version__,
             state_file=str(self._parts.history.path),
+            degraded=self._consumer.store_trouble or None,
             courier_running=courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
