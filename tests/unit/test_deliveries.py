@@ -14,13 +14,16 @@ from notbefore.core.delivery import (
     Terms,
     deliveries,
     heartbeat_delivery,
+    sinks_of,
 )
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
-from notbefore.core.record import Vm
-from notbefore.core.routing import RANK_DELAY, Route
+from notbefore.core.record import Record, Vm
+from notbefore.core.routing import RANK_DELAY, Match, Route
 from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, at, document, item, now
+
+VM = Vm(name=ME)
 
 
 def change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
@@ -179,3 +182,21 @@ def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:
     sign = heartbeat_delivery("hub", ME, b"{}", 1000.0, 300.0)
     assert (sign.kind, sign.due, sign.expires, sign.severity) == ("heartbeat", 1000.0, 1300.0, "info")
     assert sign.delivery_id != heartbeat_delivery("hub", ME, b"{}", 1300.0, 300.0).delivery_id
+
+
+def test_the_sinks_of_a_record_are_those_that_the_routes_name_for_its_change() -> None:
+    of = change({})
+    line = Record.of(of, VM).line()
+    routes = (Route(match=Match(change=("announced",), scope=("self",)), sinks=("ops",)), Route(sinks=("rest",)))
+    assert sinks_of(line, Routing(routes, {"ops": Terms(), "rest": Terms()}), VM) == ("ops",)
+    assert sinks_of(line, Routing(routes[1:], {"rest": Terms()}), VM) == ("rest",)
+    assert sinks_of(b"{}", Routing(routes, {}), VM) == ()
+
+
+def test_a_fallback_that_has_the_change_by_its_own_route_is_not_given_it_twice() -> None:
+    routes = (
+        Route(sinks=("chat",), fallback=("mail", "pager"), severity="critical", go_on=True),
+        Route(sinks=("mail",)),
+    )
+    made = deliveries(change({}), b"{}", Routing(routes, {name: Terms() for name in ("chat", "mail", "pager")}), VM)
+    assert {one.sink: one.fallback for one in made} == {"chat": ("pager",), "mail": ()}

@@ -288,12 +288,13 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(box: Box, 
 @pytest.mark.parametrize("seconds", [-60.0, 7200.0])
 def test_a_reminder_moves_with_not_before_also_where_its_sink_is_not_notified(box: Box, seconds: float) -> None:
     reminder = delivery(kind="reminder", created=100.0, due=100.0, expires=160.0)
-    box.put(reminder, delivery("f", kind="reminder", due=100.0))
+    box.put(reminder, delivery("f", kind="reminder", due=100.0), delivery(kind="approved", due=500.0))
     before, after = event(NotBefore=T0), event(NotBefore=T0)
     before = msgspec.structs.replace(before, event_id="e", not_before=T0)
     after = msgspec.structs.replace(before, not_before=T0.fromtimestamp(T0.timestamp() + seconds, T0.tzinfo))
     box.take("updated", "e", event=after, previous=before)
-    moved, other = box.rows()
+    moved, other, approved = box.rows()
+    assert approved.due == 500
     assert (moved.since, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
     assert (moved.delivery.record, other.due) == (b'{"moved":1}', 100)
 
@@ -327,6 +328,13 @@ def test_an_event_that_is_anothers_is_neither_repeated_nor_reminded_of(box: Box)
     box.take("updated", "g", scope="peer", previous_scope="self")
     box.lease(4, accepted(under_way, repeat=30.0))
     assert [row.lane for row in box.rows()] == [("chat", "f")]
+
+
+def test_a_dead_letter_stays_when_its_event_ends(box: Box) -> None:
+    box.put(delivery())
+    box.lease(2, *[refused(one) for one in box.lease(1)])
+    box.take("finished")
+    assert [row.state for row in box.rows()] == ["dead"]
 
 
 # ---- repetition
@@ -470,6 +478,16 @@ def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none_then_dead_le
     assert ([row.delivery.event_key for row in box.rows()], box.count("overflowed")) == (["c", "d"], 1)
 
 
+def test_what_a_courier_has_is_kept_though_it_has_become_too_much() -> None:
+    box = Box(Bounds(10, 605))
+    box.put(delivery(kind="reminder"))
+    box.lease(1)
+    before = msgspec.structs.replace(event(), event_id="e", not_before=T0)
+    after = msgspec.structs.replace(before, not_before=T0.fromtimestamp(T0.timestamp() + 60, T0.tzinfo))
+    box.take("updated", "e", event=after, previous=before)
+    assert [row.size > 605 for row in box.rows()] == [True]
+
+
 # ---- by hand
 
 
@@ -504,6 +522,17 @@ def test_what_is_on_its_way_is_neither_sent_again_nor_dropped_by_hand(box: Box) 
     assert box.outbox.retry([one.delivery_id], 2, {}) == 1
     assert box.outbox.drop([one.delivery_id, "unheard of"]) == 1
     assert box.counts == {"accepted": 1, "dropped": 1}
+
+
+def test_a_row_that_changes_often_is_given_once_and_due_once(box: Box) -> None:
+    one, other = delivery(fallback=("hub",), fallback_at=900.0), delivery("f", due=5.0)
+    box.put(one, other)
+    for now in range(200):
+        assert box.outbox.retry([one.delivery_id], now, {"chat": 1e6}) == 1
+    assert box.outbox.drop([one.delivery_id]) == 1
+    assert box.outbox.next_due(0) == 5
+    assert ids(box.lease(200)) == [other.delivery_id]
+    assert box.lease(201) == []
 
 
 def test_ids_are_found_by_their_beginning(box: Box) -> None:
@@ -598,6 +627,7 @@ def test_a_delivery_waits_until_it_is_written_or_a_second_has_passed() -> None:
     box = Box(patience=1.0)
     one, two = delivery(), delivery("f")
     box.put(one)
+    assert box.outbox.next_due(0.0) == 1.0
     step = step_of(box.outbox)
     box.put(two, now=0.5)
     assert box.lease(0.5) == []
@@ -769,3 +799,24 @@ def test_a_report_does_not_go_to_a_sink_that_refuses_as_well(box: Box) -> None:
         box.lease(number, refused(one, error="401"))
     reports = [row.delivery for row in box.rows() if row.delivery.kind == "sink_failed"]
     assert [one.sink for one in reports] == ["chat", "hub"]
+
+
+# ---- where events go from one outbox to another (`notbefore fleet`)
+
+
+def test_a_part_of_an_outbox_goes_on_in_another_and_is_left_by_the_first(box: Box) -> None:
+    said, waits, runs, stays = delivery("a"), delivery("a"), delivery("a", sink="hub", once=True), delivery("b")
+    box.put(said, waits, runs, stays)
+    box.lease(1)
+    box.lease(2, accepted(said, thread="t"), chat=0)
+    part = box.outbox.part(["a"], 10)
+    other = Box()
+    other.outbox.adopt(part, 110, passed=5)
+    other.outbox.adopt(part, 110, passed=5)  # what is there already stays as it is
+    assert [(row.id, row.state) for row in other.rows()] == [(waits.delivery_id, "pending"), (runs.delivery_id, "dead")]
+    assert other.counts == {"accepted": 2, "dead": 1}
+    (given,) = other.lease(111)
+    assert (given.delivery_id, given.thread) == (waits.delivery_id, "t")
+    box.outbox.leave(["a"])
+    assert ids(box.rows()) == [stays.delivery_id]
+    assert (box.count("yielded"), box.outbox.image(11).threads) == (2, ())
