@@ -6,6 +6,7 @@ record. Only the fields that the fleet needs are decoded.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ class Place(NamedTuple):
         return Place(subscription, group, region, scale_set, tuple(tag for tag in self.tags if tag in other.tags))
 
 
+@lru_cache(maxsize=4_096)  # of each record
 def group_of(subscription: str, resource_group: str) -> str:
     """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: before the name of a VM it makes one that no other VM has.
 
