@@ -39,7 +39,9 @@ def _channel() -> Channel:
         with suppress(OSError):  # there is none
             os.set_inheritable(LOCK, False)  # noqa: FBT003 - by position only
     # libraries and programs look at their standard input when they start: they get another one
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     return Channel(end)
 
 
