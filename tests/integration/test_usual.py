@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.core.delivery import Delivery
 from notbefore.core.lifecycle import diff
-from notbefore.core.outbox import GivenDelivery
+from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.core.record import Record
 from notbefore.core.tracked import Tracked
 from notbefore.courier.message import Message
@@ -36,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def remember(store: Store, seconds: float | None, look: dict[str, object] | None = None, **fields: object) -> None:
     """An event of this type is over, and this was measured."""
-    event = {**(REBOOT if look is None else look), "EventId": f"PAST-{next(NUMBERS)}"}
+    event: dict[str, Any] = (REBOOT if look is None else look) | {"EventId": f"PAST-{next(NUMBERS)}"}
     tracked = diff(Tracked(), document(item(**event | STARTED)), now(0)).tracked
     (change,) = diff(tracked, document(), now(60)).changes
     record = replace(Record.of(change, VM), interruption_seconds=seconds, **fields)
@@ -49,6 +50,7 @@ def given(store: Store, one: Message) -> GivenDelivery:
     row = Delivery(f"{next(NUMBERS)}", one.event_key, "chat", one.kind, "info", wall, wall, wall + 60, True, one.line)
     store.put([row])
     (found,) = eventually(lambda: store.exchange([], {"chat": 1}))
+    store.exchange([SendResult(found.delivery_id, "accepted")], {})
     return found
 
 
