@@ -46,6 +46,23 @@ select.select = select_sockets
 def locking(descriptor, mode, length, *, _fcntl=fcntl):  # from where the file stands, as there
     _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, os.lseek(descriptor, 0, os.SEEK_CUR))
 
+def share(end, _process):  # a copy, which the other process takes while it is there
+    import threading
+    copy = os.dup(end.fileno())
+    threading.Timer(5.0, os.close, [copy]).start()
+    return f"{os.getpid()} {copy}".encode()
+
+def fromshare(line):
+    import ctypes
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    process, number = map(int, line.split())
+    opened = call(434, process, 0)  # pidfd_open
+    taken = call(438, opened, number, 0)  # pidfd_getfd
+    os.close(opened)
+    return socket.socket(fileno=taken)
+
+socket.socket.share, socket.fromshare = share, fromshare
+
 for name in ABSENT:
     sys.modules[name] = None  # importing it raises ImportError
 for module, gone in ((os, OS), (signal, SIGNALS), (select, ["epoll", "poll"]), (socket, ["AF_UNIX"])):
