@@ -17,7 +17,7 @@ from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
-from support.fleet_records import body, vm
+from support.fleet_records import body, report, vm
 from unit.test_fleet_merge import LIMIT, T0, WAVES, A, B, Log, at, written
 
 PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
@@ -339,6 +339,30 @@ def test_one_vm_cannot_open_more_than_so_many_events_and_the_others_are_notified
     log.add(B, "announced", "true")
     assert aside == ["too_many"] * 10
     assert log.last.change.event.event_id == "true"
+
+
+def test_events_that_are_over_count_no_longer_although_their_place_was_learnt_later() -> None:
+    nobody = replace(A, subscription_id="", resource_group="", location="", scale_set="")
+    log = Log()
+    for number in range(MAX_OPEN_OF_ONE + 1):
+        log.add(nobody, "announced", f"E{number}", after=0.001)
+        log.add(A, "announced", f"E{number}", after=0.001)
+        for who in (nobody, A):
+            log.add(who, "canceled", f"E{number}", after=0.001)
+    assert not log.fold.stories
+    assert log.fold.figures.poison == {}
+
+
+@pytest.mark.parametrize("seconds", [-1, 10 * 365 * 86_400 + 1, 2**64, 10**30])
+def test_a_forged_duration_keeps_no_snapshot_from_being_written(seconds: int) -> None:
+    log = Log()
+    forged = body(report(A, "announced", "E0", at=T0)).replace(
+        b'duration_seconds":9', f'duration_seconds":{seconds}'.encode()
+    )
+    log.read(forged)
+    log.add(B, "announced", "E1")
+    assert log.fold.figures.poison == {"wrong_shape": 1}
+    assert {wave.event_key for wave in written(log.fold).waves} == {"e1"}
 
 
 def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:

@@ -91,6 +91,12 @@ def test_a_mute_applies_where_all_of_its_matchers_do(match: dict[str, str], appl
     assert mute(**match).applies("Freeze", vms, ["web_0"]) is applies
 
 
+def test_a_mute_of_one_vm_keeps_no_news_of_others_back() -> None:
+    vms = Vm(subscription_id="sub", resource_group="rg", scale_set="web")
+    assert mute(vm="web_0").applies("Freeze", vms, ["web_0"])
+    assert not mute(vm="web_0").applies("Freeze", vms, ["web_0", "web_1"])
+
+
 def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> None:
     later = replace(mute(vm="a"), until=200.0)
     assert read_mutes(write_mutes([mute(vm="b"), later], 150.0)) == [later]

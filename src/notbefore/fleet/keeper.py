@@ -282,9 +282,12 @@ class Keeper:
         key = made.change.event.key
         if made.change.kind in OUTCOMES:
             return key in held.muted
-        muted = is_muted(self.mutes, self.now(), made)
-        (held.muted.add if muted else held.muted.discard)(key)
-        return muted
+        if not is_muted(self.mutes, self.now(), made):
+            held.muted.discard(key)
+            return False
+        if made.change.previous is None:
+            held.muted.add(key)
+        return True
 
     async def _read_mutes(self) -> None:
         try:

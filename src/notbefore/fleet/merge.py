@@ -110,7 +110,7 @@ class Story(Struct, array_like=True):
     zone: str
     first_seen: datetime  # by the first VM
     group: str  # subscription and resource group, as ``group_of`` writes them
-    sender: str  # the VM that reported it first
+    sender: str  # the VM that reported it first, with its group as it was known then
     newest: tuple[datetime, str, str]  # when the content was seen, by which VM, and with which change
     dated: tuple[datetime, str, str]  # the same of NotBefore
     claim: Standing = NEW  # the strongest
@@ -146,7 +146,7 @@ class Story(Struct, array_like=True):
             zone="",
             first_seen=report.first_seen,
             group=report.group,
-            sender=report.vm,
+            sender=report.group + report.vm,
             newest=(report.time, report.vm, report.change_id),
             dated=(report.time, report.vm, report.change_id),
             exercise=report.exercise,

@@ -33,7 +33,7 @@ class Mute(Struct, frozen=True):
         return f"Muted until {until:%Y-%m-%d %H:%M} UTC: {what}. {self.comment} ({self.by}, {self.id})"
 
     def applies(self, event_type: str, vm: Vm, names: Iterable[str]) -> bool:
-        """Whether an event of VMs is muted; ``vm``: what they have in common, ``names``: theirs."""
+        """Whether an event of VMs is muted, for each of them; ``vm``: what they have in common, ``names``: theirs."""
         facts = {
             "event_type": event_type,
             "subscription": vm.subscription_id,
@@ -41,7 +41,7 @@ class Mute(Struct, frozen=True):
             "scale_set": vm.scale_set,
             "region": vm.location,
         }
-        return fits(self.match, facts, vm.tags, names)
+        return all(fits(self.match, facts, vm.tags, [name]) for name in list(names) or [""])
 
 
 def read_mutes(body: bytes) -> list[Mute]:

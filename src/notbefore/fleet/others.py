@@ -12,6 +12,7 @@ from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.partition import Snapshot, read_snapshot
 
 EVERY: Final = 5.0  # seconds between two looks at most
+FAILURES: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.others")
 
@@ -34,7 +35,7 @@ class Others:
                 return
             try:
                 await self._read()
-            except (AzureError, OSError, TimeoutError, ValueError) as error:
+            except FAILURES as error:
                 log.warning("what other instances have written down cannot be read: %s", error)
             self._looked = time.monotonic()
 
@@ -43,9 +44,12 @@ class Others:
         versions = dict(await self._snapshots.versions())
         for name, version in versions.items():
             if name not in own and self._versions.get(name) != version:
-                body = await self._snapshots.read(name)
-                if body:
-                    found[name] = await asyncio.to_thread(read_snapshot, body)
-                    self._versions[name] = version
+                try:
+                    body = await self._snapshots.read(name)
+                    if body:
+                        found[name] = await asyncio.to_thread(read_snapshot, body)
+                        self._versions[name] = version
+                except (*FAILURES, ValueError) as error:  # the other partitions are shown all the same
+                    log.warning("what another instance has written down of partition %s is not read: %s", name, error)
         self.found = {name: one for name, one in found.items() if name in versions and name not in own}
         self._versions = {name: version for name, version in self._versions.items() if name in self.found}

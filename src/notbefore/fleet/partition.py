@@ -346,7 +346,15 @@ class Partition:
     def _keep(self, key: str, story: Story) -> None:
         self.stories[key] = story
         story.shares_id = self._by_id.setdefault(story.event.key, key) != key
-        self._open.update((story.group, story.group + story.sender))
+        self._count(story, 1)
+
+    def _count(self, story: Story, step: int) -> None:
+        """Count an open event for who reported it first, wherever it turns out to be."""
+        subscription, group, _ = story.sender.split("/", 2)
+        for whose in (f"{subscription}/{group}/", story.sender):
+            self._open[whose] += step
+            if not self._open[whose]:
+                del self._open[whose]
 
     def _locate(self, story: Story) -> None:
         """The affected VMs are where their heartbeats say, whoever reports the event first."""
@@ -399,7 +407,7 @@ class Partition:
 
     def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
-        self._open.subtract((story.group, story.group + story.sender))
+        self._count(story, -1)
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(story.vms, now)

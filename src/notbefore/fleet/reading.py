@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from notbefore.core.change import LifecycleKind
-from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
+from notbefore.core.document import MAX_DESCRIPTION, MAX_DURATION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.core.record import MAX_TAGS, TAG, TAG_BYTES, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
@@ -126,7 +126,9 @@ class Report(_From, frozen=True, kw_only=True):
     )
     first_seen: datetime = field(name=_EVENT + "first_seen")
     not_before: datetime | None = field(default=None, name=_EVENT + "not_before")
-    duration: int | None = field(default=None, name=_EVENT + "expected_duration_seconds")
+    duration: Annotated[int, Meta(ge=0, le=MAX_DURATION)] | None = field(
+        default=None, name=_EVENT + "expected_duration_seconds"
+    )
     notice: Seconds | None = field(default=None, name=_EVENT + "notice_seconds")
     started_for: Seconds | None = field(default=None, name=_EVENT + "started_seconds")
     interruption: Seconds | None = field(default=None, name=_EVENT + "interruption_seconds")

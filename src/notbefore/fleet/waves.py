@@ -363,11 +363,11 @@ def _reason(stories: list[Story], kind: LifecycleKind) -> Reason:
 def facts_of(stories: Iterable[Story]) -> FleetFacts:
     """What many VMs say together."""
     stories = list(stories)
-    measured = [one for story in stories for one in story.measured.values()]
+    measured = [one for story in stories for one in list(story.measured.values())]  # readers have another thread
     return FleetFacts(
         events=len(stories),
         vms=len({name for story in stories for name in story.event.vms}),
-        reported_by=len({vm for story in stories for vm in story.reported}),
+        reported_by=len(set[str]().union(*(story.reported for story in stories))),
         under_way=sum(story.standing is STARTED for story in stories),
         over=sum(story.standing in OVER for story in stories),
         notice=Spread.of(one.notice for one in measured),
