@@ -1,9 +1,8 @@
 """``Agent``: the always-on process. It makes its parts, joins them, and supervises them until it is stopped.
 
-Threads: main (signals, the courier, the state while it cannot be written, a note that the agent runs), poll, identity
-(asks IMDS who this VM is, once an hour), freeze (only while one may start or is started), stdout (records), otlp and
-pings (only where they are configured), approve and control (only with ``--allow-approval``), and those of the HTTP
-server.
+Threads: main (signals, the courier, a note that the agent runs), disk (the state file), poll, identity (asks IMDS who
+this VM is, once an hour), freeze (only while one may start or is started), stdout (records), control (commands),
+approve (only with ``--allow-approval``), otlp and pings (only where they are configured), and those of the HTTP server.
 None waits for another's network.
 """
 

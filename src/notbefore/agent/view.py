@@ -1,7 +1,7 @@
 """``AgentView``: what a scrape, the page, the JSON interface and OTLP show of the agent.
 
-All of it is computed from values that are kept in memory and never change, so nothing here waits for IMDS, for the
-disk or for a lock (except ``history``, which reads the state file).
+All of it is computed from what is kept in memory, so nothing here waits for IMDS or for the disk (except ``history``,
+which reads the state file).
 """
 
 from collections.abc import Callable, Collection, Iterator
