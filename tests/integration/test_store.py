@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +19,7 @@ from notbefore.core.outbox import SendResult
 from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
-from notbefore.store.file import FILE_NAME, StoredState
+from notbefore.store.file import FILE_NAME, StateFile, StoredState, Writing
 from notbefore.store.store import Store, StoredChange
 from support.agent import eventually
 from support.azure import T0
@@ -227,6 +228,39 @@ def test_another_process_that_holds_the_directory_is_named(tmp_path: Path) -> No
     assert "another notbefore is running" in other.stderr
 
 
+def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) -> None:
+    place = tmp_path / "private"
+    place.mkdir(mode=0o700)
+    link = tmp_path / "notbefore"
+    link.symlink_to(place)
+    with store_in(link) as store:
+        store.put([delivery("e1")])
+        settle(store)
+    with store_in(place) as store:
+        assert events(store) == ["e1"]
+
+
+def test_what_a_transaction_could_not_write_for_want_of_memory_is_written_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, failures = StateFile.write, [MemoryError()]
+
+    def without_memory(file: StateFile, writing: Writing) -> None:
+        if writing.rows and failures:
+            raise failures.pop()
+        write(file, writing)
+
+    monkeypatch.setattr(StateFile, "write", without_memory)
+    with store_in(tmp_path) as store:
+        settle(store)
+        store.put([delivery("e1")])
+        eventually(lambda: not failures)
+        store.put([delivery("e2")])
+        settle(store)
+    with store_in(tmp_path) as store:
+        assert events(store) == ["e1", "e2"]
+
+
 def test_a_file_that_another_process_locks_is_read_all_the_same(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         store.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
@@ -275,6 +309,56 @@ def test_another_boot_counts_no_time_until_imds_says_it(tmp_path: Path) -> None:
         settle(store)
         assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["e"]
         assert store.outbox_view().counts[("chat", "expired")] == 1
+
+
+def test_a_disk_that_hangs_for_long_is_given_no_more_and_more_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.store.store.LOOK_INTERVAL", 0.0)
+    write, answers, looks = StateFile.write, threading.Event(), list[int]()
+
+    def slowly(file: StateFile, writing: Writing) -> None:
+        answers.wait(60)
+        write(file, writing)
+
+    monkeypatch.setattr(StateFile, "check", lambda _: looks.append(1))
+    with store_in(tmp_path) as store:
+        settle(store)
+        monkeypatch.setattr(StateFile, "write", slowly)
+        store.put([delivery("e1")])
+        eventually(lambda: store.degraded)
+        looks.clear()
+        for _ in range(50):
+            store.tick()
+            time.sleep(0.03)
+        answers.set()
+        store.wait_written(2, 1)
+        eventually(lambda: store.behind == 0)
+        assert len(looks) < 40
+
+
+def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_before(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    wall = clock.time()
+    with store_in(tmp_path, clock) as store:
+        store.know_time(wall)
+        store.put([delivery(created=wall, due=wall, expires=wall + 600)])
+        settle(store)
+    for down, left in ((100.0, 200.0), (500.0, -200.0)):
+        directory, after = tmp_path / f"{down}", SteppedClock("second")
+        after.booted = 5.0
+        directory.mkdir()
+        shutil.copy(tmp_path / FILE_NAME, directory)
+        for _ in range(2):
+            with store_in(directory, after) as store:
+                settle(store)
+                after.go(150.0, steady=150.0, booted=150.0)
+                store.put([])  # as a note that it runs: it is written
+        with store_in(directory, after) as store:
+            store.know_time(wall + down + 300)
+            settle(store)
+            (row,) = store.rows()
+            assert store.until(row.expires) == pytest.approx(left)
 
 
 def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: Path) -> None:

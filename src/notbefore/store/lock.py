@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from notbefore.errors import StoreError
-from notbefore.store.private import NO_FOLLOW, open_file
+from notbefore.store.private import open_file
 
 LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
 
@@ -82,4 +82,4 @@ else:
         return directory
 
     def _open(path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # it may be a link: systemd makes one for a dynamic user

@@ -129,8 +129,8 @@ class Store:
         self._under_way: dict[str, tuple[GivenDelivery, float]] = {}  # what a courier has of them, since when
         self._sinks: Collection[str] | None = None  # those that are configured
         self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
-        self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot
-        self._loaded_clock = FileClock()
+        self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
+        self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
         self._step = 0  # the newest
         self._written_step = 0
         self._everything = False  # nobody knows what is in the file: all of memory is behind
@@ -211,12 +211,19 @@ class Store:
     def know_time(self, date: float | None) -> None:
         """IMDS has answered, at this time by its clock, in Unix seconds; ``None``: it does not say it."""
         with self._memory:
-            before = self._loaded_clock.date
-            if date is not None:
-                self._date = date, self._clock.boot_time()
-            if not self._outbox.time_known:
-                self._outbox.advance(max(0.0, date - before) if date is not None and before is not None else 0.0)
+            now = self._clock.boot_time()
+            counted = self._date_at(now)
+            known = self._outbox.time_known
+            if date is not None or not known:
+                self._date = (date, now) if date is not None else None
+            if not known:
+                self._boot = self._clock.boot_id
+                self._outbox.advance(max(0.0, date - counted) if date is not None and counted is not None else 0.0)
                 self._stepped()
+
+    def _date_at(self, now: float) -> float | None:
+        """Unix seconds by IMDS, where no time has passed unseen; ``None``: they are not known."""
+        return self._date[0] + now - self._date[1] if self._date is not None else None
 
     # ---- the courier
 
@@ -367,7 +374,7 @@ class Store:
         """To be called each few seconds, each second while ``degraded``: write what is behind, notice a lost file."""
         now = time.monotonic()
         with self._memory:
-            if self._trouble is not None and now - self._attempted >= RETRY_INTERVAL:
+            if self.degraded is not None and now - self._attempted >= RETRY_INTERVAL:
                 self._post()
             elif now - self._looked >= LOOK_INTERVAL and not self._posted:
                 self._looked = now
@@ -414,7 +421,6 @@ class Store:
     def _behind(self) -> tuple[Writing, OutboxChanges | None]:
         """What is to be written now."""
         now = self._clock.boot_time()
-        date = self._date[0] + now - self._date[1] if self._date is not None else None
         changes = self._outbox.take_changes()
         while self._recent and self._recent[0][0] < time.monotonic() - LOOK_INTERVAL:
             self._recent.popleft()
@@ -425,23 +431,23 @@ class Store:
             image = self._outbox.image(now)
             rows, threads = {row.id: row for row in image.rows}, dict(image.threads)
             records = [*(one for _, one in self._recent), *records]
-        clock = FileClock(self._clock.boot_id, now, date)
+        clock = FileClock(self._boot, now, self._date_at(now))
         return Writing(self._state, rows, threads, self._outbox.ledger, records, clock, self._everything), changes
 
     # ---- in the thread of the disk
 
     def _write(self) -> None:
-        with self._memory:
-            self._posted = False
-            step, (writing, changes) = self._step, self._behind()
-            unread = self._unread
         self._attempted = begun = time.monotonic()
         try:
+            with self._memory:
+                self._posted = False
+                step, (writing, changes) = self._step, self._behind()
+                unread = self._unread
             self._hold_directory()
             if unread:
                 self._file.set_aside_unread()
             self._file.write(writing)
-        except _TROUBLE as error:
+        except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
             self._failed(error)
             return
         took = time.monotonic() - begun
@@ -506,10 +512,12 @@ class Store:
             self._failed(error)
             return
         self._state = self._written_state = loaded.state
-        self._loaded_clock, self.unreadable_rows = loaded.clock, loaded.unreadable
-        now, same_boot = self._clock.boot_time(), loaded.clock.boot == self._clock.boot_id
-        passed = now - loaded.clock.clock if same_boot else 0.0
-        self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot or not loaded.clock.boot)
+        self.unreadable_rows = loaded.unreadable
+        self._boot = loaded.clock.boot or self._clock.boot_id
+        now, same_boot = self._clock.boot_time(), self._boot == self._clock.boot_id
+        passed = now - loaded.clock.clock if loaded.clock.boot and same_boot else 0.0
+        self._date = (loaded.clock.date + passed, now) if loaded.clock.date is not None else None
+        self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot)
         with self._memory:
             self._everything = not self._file.known  # it was damaged, or another process has locked it
             self._stepped()
