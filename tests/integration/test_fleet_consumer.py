@@ -15,8 +15,8 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
-from notbefore.fleet.checkpoints import FileSnapshots
-from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.checkpoints import FileSnapshots, LostPartitionError, Position
+from notbefore.fleet.consumer import WAIT, Consumer
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Parts
@@ -50,7 +50,9 @@ class Failing(FleetOutbox):
 
 
 @contextmanager
-def consuming(directory: Path, hub: Hub, *, fails_at: int = 0, **fleet: Any) -> Iterator[tuple[Consumer, list[bytes]]]:
+def consuming(
+    directory: Path, hub: Hub, *, fails_at: int = 0, snapshots: FileSnapshots | None = None, **fleet: Any
+) -> Iterator[tuple[Consumer, list[bytes]]]:
     """A consumer in a thread, and the records that it has notified of."""
     config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
     assert config.fleet
@@ -58,7 +60,7 @@ def consuming(directory: Path, hub: Hub, *, fails_at: int = 0, **fleet: Any) -> 
     outbox = Failing(config.routing, lambda: None, lambda: clock.now(time.monotonic(), time.time()))
     outbox.at = fails_at
     parts = Parts(
-        snapshots=lambda _: FileSnapshots(directory / "partitions"),
+        snapshots=lambda _: snapshots or FileSnapshots(directory / "partitions"),
         outbox=outbox,
         clock=clock,
         history=History(directory),
@@ -112,6 +114,45 @@ def test_what_the_outbox_did_not_take_is_made_again_from_the_log(hub: Hub, tmp_p
             eventually(lambda: any(event.encode() in one for one in written), patience=60)  # noqa: B023 - now
         assert consumer.errors["fold"] == 1  # it was refused
     assert len({*written}) == 3
+
+
+class Losing(FileSnapshots):
+    """Once ``lost`` is there, another instance has written the snapshots, and nobody learns it before it is set."""
+
+    lost: asyncio.Event | None = None
+    asked = False
+
+    async def write(self, partition: str, body: bytes, position: Position) -> None:
+        if self.lost is None:
+            return await super().write(partition, body, position)
+        self.asked = True
+        await self.lost.wait()
+        raise LostPartitionError(partition)
+
+
+def test_of_a_partition_that_is_lost_while_its_records_are_read_nothing_more_is_sent(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots, take, late = Losing(tmp_path / "partitions"), Failing.commit, list[Notification]()
+
+    def commit(self: Failing, partition: str, made: Sequence[Notification], sent: Collection[str]) -> list[bytes]:
+        if snapshots.lost is not None and snapshots.lost.is_set():
+            late.extend(made)
+        elif snapshots.lost is not None and snapshots.asked and len(made) > 1:  # the last of its batch is still to come
+            snapshots.lost.set()
+        return take(self, partition, made, sent)
+
+    monkeypatch.setattr(Failing, "commit", commit)
+    with consuming(tmp_path, hub, snapshots=snapshots) as (consumer, written):
+        send(hub, [report(A, "announced", "E0")])
+        eventually(lambda: len(written) == 1, patience=60)
+        snapshots.lost = asyncio.Event()
+        send(hub, [report(A, "announced", "E1")])
+        eventually(lambda: snapshots.asked, patience=60)
+        send(hub, [report(A, "announced", f"E-{number}") for number in range(20)])
+        eventually(lambda: len(consumer.folds) == 1, patience=60)
+        time.sleep(2 * WAIT)
+    assert not late
 
 
 def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, built_in
+from notbefore.fleet.merge import MAX_VMS
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.waves import Grouping
@@ -339,6 +340,30 @@ def test_one_vm_cannot_open_more_than_so_many_events_and_the_others_are_notified
     log.add(B, "announced", "true")
     assert aside == ["too_many"] * 10
     assert log.last.change.event.event_id == "true"
+
+
+def test_events_with_many_long_names_count_as_several() -> None:
+    log = Log()
+    for number in range(100):
+        names = [f"{number}-{vm:0>200}" for vm in range(500)]
+        log.add(A, "announced", f"forged-{number}", resources=names, after=0.001)
+        log.add(A, "announced", f"small-{number}", resources=[], after=0.001)
+        log.add(A, "updated", f"small-{number}", resources=names, after=0.001)
+    assert len(log.fold.snapshot(0.0)) < 8 * 1024 * 1024
+    log.add(B, "announced", "true")
+    assert log.last.change.event.event_id == "true"
+    written(log.fold)
+
+
+def test_an_event_that_is_listed_again_and_again_does_not_grow() -> None:
+    log = Log()
+    for number in range(100):
+        log.add(vm(f"web_{number}"), "announced", resources=[A.name], after=0.001)
+    for number in range(MAX_VMS + 10):
+        who = vm(f"forged_{number}", scale_set="web")
+        log.add(who, "announced", reason="came_back", id=f"forged-{number}", resources=[A.name], after=0.001)
+    (story,) = log.fold.stories.values()
+    assert max(len(story.ids), len(story.back)) <= MAX_VMS
 
 
 def test_events_that_are_over_count_no_longer_although_their_place_was_learnt_later() -> None:

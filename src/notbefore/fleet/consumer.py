@@ -17,6 +17,7 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import TimeoutError as NotInTimeError
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, Final
 
 from azure.core.exceptions import AzureError
@@ -275,6 +276,8 @@ class Consumer:
             await self._keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
+        if self._failed.is_set():
+            return  # another client reads it again, from what is written
         self.connected = True
         self._reading.set()
         forget_tags(self.client, context)
@@ -285,26 +288,29 @@ class Consumer:
                 self._failed.set()  # the SDK still has it: another client goes on from what is written
             return
         fold = held.fold
-        await self._take_in(keeper, held, (one for event in events for one in fold.add(item_of(event))))
+        read = (chain(fold.add(item_of(event)), (None,)) for event in events)
+        await self._take_in(keeper, held, chain.from_iterable(read))
         if events:  # while records come, the time is theirs
             keeper.clock.hear(fold.enqueued, time.monotonic())
         quiet = 0.0 if events else keeper.now() - MARGIN
         more = True
-        while more:
+        while more and keeper.partitions.get(name) is held:
             await self._take_in(keeper, held, fold.advance(max(fold.enqueued, quiet)))
-            more = fold.is_busy and keeper.partitions.get(name) is held
+            more = fold.is_busy
         self._count(held)
         await self._look(name, fold, keeper.now())
 
-    async def _take_in(self, keeper: Keeper, held: Held, made: Iterator[Notification]) -> None:
-        """Have sent what a fold makes, and let others have their turn meanwhile."""
+    async def _take_in(self, keeper: Keeper, held: Held, made: Iterator[Notification | None]) -> None:
+        """Have sent what a fold makes, and let others have their turn meanwhile; ``None``: a record is taken in."""
         part: list[Notification] = []
         began = time.monotonic()
         for one in made:
-            part.append(one)
+            if one is not None:
+                part.append(one)
             if time.monotonic() - began > STEP:
-                self._commit(keeper, held, part)
-                part = []
+                if part:
+                    self._commit(keeper, held, part)
+                    part = []
                 await asyncio.sleep(0)
                 if keeper.partitions.get(held.fold.name) is not held:
                     return  # it has gone to another instance

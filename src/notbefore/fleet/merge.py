@@ -204,6 +204,8 @@ class Story(Struct, array_like=True):
         vm = report.vm
         if report.reason != "came_back" or self.is_of_before(report) or self.back.get(vm) == report.time:
             return False
+        if len(self.back) >= MAX_VMS and vm not in self.back:
+            return False
         ended = self.reported.get(vm, 0) & _ENDING
         self.back[vm] = report.time
         if not ended:  # so it begins there
@@ -261,7 +263,8 @@ class Story(Struct, array_like=True):
         """Take over times, measurements and content; returns whether the content is another one."""
         self.first_seen = min(self.first_seen, report.first_seen)
         kind = report.change
-        if kind == "announced" or report.reason in ("first_seen_started", "came_back"):
+        begins = kind == "announced" or report.reason in ("first_seen_started", "came_back")
+        if begins and len(self.ids) < MAX_VMS:
             self.ids.add(report.change_id)
         if kind == "started" and (self.started is None or report.time < self.started):
             self.started = report.time

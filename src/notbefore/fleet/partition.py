@@ -43,6 +43,7 @@ MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
 MAX_OPEN: Final = 20_000  # events that are open
 MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group, whose VMs can report what they like of each other
 MAX_OPEN_OF_ONE: Final = 1_000  # of them reported by one VM first
+NAMES_OF_ONE: Final = 4_096  # characters of affected VMs' names: an event with more of them counts as several
 
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
 """What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
@@ -139,7 +140,7 @@ class Partition:
         self._looked = 0.0
         self._vanished: dict[str, float] = {}  # VM -> when it was deleted, by an event
         self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
-        self._open: Counter[str] = Counter()  # by group, and by the VM that reported it first
+        self._open: Counter[str] = Counter()  # in all, by group, and by the VM that reported it first
 
     # ---- snapshots
 
@@ -303,9 +304,14 @@ class Partition:
             return self._begin(key, report, item)
         if story.is_of_before(report):
             return "late"
+        weight = _weight(story.event.resources)
+        more = _weight(report.resources) - weight
+        if more > 0 and not self._has_room(story.sender, more):
+            return self._set_aside(Poison("too_many", f"VMs of open events of {story.sender}"), item)
         story.heard_at = now
         contradicted = story.contradicted
         news = story.add(report)
+        self._count(story.sender, _weight(story.event.resources) - weight)
         self.figures.contradictions += story.contradicted > contradicted
         if news:
             if not story.by_affected:
@@ -319,11 +325,7 @@ class Partition:
         if closed is not None and not _reopens(closed, report):
             return "late"
         sender = report.group + report.vm
-        if (
-            len(self.stories) >= MAX_OPEN
-            or self._open[report.group] >= MAX_OPEN_OF_GROUP
-            or self._open[sender] >= MAX_OPEN_OF_ONE
-        ):
+        if not self._has_room(sender, _weight(report.resources)):
             return self._set_aside(Poison("too_many", f"open events of {sender}"), item)
         story, notified = Story.begin(report), NEW
         story.heard_at = item.enqueued
@@ -346,15 +348,18 @@ class Partition:
     def _keep(self, key: str, story: Story) -> None:
         self.stories[key] = story
         story.shares_id = self._by_id.setdefault(story.event.key, key) != key
-        self._count(story, 1)
+        self._count(story.sender, _weight(story.event.resources))
 
-    def _count(self, story: Story, step: int) -> None:
-        """Count an open event for who reported it first, wherever it turns out to be."""
-        subscription, group, _ = story.sender.split("/", 2)
-        for whose in (f"{subscription}/{group}/", story.sender):
-            self._open[whose] += step
+    def _count(self, sender: str, more: int) -> None:
+        """Count an open event for the VM that reported it first, wherever it turns out to be."""
+        for whose in _counted(sender):
+            self._open[whose] += more
             if not self._open[whose]:
                 del self._open[whose]
+
+    def _has_room(self, sender: str, more: int) -> bool:
+        bounds = zip(_counted(sender), (MAX_OPEN, MAX_OPEN_OF_GROUP, MAX_OPEN_OF_ONE), strict=True)
+        return all(self._open[whose] + more <= bound for whose, bound in bounds)
 
     def _locate(self, story: Story) -> None:
         """The affected VMs are where their heartbeats say, whoever reports the event first."""
@@ -407,11 +412,22 @@ class Partition:
 
     def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
-        self._count(story, -1)
+        self._count(story.sender, -_weight(story.event.resources))
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(story.vms, now)
         self.closed[key] = Closed(story.event.key, story.standing, now, story.nth, story.ids, story.back)
+
+
+def _weight(resources: tuple[str, ...]) -> int:
+    """As how many open events one counts that affects these VMs."""
+    return 1 + sum(map(len, resources)) // NAMES_OF_ONE
+
+
+def _counted(sender: str) -> tuple[str, str, str]:
+    """What an open event is counted for: all, the group of the VM that reported it first, and this one."""
+    subscription, group, _ = sender.split("/", 2)
+    return "", f"{subscription}/{group}/", sender
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
