@@ -99,40 +99,6 @@ A Prometheus with the feature `created-timestamp-zero-ingestion` puts a 0 there 
 or that of one of their samples. `exposition.families.exclude`, a list of names, leaves some out for everybody. There
 are no native histograms: the text formats have none, and there are few buckets.
 """
-RENAMED: Final = (  # before, now, why
-    (
-        "azure_scheduled_event_given_notice_seconds",
-        "azure_scheduled_event_current_notice_seconds",
-        "of a listed event, as its NotBefore stands now",
-    ),
-    (
-        "azure_scheduled_event_notice_seconds",
-        "azure_scheduled_event_initial_notice_seconds",
-        "of each event, when it was first seen; the two were mixed up",
-    ),
-    (
-        "azure_scheduled_event_info",
-        "azure_scheduled_event_status",
-        "it carries what changes: the status, the scope, the description",
-    ),
-    (
-        "azure_scheduled_event_expected_duration_seconds",
-        "azure_scheduled_event_expected_interruption_seconds",
-        "it is compared with the next one",
-    ),
-    ("azure_scheduled_event_interruption_seconds", "azure_scheduled_event_measured_interruption_seconds", "as above"),
-    (
-        "azure_scheduled_event_scheduled_seconds",
-        "azure_scheduled_event_scheduled_duration_seconds",
-        "a duration; beside `..._started_timestamp_seconds` it looked like a time",
-    ),
-    ("azure_scheduled_event_started_seconds", "azure_scheduled_event_started_duration_seconds", "as above"),
-    ("notbefore_beat_lag_seconds", "notbefore_poll_delay_seconds", "polls are what it measures"),
-    ("notbefore_package_replaced", "notbefore_restart_needed", "what to do about it"),
-    ("notbefore_outbox_rows", "notbefore_outbox_deliveries", "a row is how they are stored"),
-    ("NotbeforeNotPolling", "NotbeforeImdsDown", "alert; `notbefore_imds_up == 0`"),
-    ("NotbeforeBeatLagging", "NotbeforePollsDelayed", "alert; as its metric"),
-)
 NAMES: Final = """
 ## Names
 
@@ -140,9 +106,6 @@ NAMES: Final = """
 the agent. A gauge with the label `event_id` is about an event that is listed now; it ends with the event. A histogram
 or a counter is about the events that this agent has seen.
 
-Names that were used before version 0.1.0:
-
-{renamed}
 ## What to alert on
 
 [notbefore.rules.yml](../config/prometheus/notbefore.rules.yml) has an alert for each of these. If you write your own:
@@ -150,7 +113,7 @@ Names that were used before version 0.1.0:
 - `up == 0`: Prometheus cannot scrape the agent.
 - `notbefore_imds_up == 0`: the agent is well, but blind. It does not see what Azure announces.
 - `notbefore_event_flaws_total` increases: Azure lists an event that the agent cannot read in full.
-- `notbefore_outbox_oldest_pending_seconds > 300`, `..._outbox_deliveries{{state="dead"}} > 0`: nobody is notified.
+- `notbefore_outbox_oldest_pending_seconds > 300`, `..._outbox_deliveries{{state="dead"} > 0`: nobody is notified.
 - `notbefore_store_degraded == 1`: what is new does not survive a reboot.
 """
 RECORD: Final = """# The record
@@ -341,12 +304,7 @@ def metrics() -> str:
         f"| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}"
     )
     parts.append("## Values of labels\n\nThese exist from the start.\n\n| metric | label | values |\n|---|---|---|")
-    return "\n".join((*parts, "".join(_label_rows(found, known)) + _names()))
-
-
-def _names() -> str:
-    rows = "".join(f"| `{before}` | `{now}` | {why} |\n" for before, now, why in RENAMED)
-    return NAMES.format(renamed=f"| before | now | |\n|---|---|---|\n{rows}")
+    return "\n".join((*parts, "".join(_label_rows(found, known)) + NAMES))
 
 
 def _nothing() -> Snapshot:

@@ -220,13 +220,10 @@ def anchors(path: Path) -> set[str]:
 def test_every_metric_that_is_named_exists() -> None:
     defined = (*vars(families).values(), *vars(fleet).values())
     known = {value.name for value in defined if isinstance(value, Metric)}
-    before = {name for name, *_ in reference().RENAMED}
-    assert not before & known
     for path in DOCUMENTS:
         for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", path.read_text(encoding="utf-8")):
             family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)
-            renamed = path.name == "metrics.md" and name in before
-            assert family in known or name in known or renamed, f"{path.name}: {name}"
+            assert family in known or name in known, f"{path.name}: {name}"
 
 
 def test_the_readme_is_short() -> None:
