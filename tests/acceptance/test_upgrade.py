@@ -37,6 +37,29 @@ def arrived(hook: HttpPeer) -> list[str]:
     return [name for request in hook.requests for name in re.findall(r'"(E\d)"', request.body.decode())[:1]]
 
 
+REFUSING = {  # a newer version that has another name for a key
+    **NEWER,
+    "src/notbefore/config/model.py": (r"    records: Records = Records\(\)", "    recordz: Records = Records()"),
+}
+
+
+def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPeer, tmp_path: Path) -> None:
+    installed = Installed.make(tmp_path, REFUSING)
+    with Simulator((ME,)) as imds:
+        imds.set_document(listed())
+        with agent_of(installed, imds, hook, tmp_path).ready() as agent:
+            assert agent.metric("notbefore_restart_needed") == 0  # what a scrape imports is imported
+            with (tmp_path / "agent.yml").open("a", encoding="utf-8") as config:
+                config.write("records: {tags: [team]}\n")
+            installed.install(installed.newer)
+            imds.set_document(listed("E1"))
+            agent.reported("announced")
+            eventually(lambda: b"records" in get(agent.port, "/readyz")[1])
+            assert agent.process.poll() is None
+            installed.install(installed.older)
+            eventually(lambda: arrived(hook) == ["E1"])
+
+
 @pytest.mark.long
 def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(
     installed: Installed, hook: HttpPeer, tmp_path: Path

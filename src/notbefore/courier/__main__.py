@@ -63,13 +63,19 @@ def _first_frame(channel: Channel) -> bytes:
 def _problem(frame: bytes) -> str:
     """Why this version cannot work in place of the agent's, in words; empty: it can."""
     from notbefore.config.checks import check_installed  # noqa: PLC0415 - a courier of the same version does without
+    from notbefore.config.load import load  # noqa: PLC0415 - as above
 
     try:
         orders = unseal(frame)
         for config in orders.sinks.values():
             import_module(f"notbefore.courier.sinks.{config.kind}")
             check_installed(config)
-        import_module("notbefore.commands.run")  # it is all there, up to the command that starts the agent
+        # it is all there, up to the command that starts the agent, and that takes the configuration
+        options = import_module("notbefore.commands.main").make_parser(orders.command).parse_args(orders.command)
+        import_module(f"notbefore.commands.{options.command}")
+        load(options.config, orders.variables, {}, sending=False)
+    except SystemExit:
+        return f"it does not understand: notbefore {' '.join(orders.command)}"
     except (ImportError, ConfigError, msgspec.MsgspecError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

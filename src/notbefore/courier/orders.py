@@ -34,6 +34,9 @@ class Orders(Struct, frozen=True):
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's
+    # how the agent was started, and its variables NOTBEFORE_*: another version looks whether it can be started so
+    command: tuple[str, ...] = ("run",)
+    variables: dict[str, str] = {}
     deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt counts as hanging
 
 

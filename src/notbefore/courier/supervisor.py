@@ -7,6 +7,7 @@ to end the agent in order: its service manager starts the new one.
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -65,6 +66,8 @@ def make_orders(config: Config) -> Orders:
         hidden=config.hidden,
         log_format=config.log.format,
         log_level=config.log.level,
+        command=tuple(sys.argv[1:]),
+        variables={name: value for name, value in os.environ.items() if name.startswith("NOTBEFORE_")},
     )
 
 
