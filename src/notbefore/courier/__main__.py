@@ -19,14 +19,13 @@ from notbefore import __version__
 from notbefore.courier.channel import Channel, wait
 from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
-from notbefore.courier.orders import DONE, Hello, unseal, version_of
+from notbefore.courier.orders import DONE, LOCK, Hello, unseal, version_of
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.store import SCHEMA_VERSION
 
-LOCK: Final = 3  # the file of the agent's lock: whoever holds it sends, and so does its courier
 PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 

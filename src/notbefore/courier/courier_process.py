@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from notbefore.courier.channel import Channel
-from notbefore.courier.orders import TURN_INTERVAL, Orders
+from notbefore.courier.orders import LOCK, TURN_INTERVAL, Orders
 
-LOCK: Final = 3  # the file descriptor of the agent's lock in a courier
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether they are used or not
 
