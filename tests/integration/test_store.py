@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -238,6 +239,16 @@ def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) 
         settle(store)
     with store_in(place) as store:
         assert events(store) == ["e1"]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o644])
+def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode: int) -> None:
+    with store_in(tmp_path) as store:
+        store.wait_written(store.commit(ME), 20)
+    store.path.chmod(mode)
+    with store_in(tmp_path) as store:
+        assert store.load() == ME
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
 def test_what_a_transaction_could_not_write_for_want_of_memory_is_written_by_the_next(

@@ -62,7 +62,7 @@ def open_file(path: Path) -> int:
 def prepare_database(path: Path) -> None:
     """Make the file with 0600, or give it that; raises ``StoreError`` for a link, or what is not a file of ours.
 
-    SQLite gives its ``-wal`` and ``-shm`` the mode of the file. A file that is there is not opened: closing it would
+    SQLite gives its ``-journal`` the mode of the file. A file that is there is not opened: closing it would
     release the locks that SQLite holds on it in this process.
     """
     try:
@@ -72,5 +72,5 @@ def prepare_database(path: Path) -> None:
         return
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{path} is not a regular file: move it away")
-    if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+    if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != PRIVATE:
         path.chmod(PRIVATE)
