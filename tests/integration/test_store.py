@@ -251,6 +251,20 @@ def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
+def test_records_that_a_sick_disk_kept_out_of_the_history_are_counted_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("notbefore.store.store.MAX_RECORDS", 3)
+    with store_in(tmp_path) as store:
+        settle(store)
+        with SickDisk(store) as disk:
+            store.commit(ME, [stored(number) for number in range(5)])
+            eventually(lambda: store.degraded)
+            disk.heal()
+        eventually(lambda: "2 records are missing in the history" in caplog.text)
+        assert len(store.history(None, 100).records) == 3
+
+
 def test_what_a_transaction_could_not_write_for_want_of_memory_is_written_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

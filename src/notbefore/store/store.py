@@ -112,7 +112,6 @@ class Store:
     ) -> None:
         self.path = directory / FILE_NAME
         self.unreadable_rows = 0  # found at the start
-        self.dropped_records = 0  # that waited for a sick disk for too long: they are missing in the history
         self._clock = clock
         self._to_deliver = to_deliver
         self._directory = directory
@@ -123,6 +122,7 @@ class Store:
         self._state = self._written_state = StoredState()
         self._outbox = Outbox(random.random)
         self._records: list[HistoryRecord] = []  # that are not written yet, oldest first
+        self._dropped_records = 0  # of these, since the disk is sick: they are missing in the history
         self._recent: deque[tuple[float, HistoryRecord]] = deque()  # written in the last seconds, and when
         self._measured: dict[tuple[str, str], list[float]] = {}  # (type, id of the VM) -> seconds of interruptions
         self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
@@ -407,7 +407,7 @@ class Store:
         self._records.append(record)
         if len(self._records) > MAX_RECORDS:
             del self._records[0]
-            self.dropped_records += 1
+            self._dropped_records += 1
         with suppress(msgspec.DecodeError):
             change = Record.read(record.record)
             if change.change == "finished" and change.scope == "self" and change.interruption_seconds is not None:
@@ -465,9 +465,13 @@ class Store:
                 self._trouble is not None and healthy,
                 None if healthy else f"it took {took:.1f} s",
             )
+            missing = self._dropped_records if recovered else 0
+            self._dropped_records -= missing
             self._memory.notify_all()
         if recovered:
             log.info("the state is written again: %s", self.path)
+        if missing:
+            log.warning("%d records are missing in the history: too many waited for the disk", missing)
         if waited:
             self._to_deliver()
 
