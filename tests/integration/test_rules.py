@@ -921,8 +921,8 @@ CASES += [
     Case(
         "VMs are silent in the partitions of two instances",
         instances(
-            one=((0, READING), (60, reading(silent={("westeurope", "web"): 2.0})), (600, READING)),
-            two=((0, OTHER), (60, replace(OTHER, silent={("westeurope", "web"): 1.0})), (600, OTHER)),
+            one=((0, READING), (60, reading(silent={("westeurope", "web", "", ""): 2.0})), (600, READING)),
+            two=((0, OTHER), (60, replace(OTHER, silent={("westeurope", "web", "", ""): 1.0})), (600, OTHER)),
         ),
         [
             seen(345, "NotbeforeFleetVmsSilent"),
