@@ -16,7 +16,8 @@ from notbefore.fleet.keeper import Held, Keeper, Parts
 from notbefore.fleet.mutes import Mute
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import compressed
+from notbefore.fleet.partition import Partition, compressed
+from notbefore.fleet.waves import Grouping
 from unit.test_fleet_merge import T0, A, Log
 
 CONFIG = """
@@ -25,13 +26,13 @@ sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 """
 
 
-def keeper_in(directory: Path) -> tuple[Keeper, FleetOutbox]:
+def keeper_in(directory: Path, snapshots: FileSnapshots | None = None) -> tuple[Keeper, FleetOutbox]:
     path = directory / "fleet.yaml"
     path.write_text(CONFIG, encoding="utf-8")
     config, clock = load(path, {}, {}), HubClock()
     assert config.fleet
     outbox = FleetOutbox(config.routing, lambda: None, T0.timestamp)
-    snapshots = FileSnapshots(directory)
+    snapshots = snapshots or FileSnapshots(directory)
     parts = Parts(lambda _: snapshots, outbox, clock, History(directory), lambda *_: None, lambda _: None)
     return Keeper(config.fleet, snapshots, parts, lambda *_: None), outbox
 
@@ -72,3 +73,29 @@ def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeyp
         assert set(seen.found) == {"0", "1", "2"}
 
     asyncio.run(look())
+
+
+class Slow(FileSnapshots):
+    """A store that is slow with the first partition: so slow that the second one is written meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.second = asyncio.Event()
+
+    async def write(self, partition: str, body: bytes, position: Position) -> None:
+        if partition == "0":
+            await self.second.wait()
+        await super().write(partition, body, position)
+        self.second.set()
+
+
+def test_before_a_client_is_closed_all_snapshots_are_written_at_once(tmp_path: Path) -> None:
+    keeper, _ = keeper_in(tmp_path, snapshots := Slow(tmp_path))
+
+    async def write() -> None:
+        for name in ("0", "1"):
+            keeper.partitions[name] = Held(Partition(name, Grouping(), lambda *_: None))
+        await asyncio.wait_for(keeper.write_all(), 20)
+        assert await snapshots.read("0")
+
+    asyncio.run(write())

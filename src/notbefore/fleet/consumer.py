@@ -246,7 +246,7 @@ class Consumer:
                 heard = {key for one in self._others.found.values() for key in one.heard}
                 heard |= {key for fold in self.folds for key in fold.silence.heard}
                 now = max(held.fold.enqueued, keeper.now() - MARGIN)
-                expected = not_heard(inventory.vms, heard)
+                expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
                 held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
             await asyncio.sleep(COMPARE_EVERY if held is not None else COMPARE_SOON)
 

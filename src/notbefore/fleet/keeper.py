@@ -176,8 +176,7 @@ class Keeper:
         """Another instance is to have it: write all down, and send nothing of it any more."""
         held = self.partitions.get(name)
         if held is not None:
-            with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):  # what is missing, the log has
-                await self._write(held)
+            await self._try_to_write(held)
         self.forget(name)
 
     async def begin_anew(self, name: str) -> None:
@@ -186,11 +185,13 @@ class Keeper:
         self._read_anew(held.fold, name, "does not know the offset")
 
     async def write_all(self) -> None:
-        """Write a snapshot of all, as far as that is possible."""
-        for held in list(self.partitions.values()):
-            with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):
-                await self._write(held)
+        """Write a snapshot of all at once, as far as that is possible: a slow store keeps nobody waiting for each."""
+        await asyncio.gather(*map(self._try_to_write, list(self.partitions.values())))
         await self._write_history()
+
+    async def _try_to_write(self, held: Held) -> None:
+        with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):  # what is missing, the log has
+            await self._write(held)
 
     def forget(self, name: str) -> None:
         """Send nothing of a partition any more; who takes it next goes on from what is written down."""
