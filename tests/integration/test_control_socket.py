@@ -37,3 +37,15 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     first.join()
     control.stop()
     assert carried_out == ["first", "third"]
+
+
+def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(tmp_path: Path) -> None:
+    words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8
+    listening = ControlSocket(tmp_path, lambda _request, _user: ControlReply(done=True, words=next(words)))
+    listening.start()
+    eventually(lambda: listens(tmp_path))
+    try:
+        assert "this failed (UnicodeEncodeError)" in ask(tmp_path, ControlRequest("E")).words
+        assert ask(tmp_path, ControlRequest("E")).words == "done"
+    finally:
+        listening.stop()

@@ -121,10 +121,17 @@ class ControlSocket:
                 continue
             with connection, suppress(OSError):
                 connection.settimeout(READ_SECONDS)
-                connection.sendall(msgspec.json.encode(self._reply(connection)) + b"\n")
+                connection.sendall(self._reply(connection) + b"\n")
 
-    def _reply(self, connection: socket.socket) -> ControlReply | Reply:
+    def _reply(self, connection: socket.socket) -> bytes:
         line, uid = _line(connection), peer_uid(connection)
+        try:
+            return msgspec.json.encode(self._answered(connection, line, uid))
+        except Exception as error:
+            log.exception("a command's request failed")
+            return msgspec.json.encode(refusal(f"this failed ({type(error).__name__}): the agent's log says why"))
+
+    def _answered(self, connection: socket.socket, line: bytes, uid: int | None) -> ControlReply | Reply:
         if uid is not None and uid not in (0, os.geteuid()):
             return refusal("only root and the agent's own user may ask this")
         try:
@@ -133,12 +140,8 @@ class ControlSocket:
             return refusal(f"this is no request: {error}")
         if _has_closed(connection):
             return refusal("the client has closed the connection: nothing is done")
-        try:
-            sudo_user = request.sudo_user if isinstance(request, ControlRequest) else ""
-            return self._answer(request, user_name(uid, sudo_user))
-        except Exception as error:
-            log.exception("a command's request failed")
-            return refusal(f"this failed ({type(error).__name__}): the agent's log says why")
+        sudo_user = request.sudo_user if isinstance(request, ControlRequest) else ""
+        return self._answer(request, user_name(uid, sudo_user))
 
 
 def ask(directory: Path, request: ControlRequest) -> ControlReply:
