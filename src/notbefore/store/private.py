@@ -27,14 +27,6 @@ def check_directory(directory: Path) -> None:
         raise StoreError(f"{directory} can be written by other users: chmod go-w {directory}")
 
 
-def is_ours_alone(descriptor: int) -> bool:
-    """Return whether only this user can have written an open file."""
-    if not hasattr(os, "geteuid"):
-        return True
-    found = os.fstat(descriptor)
-    return found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
-
-
 def open_file(path: Path) -> int:
     """Open a file for reading and writing, made with 0600 whatever the umask.
 
@@ -50,8 +42,7 @@ def open_file(path: Path) -> int:
             raise StoreError(f"{path} is a symbolic link: remove it") from None
         raise
     try:
-        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-        if hasattr(os, "fchmod") and mode != PRIVATE and not mode & OTHERS_WRITE:  # see is_ours_alone
+        if hasattr(os, "fchmod"):
             os.fchmod(descriptor, PRIVATE)
     except OSError:
         os.close(descriptor)
