@@ -457,6 +457,7 @@ def test_what_has_changed_since_it_was_shown_is_not_approved(imds: Simulator, tm
 def test_what_is_no_order_is_answered_so(imds: Simulator, tmp_path: Path, order: bytes) -> None:
     with agent_of(imds, tmp_path) as agent:
         agent.ready()
+        eventually((agent.state / "control.sock").exists)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
             connection.connect(str(agent.state / "control.sock"))

@@ -89,13 +89,15 @@ class ControlSocket:
             self._thread.join(STOP_PATIENCE)
 
     def _listen(self) -> socket.socket:
-        # left behind by an agent that was killed: the lock of the directory says that no other one runs
-        self.path.unlink(missing_ok=True)
+        # what is there was left behind by an agent that was killed: by the lock of the directory no other one runs
+        made = self.path.with_suffix(".new")
+        made.unlink(missing_ok=True)
         listener = _unix_socket()
         try:
-            listener.bind(str(self.path))
-            self.path.chmod(0o600)
-            listener.listen(4)  # not before: until then nobody could connect
+            listener.bind(str(made))
+            made.chmod(0o600)
+            listener.listen(4)
+            made.replace(self.path)  # not before: whoever finds it can connect
         except OSError:
             listener.close()
             raise
