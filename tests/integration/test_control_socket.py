@@ -1,16 +1,23 @@
 """The agent's own socket: an order is carried out for somebody who waits for what comes of it."""
 
+import shutil
 import threading
 from pathlib import Path
 
-from notbefore.agent.control_socket import NAME, ControlReply, ControlRequest, ControlSocket, _unix_socket, ask
+import pytest
+
+from notbefore.agent import control_socket
+from notbefore.agent.control_socket import (
+    NAME,
+    ControlReply,
+    ControlRequest,
+    ControlSocket,
+    _unix_socket,
+    ask,
+    listens,
+)
 from notbefore.agent.operations import Request
 from support.agent import eventually
-
-
-def listens(directory: Path) -> bool:
-    with _unix_socket() as connection:
-        return connection.connect_ex(str(directory / NAME)) == 0
 
 
 def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> None:
@@ -49,3 +56,20 @@ def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_gi
         assert ask(tmp_path, ControlRequest("E")).words == "done"
     finally:
         listening.stop()
+
+
+def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_socket, "LOOK_INTERVAL", 0.05)
+    directory = tmp_path / "state"
+    directory.mkdir()
+    control = ControlSocket(directory, lambda _request, _user: ControlReply(done=True))
+    control.start()
+    eventually(lambda: listens(directory))
+    shutil.rmtree(directory)
+    eventually(lambda: not listens(directory))
+    directory.mkdir()
+    eventually(lambda: listens(directory))
+    control.stop()
+    assert not (directory / NAME).exists()

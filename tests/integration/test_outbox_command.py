@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket, ask_agent
-from notbefore.agent.operations import HistoryReply, HistoryRequest, Operations, Reply, Request
+from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket, listens
+from notbefore.agent.operations import Operations, Reply, Request
 from notbefore.commands.owner import open_store
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing
@@ -122,7 +122,7 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
 
         control = ControlSocket(tmp_path, answer)
         control.start()
-        eventually(lambda: ask_agent(tmp_path, HistoryRequest(None, 1), HistoryReply))
+        eventually(lambda: listens(tmp_path))
         store.put([dead("a")])
         eventually(lambda: store.exchange([], {"hook": 1}))
         being_sent = "1 left as they are: they are being sent"

@@ -1,5 +1,6 @@
 """The store: memory, and the file that follows it, whatever becomes of its disk."""
 
+import errno
 import shutil
 import sqlite3
 import stat
@@ -419,15 +420,53 @@ def test_messages_are_given_what_is_usual_on_this_vm(tmp_path: Path) -> None:
         assert given.usual == (6.0, 3)
 
 
-def test_the_history_is_bounded_in_bytes_and_says_where_an_answer_was_cut(tmp_path: Path) -> None:
+def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path) -> None:
     with store_in(tmp_path, history_bytes=4_000) as store:
-        for number in range(20):
+        for number in range(10):
             store.wait_written(store.commit(ME, [stored(number)]), 20)
-        size = len(stored(19).record)
-        answer = store.history(None, 2)
-        assert (answer.records, answer.cut) == ([stored(18).record, stored(19).record], False)
-        assert store.history(None, 10, 2 * size + 10) == ([stored(18).record, stored(19).record], True)
-    assert sum(len(stored(0).record) for _ in read_records(tmp_path)) <= 4_000 + size
+        size = len(stored(9).record)
+        assert store.history(None, 2) == ([stored(8).record, stored(9).record], None)
+    with store_in(tmp_path) as store:
+        whole, rest = store.history(None, 100)
+        assert (whole, rest) == ([stored(number).record for number in range(10 - len(whole), 10)], None)
+        assert len(whole) * size <= 4_000
+        newest, rest = store.history(None, 100, 2 * size)
+        assert rest is not None
+        older, rest = store.history(None, 100, 4_000, rest)
+        assert (older + newest, rest) == (whole, None)
+        assert len(store.history(None, 100, 1).records) == 1
+
+
+def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        store.wait_written(store.commit(ME, [stored(1), stored(2)]), 20)
+        for _ in range(3):
+            with store.path.open("r+b") as file:
+                file.seek(24)
+                file.write(b"\xff\xff")  # SQLite's counter of changes: else it reads what it has read before
+                file.seek(4096)
+                file.write(b"\xff" * (store.path.stat().st_size - 4096))
+            store.history(None, 10)
+            settle(store)
+        assert store.damaged_files == 3
+        assert len(list(tmp_path.glob(FILE_NAME + ".damaged-*Z"))) == 1
+        assert len(store.history(None, 10).records) == 2
+    with store_in(tmp_path) as store:
+        assert (store.load(), store.damaged_files) == (ME, 0)
+
+
+def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", no_locks)
+        with store_in(tmp_path) as store:
+            assert "No locks available" in str(store.degraded)
+    with store_in(tmp_path) as store:
+        assert store.degraded is None
 
 
 def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_courier(tmp_path: Path) -> None:

@@ -820,3 +820,12 @@ def test_a_part_of_an_outbox_goes_on_in_another_and_is_left_by_the_first(box: Bo
     box.outbox.leave(["a"])
     assert ids(box.rows()) == [stays.delivery_id]
     assert (box.count("yielded"), box.outbox.image(11).threads) == (2, ())
+
+
+def test_what_goes_to_another_sink_before_the_time_is_known_is_as_old_as_it_was(box: Box) -> None:
+    box.put(delivery(record=RECORD, expires=600.0))
+    again = Outbox(lambda: 1.0, patience=0.0)
+    again.restore(box.outbox.image(0), 5, time_known=False)
+    again.redirect({"ops"}, lambda _row: ("ops",), 5)
+    again.advance(300)
+    assert [(row.delivery.sink, row.expires) for row in again.rows()] == [("ops", 305.0)]

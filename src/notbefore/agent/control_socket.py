@@ -23,7 +23,8 @@ from notbefore.errors import NotBeforeError
 
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
-MAX_REPLY: Final = 512 * 1024 * 1024  # bytes: a whole history, with room
+MAX_REPLY: Final = 64 * 1024 * 1024  # bytes: a whole outbox, with room
+LOOK_INTERVAL: Final = 10.0  # seconds between two looks whether the socket is still there
 MAX_REASON: Final = 500  # characters
 MAX_USER: Final = 64  # characters
 READ_SECONDS: Final = 5.0
@@ -104,19 +105,28 @@ class ControlSocket:
         return listener
 
     def _serve(self) -> None:
-        try:
-            self._socket = listener = self._listen()
-        except OSError as error:
-            log.error("%s cannot be opened (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
-            return
-        self._answer_all(listener)
+        warned = False
+        while not self._stopped.is_set():
+            try:
+                with self._listen() as self._socket:
+                    warned = False
+                    self._answer_all(self._socket)
+            except OSError as error:  # the directory may have been deleted: its owner makes it again
+                if not warned and not self._stopped.is_set():
+                    log.error("%s cannot be opened (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
+                warned = True
+                self._stopped.wait(LOOK_INTERVAL)
         with suppress(OSError):
             self.path.unlink()
 
     def _answer_all(self, listener: socket.socket) -> None:
-        while not self._stopped.is_set():
+        """Until it is stopped, or somebody has deleted the socket, which is looked for each ``LOOK_INTERVAL``."""
+        listener.settimeout(LOOK_INTERVAL)
+        while not self._stopped.is_set() and self.path.exists():
             try:
                 connection, _ = listener.accept()
+            except TimeoutError:
+                continue
             except OSError as error:
                 if not self._stopped.wait(1.0):  # out of descriptors, say
                     log.warning("%s: %s", self.path, error)
@@ -148,17 +158,23 @@ class ControlSocket:
 
 def ask(directory: Path, request: ControlRequest) -> ControlReply:
     """Send a request for approval to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
-    reply = ask_agent(directory, request, ControlReply)
-    if reply is None:
-        raise NotBeforeError(
-            f"no agent accepts approvals at {directory / NAME}: is it running with --allow-approval, and is this its"
-            " state directory (--state-dir)?"
-        )
-    return reply
+    return ask_agent(directory, request, ControlReply)
 
 
-def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]) -> T | None:
-    """Send a request to the agent of a state directory; ``None``: no agent listens there. Raises ``NotBeforeError``."""
+def listens(directory: Path) -> bool:
+    """An agent listens in a state directory, as far as this user may know."""
+    try:
+        with _unix_socket() as connection:
+            connection.connect(str(directory / NAME))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]) -> T:
+    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
     path = directory / NAME
     try:
         with _unix_socket() as connection:
@@ -170,7 +186,9 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
                 raise NotBeforeError(error)
             return msgspec.json.decode(line, type=reply)
     except (FileNotFoundError, ConnectionRefusedError):
-        return None
+        raise NotBeforeError(
+            f"no agent listens at {path}: start it (`notbefore run CONFIG`), or name its state directory"
+        ) from None
     except TimeoutError:
         raise NotBeforeError(f"{path}: no answer after {ANSWER_SECONDS:g} s: look at what the agent logs") from None
     except PermissionError:

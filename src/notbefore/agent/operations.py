@@ -14,7 +14,7 @@ from notbefore.core.outbox import Row, RowState
 from notbefore.core.routing import Severity
 from notbefore.store.store import ExerciseAttempt, Store, StoredChange
 
-ALL_BYTES: Final = 256 * 1024 * 1024  # of history: more than a file holds
+PAGE_BYTES: Final = 1024 * 1024  # of history in one reply: a whole one would be many times the agent's size
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
@@ -91,16 +91,18 @@ class OutboxReply(Struct, frozen=True):
 
 
 class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
-    """The newest changes since a Unix time."""
+    """The newest changes since a Unix time. ``before``: the ``rest`` of an earlier reply, to go on from there."""
 
     since: float | None
     limit: int
+    before: int | None = None
 
 
 class HistoryReply(Struct, frozen=True):
-    """Records, oldest first."""
+    """Records, oldest first. ``rest``: where older ones begin, which another request is to ask for."""
 
     records: tuple[Raw, ...]
+    rest: int | None = None
 
 
 class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
@@ -134,8 +136,8 @@ class Operations:
         if isinstance(request, OutboxRequest):
             return self._outbox(request)
         if isinstance(request, HistoryRequest):
-            found = self._store.history(request.since, request.limit, ALL_BYTES)
-            return HistoryReply(tuple(map(Raw, found.records)))
+            found = self._store.history(request.since, request.limit, PAGE_BYTES, request.before)
+            return HistoryReply(tuple(map(Raw, found.records)), found.rest)
         return self._exercise(request)
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:

@@ -14,7 +14,7 @@ import msgspec
 from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.options import add_json
-from notbefore.commands.owner import ask_owner
+from notbefore.commands.owner import asking
 from notbefore.commands.tables import print_json, table
 from notbefore.core.change import ENDINGS
 from notbefore.core.delivery import Routing
@@ -95,9 +95,16 @@ def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[
 
 def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes in a state directory, oldest first; raises ``NotBeforeError``."""
-    request = HistoryRequest(since.timestamp() if since else None, limit)
-    reply = ask_owner(state_dir, request, HistoryReply, Routing())
-    return [msgspec.json.decode(record) for record in reply.records]
+    start = since.timestamp() if since else None
+    records: dict[bytes, None] = {}  # newest first
+    with asking(state_dir, HistoryReply, Routing()) as ask:
+        reply = ask(HistoryRequest(start, limit))
+        while True:
+            records |= dict.fromkeys(bytes(one) for one in reversed(reply.records))
+            if reply.rest is None or len(records) >= limit:
+                break
+            reply = ask(HistoryRequest(start, limit - len(records), reply.rest))
+    return [msgspec.json.decode(record) for record in reversed(records)]
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

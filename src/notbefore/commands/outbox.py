@@ -12,7 +12,7 @@ import msgspec
 
 from notbefore.agent.operations import OutboxReply, OutboxRequest, OutboxRow
 from notbefore.commands.options import add_json, add_state, load_state_configuration
-from notbefore.commands.owner import ask_owner
+from notbefore.commands.owner import asking
 from notbefore.commands.tables import print_json, table
 from notbefore.core.delivery import STATES
 from notbefore.core.duration import span
@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
         state="dead" if every else getattr(options, "state", None),
         sink=sink,
     )
-    reply = ask_owner(Path(config.state.dir), request, OutboxReply, config.routing)
+    with asking(Path(config.state.dir), OutboxReply, config.routing) as ask:
+        reply = ask(request)
     if reply.unclear:
         words = "Several delivery ids start" if reply.several else "No delivery id starts"
         raise NotBeforeError(f"{words} with {reply.unclear!r}. `notbefore outbox list` shows the ids.")

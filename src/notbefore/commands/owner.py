@@ -1,12 +1,12 @@
-"""``ask_owner``: commands ask the agent that owns the state; without one, they open the state under its lock."""
+"""``asking``: commands ask the agent that owns the state; without one, they open the state under its lock."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
-from notbefore.agent.control_socket import ask_agent
+from notbefore.agent.control_socket import ask_agent, listens
 from notbefore.agent.operations import Operations, Reply, Request
 from notbefore.core.delivery import Routing
 from notbefore.errors import StoreError
@@ -17,13 +17,15 @@ from notbefore.store.store import Store
 R = TypeVar("R", bound=Reply)
 
 
-def ask_owner(directory: Path, request: Request, reply: type[R], routing: Routing) -> R:
-    """The reply of the agent, or what the state itself says while no agent runs. Raises ``NotBeforeError``."""
-    found = ask_agent(directory, request, reply)
-    if found is not None:
-        return found
+@contextmanager
+def asking(directory: Path, reply: type[R], routing: Routing) -> Iterator[Callable[[Request], R]]:
+    """How to ask the agent of a state directory; while none runs, the state itself. Raises ``NotBeforeError``."""
+    if listens(directory):
+        yield lambda request: ask_agent(directory, request, reply)
+        return
     with open_store(directory) as store:
-        return cast("R", Operations(store, lambda: routing).answer(request))
+        operations = Operations(store, lambda: routing)
+        yield lambda request: cast("R", operations.answer(request))
 
 
 @contextmanager

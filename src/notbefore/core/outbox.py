@@ -373,8 +373,11 @@ class Outbox:
         )
         self._add(row, now)
 
-    def _add(self, row: Row, now: float) -> None:
-        """Accept a row; it replaces what is repeated of the event, its reminders, and what waits for other VMs."""
+    def _add(self, row: Row, now: float, seq: int | None = None) -> None:
+        """Accept a row; it replaces what is repeated of the event, its reminders, and what waits for other VMs.
+
+        ``seq``: its place in the order, where it has one; else the last.
+        """
         one = row.delivery
         if row.id in self._rows:
             return
@@ -384,10 +387,11 @@ class Outbox:
                 self._remove(other)
             elif replaces and other.state == "pending" and (_is_reminder(other) or other.waits_for_others):
                 self._withdraw(other)
-        self._ledger = replace(self._ledger, seq=self._ledger.seq + 1)
+        if seq is None:
+            self._ledger = replace(self._ledger, seq=self._ledger.seq + 1)
         self._count(one.sink, "accepted")
         self._hold(row.id, now)
-        self._insert(replace(row, seq=self._ledger.seq))
+        self._insert(replace(row, seq=self._ledger.seq if seq is None else seq))
 
     def _follow(self, made: Iterable[Delivery], now: float, wall: float) -> None:
         """Send the end of an event also to the sinks of the fallback that were given its beginning.
@@ -693,7 +697,7 @@ class Outbox:
             self._remove(row, "withdrawn")
             for name in names:
                 copy = _to(row.delivery, name)
-                self._add(_anew(row, copy, due=row.due, expires=row.expires, fallback_at=row.fallback_at), now)
+                self._add(_anew(row, copy, due=row.due, expires=row.expires, fallback_at=row.fallback_at), now, row.seq)
         return left
 
     def rows(self, state: RowState | None = None, sink: str | None = None) -> Iterator[Row]:

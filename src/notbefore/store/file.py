@@ -9,8 +9,8 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_type_hints
 
@@ -31,6 +31,7 @@ from notbefore.store.private import prepare_database
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
 HISTORY_ROWS: Final = 10_000
+MAX_SEQ: Final = 2**63 - 1
 HISTORY_BYTES: Final = 64 * 1024 * 1024
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -159,9 +160,7 @@ class StateFile:
                 return _read_locked(self.path)
             if not _is_damage(error):
                 raise
-            aside = self._set_aside("damaged", f"it is damaged ({error})")
-            self.damaged += 1
-            return _read_damaged(aside)
+            return _read_damaged(self._set_damaged_aside(error))
         return loaded
 
     @property
@@ -171,16 +170,29 @@ class StateFile:
 
     def write(self, writing: Writing) -> None:
         """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""
-        try:
+        with self._damage_noticed():
             db = self._open()
             self._check_inode()
             self._transact(db, writing)
             self._check_inode()
+
+    @contextmanager
+    def _damage_noticed(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
-            if _is_damage(error):
-                self._set_aside("damaged", f"it is damaged ({error})")
-                self.damaged += 1
-            raise
+            if not _is_damage(error):
+                raise
+            self._set_damaged_aside(error)
+            raise FileReplacedError(f"{self.path} is damaged") from error
+
+    def _set_damaged_aside(self, error: sqlite3.Error) -> Path:
+        self.damaged += 1
+        if self.damaged == 1:
+            return self._set_aside("damaged", f"it is damaged ({error})")
+        self.forget()  # a disk that damages whatever is written is not filled with it
+        self._move(None)
+        return self.path
 
     def _transact(self, db: sqlite3.Connection, writing: Writing) -> None:
         stamp = os.urandom(16)
@@ -218,15 +230,19 @@ class StateFile:
                     break
             db.execute("DELETE FROM history WHERE seq <= ?", (last,))
 
-    def history(self, since: float, limit: int, max_bytes: int) -> list[bytes]:
-        """The newest records since a Unix time, newest first; not many more than ``max_bytes``."""
-        query = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
-        found: list[bytes] = []
-        for (record,) in self._open().execute(query, (since, limit)):
-            found.append(record)
-            max_bytes -= len(record)
-            if max_bytes < 0:
-                break
+    def history(self, since: float, limit: int, max_bytes: int, before: int | None = None) -> list[tuple[int, bytes]]:
+        """The newest records since a Unix time with their numbers, newest first; not many more than ``max_bytes``.
+
+        ``before``: only those with smaller numbers. Raises ``FileReplacedError`` where the file is damaged.
+        """
+        query = "SELECT seq, record FROM history WHERE time >= ? AND seq < ? ORDER BY seq DESC LIMIT ?"
+        found: list[tuple[int, bytes]] = []
+        with self._damage_noticed():
+            for row in self._open().execute(query, (since, MAX_SEQ if before is None else before, limit)):
+                found.append(row)
+                max_bytes -= len(row[1])
+                if max_bytes < 0:
+                    break
         return found
 
     def interruptions(self) -> list[tuple[str, str, float]]:
@@ -304,11 +320,19 @@ class StateFile:
     def _set_aside(self, mark: str, why: str) -> Path:
         self.forget()
         aside = self.path.with_name(f"{self.path.name}.{mark}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-        for suffix in ("", "-journal", "-wal", "-shm"):  # what belongs to it: SQLite would take it for the next file's
-            with suppress(FileNotFoundError):
-                self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
+        self._move(aside)
         log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
         return aside
+
+    def _move(self, aside: Path | None) -> None:
+        """Rename the file, or delete it, with what belongs to it: SQLite would take that for the next file's."""
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            found = self.path.with_name(self.path.name + suffix)
+            with suppress(FileNotFoundError):
+                if aside is None:
+                    found.unlink()
+                else:
+                    found.replace(aside.with_name(aside.name + suffix))
 
 
 # ---- rows

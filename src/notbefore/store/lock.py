@@ -1,5 +1,6 @@
 """``OwnerLock``: one owner a state directory, by an advisory lock that is gone with the processes that held it."""
 
+import errno
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Final
 from notbefore.errors import StoreError
 from notbefore.store.private import open_file
 
+_HELD: Final = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # by another process; the last one is said on Windows
 LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
 
 
@@ -26,7 +28,7 @@ class OwnerLock:
     def acquire(self, patience: float = LOCK_PATIENCE) -> None:
         """Take the lock; what a killed agent left running ends within a moment, so it is waited for: ``patience``.
 
-        Raises ``StoreError`` while another process holds it, ``OSError`` where there is no directory.
+        Raises ``StoreError`` while another process holds it, ``OSError`` where there is no directory or no lock.
         """
         descriptor = _open(_locked_path(self._directory))
         deadline = time.monotonic() + patience
@@ -35,13 +37,16 @@ class OwnerLock:
                 _lock(descriptor)
                 break
             except OSError as error:
-                if time.monotonic() >= deadline:
-                    os.close(descriptor)
-                    raise StoreError(
-                        f"another notbefore is running with {self._directory}: stop it, or give this one its own"
-                        " --state-dir"
-                    ) from error
-            time.sleep(0.01)
+                if error.errno in _HELD and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                    continue
+                os.close(descriptor)
+                if error.errno not in _HELD:
+                    raise
+                raise StoreError(
+                    f"another notbefore is running with {self._directory}: stop it, or give this one its own"
+                    " --state-dir"
+                ) from error
         self.release()
         self.descriptor = descriptor
 

@@ -33,6 +33,7 @@ from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.file import (
     FILE_NAME,
     HISTORY_BYTES,
+    MAX_SEQ,
     FileClock,
     FileReplacedError,
     HistoryRecord,
@@ -67,10 +68,10 @@ class StoredChange(Struct, frozen=True):
 
 
 class HistoryAnswer(NamedTuple):
-    """Records as JSON, oldest first. ``cut``: older ones were left out, because there were too many bytes."""
+    """Records as JSON, oldest first. ``rest``: where older ones begin that were left out, as too many bytes."""
 
     records: list[bytes]
-    cut: bool
+    rest: int | None
 
 
 class StoreClock(Protocol):
@@ -331,15 +332,30 @@ class Store:
                 errors=errors,
             )
 
-    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> HistoryAnswer:
-        """The newest records since a Unix time: at most ``limit``, and at most ``max_bytes`` in all."""
-        since = since or 0.0
-        with self._memory:
-            newer = [one for _, one in self._recent] + self._records
-        found = dict.fromkeys(one.record for one in reversed(newer) if one.time >= since)
+    def history(
+        self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES, before: int | None = None
+    ) -> HistoryAnswer:
+        """The newest records since a Unix time: at most ``limit``, and one or at most ``max_bytes`` in all.
+
+        ``before``: the ``rest`` of an earlier answer, to go on with the next older ones.
+        """
+        since, newer = since or 0.0, list[HistoryRecord]()
+        if before is None:
+            with self._memory:
+                newer = [one for _, one in self._recent] + self._records
+        numbers: dict[bytes, int | None] = {one.record: None for one in reversed(newer) if one.time >= since}
         with suppress(*_TROUBLE):  # what is in memory is all there is
-            found |= dict.fromkeys(self._disk.do(lambda: self._file.history(since, limit, max_bytes), ANSWER_PATIENCE))
-        return _newest(list(found)[:limit], max_bytes)
+            read = self._disk.do(lambda: self._read_history(since, limit, max_bytes, before), ANSWER_PATIENCE)
+            numbers |= {record: number for number, record in read}
+        records: list[bytes] = []
+        rest = MAX_SEQ if before is None else before
+        for record, number in list(numbers.items())[:limit]:
+            max_bytes -= len(record)
+            if records and max_bytes < 0:
+                return HistoryAnswer(records[::-1], rest)
+            records.append(record)
+            rest = rest if number is None else number
+        return HistoryAnswer(records[::-1], None)
 
     # ---- how the disk is
 
@@ -502,6 +518,13 @@ class Store:
         check_directory(self._directory)
         self._lock_of_directory.acquire()
 
+    def _read_history(self, since: float, limit: int, max_bytes: int, before: int | None) -> list[tuple[int, bytes]]:
+        try:
+            return self._file.history(since, limit, max_bytes, before)
+        except FileReplacedError as error:  # a damaged page, which nothing else has read
+            self._failed(error)
+            raise
+
     # ---- the start
 
     def _begin(self) -> None:
@@ -537,14 +560,3 @@ class Store:
             with self._memory:
                 for measured in found:
                     self._measure(*measured)
-
-
-def _newest(newest_first: Sequence[bytes], max_bytes: int) -> HistoryAnswer:
-    """Those that are ``max_bytes`` or less together."""
-    records: list[bytes] = []
-    for record in newest_first:
-        max_bytes -= len(record)
-        if max_bytes < 0:
-            return HistoryAnswer(records[::-1], cut=True)
-        records.append(record)
-    return HistoryAnswer(records[::-1], cut=False)
