@@ -6,19 +6,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from notbefore.agent import polling as watchers
+from notbefore.agent import polling
 from notbefore.config.load import load
-from notbefore.imds import client
-from notbefore.imds import elsewhere as module
-from notbefore.imds.elsewhere import Discovery, Places, SearchStep
+from notbefore.imds import client, elsewhere
+from notbefore.imds.elsewhere import SearchStep, address_in
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, notbefore
@@ -28,11 +28,7 @@ from support.raw_server import answer, serving
 from support.tracking import Tracking
 
 VERSION = "2020-07-01"
-LEASES = Path(__file__).parent.parent / "leases"
-
-
-def nobody() -> str | None:
-    return None
+LEASES = Path(__file__).parent.parent / "leases"  # written by the clients themselves, but NetworkManager's
 
 
 @pytest.fixture
@@ -43,9 +39,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> str:
     return usual
 
 
-def search(configured: str, **places: Any) -> list[SearchStep]:
-    nowhere: dict[str, Any] = {"environment": {}, "root": Path("/nowhere"), "registry": nobody}
-    return list(Discovery(configured, VERSION, Places(**{**nowhere, **places})).search())
+def search(configured: str, root: Path = Path("/nowhere"), **environment: str) -> list[SearchStep]:
+    return list(elsewhere.search(configured, VERSION, environment, root))
 
 
 def test_who_answers_at_the_configured_place_is_not_looked_for_elsewhere(silent: str) -> None:
@@ -57,55 +52,24 @@ def test_who_answers_at_the_configured_place_is_not_looked_for_elsewhere(silent:
 
 
 def test_each_place_is_looked_at_in_its_order_and_says_why_not(silent: str, tmp_path: Path) -> None:
-    def no_key() -> str | None:
-        raise FileNotFoundError(2, "no such key")
-
     (tmp_path / "run/systemd/netif/leases").mkdir(parents=True)
     (tmp_path / "run/systemd/netif/leases/2").write_text("ADDRESS=10.0.0.4\n", encoding="ascii")
     (tmp_path / "run/NetworkManager/devices/2").mkdir(parents=True)
-    steps = search(silent, root=tmp_path, registry=no_key)
-    assert [step.place.split(" ")[0] for step in steps] == [
-        "configuration", "environment", "systemd-networkd", "NetworkManager", "dhclient", "Windows",
-    ]  # fmt: skip
-    why = [step.why for step in steps]
-    assert why[0].startswith("refused")
-    assert why[1] == "not set"
-    assert why[2].endswith("leases/2: no option 245")
-    assert why[3].endswith("devices/2: no file")
-    assert why[4:] == ["no lease", "no such key"]
-
-
-def test_a_folder_that_is_not_for_us_is_not_taken_for_an_empty_one() -> None:
-    needs("root")
-    with TemporaryDirectory() as name:  # tmp_path is root's alone
-        root = Path(name)
-        root.chmod(0o755)
-        (root / "var/lib/dhcp").mkdir(parents=True, mode=0o700)
-        os.seteuid(65_534)  # for this one look: what is imported meanwhile would be missed for good
-        try:
-            readable = [module._is_readable(root / folder) for folder in ("var/lib/dhcp", "var/lib", "none")]
-        finally:
-            os.seteuid(0)
-    assert readable == [False, True, True]
+    configured, environment, networkd, manager, dhclient = search(silent, tmp_path)
+    assert configured.why.startswith("refused")
+    assert str(environment) == "environment (SCHEDULEDEVENTSIP): not set"
+    assert networkd.why.endswith("leases/2: no option 245")
+    assert manager.why.endswith("devices/2: no file")
+    assert str(dhclient) == "dhclient (option 245): no lease"
 
 
 def test_the_first_that_answers_as_imds_does_is_taken(silent: str) -> None:
-    with Simulator() as imds, serving(answer(body=b'{"hello": "world"}')) as (other, _):
-        steps = search(
-            silent,
-            environment={"SCHEDULEDEVENTSIP": other},
-            registry=lambda: imds.endpoint.removeprefix("http://"),
-        )
-    assert "not a Scheduled Events document" in steps[1].why
-    assert steps[-1] == SearchStep("Windows registry", imds.endpoint, answers=True)
-    assert str(steps[-1]) == f"Windows registry: {imds.endpoint} answers"
-
-
-def test_the_registry_is_the_last_place(silent: str) -> None:
+    with serving(answer(body=b'{"hello": "world"}')) as (other, _):
+        assert "not a Scheduled Events document" in search(silent, SCHEDULEDEVENTSIP=other)[1].why
+    assert not any(step.answers for step in search(silent, SCHEDULEDEVENTSIP="not an address"))
     with Simulator() as imds:
-        assert search(silent, registry=lambda: imds.endpoint)[-1].answers
-    assert not search(silent, registry=lambda: "not an address")[-1].answers
-    assert module.read_registry() is None  # this is no Windows
+        found = search(silent, SCHEDULEDEVENTSIP=imds.endpoint.removeprefix("http://"))[-1]
+    assert str(found) == f"environment (SCHEDULEDEVENTSIP): {imds.endpoint} answers"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +77,7 @@ def test_the_registry_is_the_last_place(silent: str) -> None:
     [
         ("run/systemd/netif/leases/2", "networkd", "98.76.54.32"),
         ("var/lib/dhcp/dhclient.eth0.leases", "dhclient.leases", "10.99.0.1"),
+        ("var/lib/dhcp/dhclient.eth0.leases", "dhclient-printable.leases", "98.76.54.32"),  # the newest, as text
         ("run/NetworkManager/devices/2", "network-manager", "168.63.129.16"),
     ],
 )
@@ -120,81 +85,97 @@ def test_each_clients_files_are_found(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str]
 ) -> None:
     place, file, address = case
-    monkeypatch.setattr(Discovery, "_probe", lambda *_: "nobody is asked here")  # the addresses are not ours to ask
-    path = tmp_path / place
+    monkeypatch.setattr(elsewhere, "PROBE_TIMEOUT", 0.01)  # the addresses are not ours to ask
+    lease, path = (LEASES / file).read_bytes(), tmp_path / place
     path.parent.mkdir(parents=True)
-    path.write_bytes((LEASES / file).read_bytes())
-    assert [step.found for step in search(silent, root=tmp_path) if step.found] == [silent, f"http://{address}"]
+    path.write_bytes(lease)
+    assert [step.found for step in search(silent, tmp_path) if step.found] == [silent, f"http://{address}"]
+    assert address_in(lease.replace(b"245", b"244")) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "address"),
+    [
+        (b"a8:3f:81:10", "168.63.129.16"),
+        (b'"b\\"6 "', "98.34.54.32"),
+        (b'"\\250?\\201\\020"', "168.63.129.16"),
+        (b"a8:3f:81:10:00", None),
+        (b"a8:3f:81:100", None),
+        (b"\xff", None),
+        (b"0:0:0:0", None),  # what follows cannot be another machine
+        (b"7f:0:0:1", None),
+        (b"e0:0:0:1", None),
+        (b"ff:ff:ff:ff", None),
+    ],
+)
+def test_four_bytes_are_written_in_several_ways(value: bytes, address: str | None) -> None:
+    assert address_in(b"lease {\n  option unknown-245 " + value + b";\n}\n") == address
+
+
+@given(st.binary(max_size=600))
+def test_no_bytes_break_the_parser(noise: bytes) -> None:
+    for text in (noise, b"OPTION_245=" + noise, b"option unknown-245 " + noise + b";"):
+        found = address_in(text)
+        assert found is None or len(found.split(".")) == 4
+
+
+@contextmanager
+def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polling.Polling]]:
+    """The polling of an agent, with its state."""
+    imds = {f"imds.{name}": value for name, value in {"interval": "200ms", **settings}.items()}
+    agent = Tracking(directory, Clock())
+    watcher = polling.Polling(load(None, {}, imds), agent.tracker, agent.state)
+    watcher.start()
+    try:
+        yield agent, watcher
+    finally:
+        watcher.stop()
+        agent.close()
 
 
 def test_what_was_found_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchers, "SILENCE", 1.0)
-    monkeypatch.setattr(watchers, "SEARCH_PAUSE", 0.5)
-    config = load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"})
-    agent = Tracking(tmp_path, Clock())
+    monkeypatch.setattr(polling, "SILENCE", 1.0)
+    monkeypatch.setattr(polling, "SEARCH_PAUSE", 0.5)
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
-        watcher = watchers.Polling(config, agent.tracker, agent.state)
-        watcher.start()
-        try:
+        with watching(tmp_path, endpoint=silent) as (agent, watcher):
             eventually(lambda: agent.known.vm_name == "first" and agent.known.poll.answered)
             monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
             asked = imds.requests
-            eventually(lambda: imds.requests > asked + 10)  # two seconds of beats
+            eventually(lambda: imds.requests > asked + 10)  # two seconds of polls
             assert watcher.endpoint == imds.endpoint
             imds.fault("error", times=1000)
             eventually(lambda: watcher.endpoint == other.endpoint)
             eventually(lambda: agent.known.vm_name == "second")
-            slower = load(None, {}, {"imds.endpoint": silent, "imds.interval": "2s"})
-            held = load(None, {}, {"imds.endpoint": silent, "imds.discover": "false"})
-            anew = [
-                watchers.Polling(config, agent.tracker, agent.state, watcher) for config in (slower, held)
-            ]  # as a reload does
-            assert [one.endpoint for one in anew] == [other.endpoint, silent]
-            assert watchers.Polling(slower, agent.tracker, agent.state, anew[1]).endpoint == silent
-        finally:
-            watcher.stop()
-            agent.close()
 
 
 def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Discovery, "search", lambda _: pytest.fail("it answers at the second try"))
-    agent = Tracking(tmp_path, Clock())
+    monkeypatch.setattr(elsewhere, "search", lambda *_: pytest.fail("it answers at the third poll"))
     with Simulator(vms=("late",)) as imds:
         monkeypatch.setattr(client, "USUAL", imds.endpoint)
         imds.fault("error", times=2)
-        watcher = watchers.Polling(load(None, {}, {"imds.endpoint": imds.endpoint}), agent.tracker, agent.state)
-        watcher.start()
-        try:
+        with watching(tmp_path, endpoint=imds.endpoint) as (agent, watcher):
             eventually(lambda: agent.known.vm is not None and agent.known.poll.answered)
             assert watcher.alive
-            assert watcher._searches == 0
-        finally:
-            watcher.stop()
-            agent.close()
 
 
 def test_a_search_that_breaks_is_said_and_tried_again(
-    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> str | None:
+    searches: list[str] = []
+
+    def broken(endpoint: str, _version: str) -> Iterator[SearchStep]:
+        searches.append(endpoint)
         raise OSError(97, "nobody foresaw this")
 
-    monkeypatch.setattr(watchers, "SEARCH_PAUSE", 0.0)
-    monkeypatch.setattr(Discovery, "search", lambda _: broken())
-    agent = Tracking(tmp_path, Clock())
-    watcher = watchers.Polling(
-        load(None, {}, {"imds.endpoint": silent, "imds.interval": "200ms"}), agent.tracker, agent.state
-    )
-    watcher.start()
-    try:
-        eventually(lambda: caplog.text.count("nobody foresaw this") > 1)
+    monkeypatch.setattr(polling, "SILENCE", 0.0)
+    monkeypatch.setattr(polling, "SEARCH_PAUSE", 0.0)
+    monkeypatch.setattr(elsewhere, "search", broken)
+    with watching(tmp_path, endpoint=silent) as (_, watcher):
+        eventually(lambda: len(searches) > 1)
         assert watcher.alive
-    finally:
-        watcher.stop()
-        agent.close()
 
 
 # ---- a network of its own

@@ -1,9 +1,9 @@
 """``Agent``: the always-on process. It makes its parts, joins them, and supervises them until it is stopped.
 
-Threads: main (signals, the courier, a note that the agent runs), disk (the state file), poll, identity (asks IMDS who
-this VM is, once an hour), freeze (only while one may start or is started), stdout (records), control (commands),
-approve (only with ``--allow-approval``), otlp and pings (only where they are configured), and those of the HTTP server.
-None waits for another's network.
+Threads: main (signals, the courier, a note that the agent runs), disk (the state file), poll (IMDS), freeze (only while
+one may start or is started), stdout (records), control (commands), approve (only with ``--allow-approval``), otlp and
+pings (only where they are configured), reload (only after SIGHUP), and those of the HTTP server. None waits for
+another's network.
 """
 
 import logging
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from notbefore import __version__
 from notbefore.agent.approval_log import ApprovalLog
 from notbefore.agent.approver import Approver
-from notbefore.agent.config_reading import ConfigReading
 from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
@@ -71,7 +70,8 @@ class Agent:
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
         self._stopping = False
         self._reload_wanted = False  # a SIGHUP came
-        self._reading: ConfigReading | None = None  # under way
+        self._reading = False  # the configuration
+        self._read: Config | Exception | None = None  # what came of it
         self._main = MainThread(self._hang_up)
 
         self._errors = UnforeseenErrors(self._main.wake)
@@ -85,7 +85,7 @@ class Agent:
         self._state = AgentState(self._store, clock, self._change_settings, listeners)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
-        self._polling = Polling(config, self._tracker, self._state, errors=self._errors)
+        self._polling = Polling(config, self._tracker, self._state, self._errors)
         self._approver = Approver(ApprovalLog(self._state), self._approval_settings, self._errors)
         self._operations = Operations(self._store, lambda: self._config.routing)
         self._control = ControlSocket(self._store.path.parent, self._answer)
@@ -240,19 +240,29 @@ class Agent:
 
         It is read in a thread of its own: a file system that hangs, or a file that is a pipe, must not stop this one.
         """
-        if self._reading is not None and self._reading.done:
-            reading, self._reading = self._reading, None
-            self._reconfigure(reading)
+        if (read := self._read) is not None:
+            self._reading, self._read = False, None
+            self._reconfigure(read)
             self._systemd.ready()
-        if self._reload_wanted and self._reading is None:
-            self._reload_wanted = False
-            self._reading = ConfigReading(self._reload, lambda config: check(make_orders(config)), self._main.wake)
+        if self._reload_wanted and not self._reading:
+            self._reload_wanted, self._reading = False, True
+            threading.Thread(target=self._read_configuration, name="reload", daemon=True).start()
 
-    def _reconfigure(self, reading: ConfigReading) -> None:
+    def _read_configuration(self) -> None:
+        try:
+            config = self._reload()
+            check(make_orders(config))
+            self._read = config
+        except Exception as error:  # noqa: BLE001 - refused, in the main thread
+            self._read = error
+        self._main.wake()
+
+    def _reconfigure(self, config: Config | Exception) -> None:
         before, figures = self._config, self._config_figures
         try:
-            config = reading.result()
-            polling = Polling(config, self._tracker, self._state, self._polling, errors=self._errors)
+            if isinstance(config, Exception):
+                raise config
+            polling = Polling(config, self._tracker, self._state, self._errors)
         except ConfigError as error:
             self._config_figures = replace(figures, refused=True, reloads=increased(figures.reloads, "failure"))
             log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - its text says all

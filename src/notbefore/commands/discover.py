@@ -6,7 +6,7 @@ import sys
 from notbefore.commands.options import add_configuration, add_json, load_configuration
 from notbefore.commands.tables import print_json
 from notbefore.core.text import escaped
-from notbefore.imds.elsewhere import Discovery
+from notbefore.imds.elsewhere import search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """Print each place that was looked at; returns 0 if IMDS answers at the last one."""
     imds = load_configuration(options).imds
     remarks = sys.stderr if options.json else sys.stdout
-    for step in Discovery(imds.endpoint, imds.api_version).search():
+    for step in search(imds.endpoint, imds.api_version):
         if options.json:
             print_json([step], sys.stdout)
         else:

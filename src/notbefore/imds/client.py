@@ -200,33 +200,32 @@ class _Target(Struct, frozen=True):
 
 
 class ImdsClient:
-    """Asks one endpoint (``http://host[:port][/prefix]``). Only ``use`` and ``abort`` may be called from other threads.
+    """Asks one endpoint (``http://host[:port][/prefix]``). Only ``abort`` may be called from other threads.
 
     Raises ``ConfigError`` for an endpoint that is not a plain ``http`` address.
     """
 
     def __init__(self, endpoint: str) -> None:
-        self._target = self._connected_to = _Target.read(endpoint)
+        self._target = _Target.read(endpoint)
         self._connection: _Connection | None = None
         self._aborted = threading.Event()
 
     def use(self, endpoint: str) -> None:
         """Ask another endpoint from the next request on; raises ``ConfigError``."""
         self._target = _Target.read(endpoint)
+        self.close()
 
     def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> ImdsAnswer:
         """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for all but 200, and 304 with an ``etag``."""
         condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
-        target = self._target
-        request = f"GET {target.prefix}{path} HTTP/1.1\r\n{target.headers}{condition}\r\n"
-        return self._request(target, request.encode("ascii"), timeout, etag, again=True)
+        request = f"GET {self._target.prefix}{path} HTTP/1.1\r\n{self._target.headers}{condition}\r\n"
+        return self._request(request.encode("ascii"), timeout, etag, again=True)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        target = self._target
-        request = f"POST {target.prefix}{path} HTTP/1.1\r\n{target.headers}{what}\r\n"
-        return self._request(target, request.encode("ascii") + body, timeout, None, again=False)
+        request = f"POST {self._target.prefix}{path} HTTP/1.1\r\n{self._target.headers}{what}\r\n"
+        return self._request(request.encode("ascii") + body, timeout, None, again=False)
 
     def abort(self) -> None:
         """End the request that is under way, from another thread; later requests fail at once."""
@@ -242,12 +241,7 @@ class ImdsClient:
             self._connection.socket.close()
         self._connection = None
 
-    def _request(
-        self, target: "_Target", request: bytes, timeout: float, etag: str | None, *, again: bool
-    ) -> ImdsAnswer:
-        if target is not self._connected_to:
-            self.close()
-            self._connected_to = target
+    def _request(self, request: bytes, timeout: float, etag: str | None, *, again: bool) -> ImdsAnswer:
         deadline = time.monotonic() + timeout
         again = again and self._connection is not None
         try:
@@ -289,7 +283,7 @@ class ImdsClient:
 
     def _connect(self, deadline: float) -> socket.socket:
         error: OSError | None = None
-        host, port = self._connected_to.host, self._connected_to.port
+        host, port = self._target.host, self._target.port
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             connected = socket.socket(family, kind, protocol)
             try:

@@ -15,7 +15,7 @@ POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
 
 
-THREADS: Final = ("main", "poll", "identity", "http", "other")  # of the agent; the label of its unforeseen errors
+THREADS: Final = ("main", "poll", "http", "other")  # of the agent; the label of its unforeseen errors
 OTLP_RESULTS: Final = ("success", "rejected", "failure")
 
 
