@@ -24,7 +24,7 @@ class Request(NamedTuple):
 
 
 class Say(NamedTuple):
-    """One answer. ``how``: plain; hang (nothing comes); drip, drip_head (a byte now and then); cut (no answer)."""
+    """One answer. ``how``: plain; late (1.5 s); hang, cut (none); drip, drip_head (a byte now and then)."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -82,10 +82,8 @@ class HttpPeer:
         self._thread.start()
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
-        if say.how == "hang":
-            self.over.wait(60)
-            return
-        if say.how == "cut":
+        self.over.wait({"hang": 60.0, "late": 1.5}.get(say.how, 0.0))
+        if say.how in ("hang", "cut"):
             handler.close_connection = True
             return
         if say.how == "drip_head":

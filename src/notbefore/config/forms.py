@@ -77,11 +77,6 @@ def check_address(text: str) -> None:
         raise ValueError("user and password do not belong in the address")
 
 
-def _webhook(text: str) -> None:
-    if _http(text).username is not None:
-        raise ValueError("expected no user and password in it: give them under `headers`")
-
-
 def _mail_url(text: str) -> None:
     try:
         scheme = urlsplit(text).scheme
@@ -160,8 +155,7 @@ HostName = Annotated[str, Form(_host)]
 ReadableFile = Annotated[str, Form(_readable, looks=True)]
 MailAddress = Annotated[str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")]
 Password = Annotated[Secret, expect(lambda text: len(text.splitlines()) == 1, "one line: this secret has several")]
-WebhookUrl = Annotated[Secret, Form(_webhook)]
-SecretUrl = Annotated[Secret, Form(_http)]
+SecretUrl = Annotated[Secret, Form(check_address)]
 MailUrl = Annotated[Secret, Form(_mail_url)]
 HeaderValue = Annotated[Secret, Form(check_header)]
 Headers = Annotated[dict[str, HeaderValue], Form(_header_names)]

@@ -19,7 +19,6 @@ from notbefore.config.forms import (
     ReadableFile,
     SecretUrl,
     SendTimeout,
-    WebhookUrl,
     between,
     expect,
     matching,
@@ -168,7 +167,7 @@ class Apprise(MessageSettings, frozen=True, kw_only=True):
 class Webhook(SinkSettings, frozen=True, kw_only=True):
     """POST of the record."""
 
-    url: WebhookUrl
+    url: SecretUrl
     secret: Password | None = None  # the key of the signature
     headers: Headers = {}  # name: text, or {file: ...}, {env: ...}
     format: Literal["json", "cloudevents"] = "json"  # the bare record, or in the envelope of CloudEvents

@@ -1,14 +1,16 @@
 """``Http``: one exchange as all sinks need it: no redirects, bounded answers, errors that say whether to try again.
 
 Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``), as
-requests does it; a ``.netrc`` is not.
+requests does it; a ``.netrc`` is not, nor are user and password of an address.
 """
 
+import io
 import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from http import client
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,15 +22,16 @@ from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
-from notbefore.courier.addresses import PrivateAddressError, UnresolvedError, check_address, check_target
-from notbefore.courier.head_deadline import HeadDeadlineMixin
+from notbefore.courier.addresses import check_address, check_target
 from notbefore.courier.retry import error_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
 CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
-SHORTEST_CONNECT: Final = 0.25  # seconds that an address has at least, where the timeout is as long
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
+LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
+INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
+MAX_INTERIM: Final = 20
 
 
 class HttpResponse(Struct, frozen=True):
@@ -79,11 +82,12 @@ class Http:
         self._guarded = guarded
         self._most = most
         self._session = requests.Session()
-        self._session.trust_env = False  # no .netrc; and it would read the whole environment for each message
-        self._proxies: dict[str, dict[str, str]] = {}  # by address
-        self._verify = ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
-        if cert is not None:
-            self._session.cert = cert if cert[1] is not None else cert[0]  # type: ignore[assignment] # its stubs know less
+        self._session.trust_env = False  # no .netrc; proxies and CA bundle are read below
+        self._session.auth = _as_it_is
+        self._session.verify = (
+            ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+        )
+        self._session.cert = cert  # type: ignore[assignment] # its stubs do not know that the key may be in the first file
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _Adapter(guarded=guarded))
 
@@ -92,19 +96,19 @@ class Http:
 
         ``timeout`` in seconds, instead of the usual one.
         """
-        return self._exchange("POST", url, body, headers, timeout)
+        return self.request("POST", url, headers, body, timeout)
 
-    def ask(self, method: Literal["GET", "HEAD"], url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Ask for what changes nothing; as ``post`` otherwise."""
-        return self._exchange(method, url, b"", headers, None)
-
-    def _exchange(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None
+    def request(
+        self,
+        method: Literal["GET", "HEAD", "POST"],
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        timeout: float | None = None,
     ) -> HttpResponse:
+        """As ``post``; by another method it asks for what changes nothing."""
         timeout = timeout or self._timeout
-        deadline = time.monotonic() + timeout
-        if (proxies := self._proxies.get(url)) is None:
-            proxies = self._proxies[url] = get_environ_proxies(url)
+        proxies = get_environ_proxies(url)
         try:
             if self._guarded:
                 check_target(url, proxied=select_proxy(url, proxies) is not None)
@@ -113,16 +117,13 @@ class Http:
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},
-                timeout=(max(timeout / CONNECT_SHARE, min(timeout, SHORTEST_CONNECT)), timeout),
+                timeout=urllib3.Timeout(timeout, connect=timeout / CONNECT_SHARE),  # type: ignore[arg-type] # not in its stubs
                 allow_redirects=False,
                 stream=True,
                 proxies=proxies,
-                verify=self._verify,
             ) as response:
-                content = _bounded(response, deadline, self._most)
+                content = _bounded(response, self._most)
                 return HttpResponse(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
-        except PrivateAddressError as error:
-            raise SendError(str(error), permanent=not isinstance(error, UnresolvedError)) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # its text would hold the whole address
             raise SendError(f"{_receiver(url)}: {_reason(error)}") from None
@@ -132,15 +133,16 @@ class Http:
         self._session.close()
 
 
-def _bounded(response: requests.Response, deadline: float, most: int) -> bytes:
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """The authentication of every request: its headers. Else an address with a password would replace the header."""
+    return request
+
+
+def _bounded(response: requests.Response, most: int) -> bytes:
     content = bytearray()
-    while chunk := response.raw.read1(4096, decode_content=True):  # what is there, however little it is
+    while len(content) < most and (chunk := response.raw.read1(4096, decode_content=True)):  # what is there
         content += chunk
-        if len(content) > most:
-            return bytes(content[:most])  # the status counts, the rest is not needed
-        if time.monotonic() > deadline:
-            raise SendError("the answer did not end in time")
-    return bytes(content)
+    return bytes(content[:most])  # the status counts, the rest is not needed
 
 
 def _retry_after(value: str | None) -> float | None:
@@ -177,44 +179,85 @@ def _reason(error: BaseException) -> str:
 # ---- connections
 
 
-class _ConnectionMixin(HeadDeadlineMixin):
-    """``guarded``: no byte is sent to an address that is not public."""
+class _Answer(client.HTTPResponse):
+    """An answer that has an end as a whole, after interim ones (1xx), which are skipped.
 
-    guarded: ClassVar[bool]
+    A timeout of a socket is for its next bytes alone: an answer that drips would never end.
+    """
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        raw: Any = self.fp
+        self.fp = io.BufferedReader(_UntilDeadline(sock, raw.detach()))
+
+    def _read_status(self) -> tuple[str, int, str]:
+        for _ in range(MAX_INTERIM):
+            found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc] # not in its stubs; urllib3 uses it
+            if found[1] not in INTERIM:
+                return found
+            client.parse_headers(self.fp)
+        raise client.HTTPException("too many interim answers")
+
+
+class _UntilDeadline(io.RawIOBase):
+    """The bytes of a socket, until its timeout is over."""
+
+    def __init__(self, sock: socket.socket, raw: socket.SocketIO) -> None:
+        self._sock, self._raw = sock, raw
+        self._deadline = time.monotonic() + (sock.gettimeout() or LONGEST)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Connection:
+    """Beside urllib3's classes of connections."""
+
+    response_class = _Answer
+
+
+class _GuardedConnection(_Connection):
+    """No byte is sent to an address that is not public."""
 
     def _new_conn(self) -> socket.socket:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
         try:
-            if self.guarded:
-                check_address(sock.getpeername()[0])  # the address it really has: a name may change its mind
+            check_address(sock.getpeername()[0])  # the address it really has: a name may change its mind
         except BaseException:
             sock.close()
             raise
         return sock
 
 
-def _pools(*, guarded: bool) -> dict[str, Any]:
+def _pools(kind: type[_Connection]) -> dict[str, Any]:
     """The classes of urllib3's pools, with connections of ours."""
     return {
-        pool.scheme: type(
-            "Pool",
-            (pool,),
-            {"ConnectionCls": type("Connection", (_ConnectionMixin, pool.ConnectionCls), {"guarded": guarded})},
-        )
+        pool.scheme: type("Pool", (pool,), {"ConnectionCls": type("Connection", (kind, pool.ConnectionCls), {})})
         for pool in (HTTPConnectionPool, HTTPSConnectionPool)
     }
 
 
 class _Adapter(HTTPAdapter):
     def __init__(self, *, guarded: bool) -> None:
-        self._guarded = guarded
+        self._pools = _pools(_GuardedConnection if guarded else _Connection)
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = _pools(guarded=self._guarded)
+        self.poolmanager.pool_classes_by_scheme = self._pools
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         manager = super().proxy_manager_for(*args, **options)
-        manager.pool_classes_by_scheme = _pools(guarded=False)  # the proxy's own address may be a private one
+        manager.pool_classes_by_scheme = _pools(_Connection)  # the proxy's own address may be a private one
         return manager

@@ -96,7 +96,7 @@ class Sink:
         failures: dict[str, str] = {}
         for url in self._settings.urls:
             try:
-                self._http.ask("GET", f"{url.rstrip('/')}/-/ready", self._headers).check()
+                self._http.request("GET", f"{url.rstrip('/')}/-/ready", self._headers).check()
             except SendError as error:
                 failures[url] = str(error)
         words = "; ".join(f"{url} is not ready ({error})" for url, error in failures.items())

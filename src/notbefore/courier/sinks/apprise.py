@@ -5,6 +5,7 @@ knows a key for what belongs together, each event gets its own.
 """
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -62,10 +63,11 @@ def _logged() -> Iterator[_ThreadLog]:
 class Sink:
     """One apprise address."""
 
-    def __init__(self, name: str, settings: Apprise, messages: Messages) -> None:
+    def __init__(self, _name: str, settings: Apprise, messages: Messages) -> None:
         import apprise  # noqa: PLC0415 - half a second and 37 MB that nobody else pays for
 
-        self._name = name
+        # its plugins would send what a .netrc holds for the host, instead of the token in the address
+        os.environ["NETRC"] = os.devnull
         self._kind = apprise.NotifyType
         self._render = Renderer(settings, messages)
         asset = apprise.AppriseAsset(

@@ -36,7 +36,7 @@ class Sink:
 
     def connect(self) -> Asked:
         """Ask for the head of the page, which changes nothing: whether a record is accepted stays unknown."""
-        answer = self._http.ask("HEAD", self._url, self._headers)
+        answer = self._http.request("HEAD", self._url, self._headers)
         return Asked(None, f"it answers ({answer.status} to HEAD); `notbefore drill` shows whether it accepts a record")
 
     def close(self) -> None:
