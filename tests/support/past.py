@@ -36,7 +36,7 @@ def past(  # noqa: PLR0913 - an event has many sides
         "zone": "1", "scale_set": "web", "resource_group": "rg", "subscription": "sub", "tags": {}, "description": None,
         "expected_seconds": 9, "vms": vms, "reported_by": 3, "first_seen": closed - timedelta(minutes=20),
         "not_before": closed - timedelta(minutes=5), "started": closed - timedelta(minutes=5), "over": closed,
-        "closed": closed, "outcome": outcome, "as_far_as_known": False, "contradicted": False, "exercise": False,
+        "closed": closed, "outcome": outcome, "as_far_as_known": False, "exercise": False,
         "measured": measured,
     }  # fmt: skip
     return PastEvent(**(values | changed))

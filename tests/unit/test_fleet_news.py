@@ -13,7 +13,7 @@ from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, built_in
-from notbefore.fleet.merge import MAX_VMS
+from notbefore.fleet.merge import MAX_REPORTERS
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.waves import Grouping
@@ -355,15 +355,12 @@ def test_events_with_many_long_names_count_as_several() -> None:
     written(log.fold)
 
 
-def test_an_event_that_is_listed_again_and_again_does_not_grow() -> None:
+def test_the_names_of_those_that_report_one_event_have_a_bound_in_bytes() -> None:
     log = Log()
-    for number in range(100):
-        log.add(vm(f"web_{number}"), "announced", resources=[A.name], after=0.001)
-    for number in range(MAX_VMS + 10):
-        who = vm(f"forged_{number}", scale_set="web")
-        log.add(who, "announced", reason="came_back", id=f"forged-{number}", resources=[A.name], after=0.001)
+    for number in range(MAX_REPORTERS // 1000 + 10):
+        log.add(vm(f"{number:03}" + "\N{GRINNING FACE}" * 250), "announced", resources=[A.name], after=0.001)
     (story,) = log.fold.stories.values()
-    assert max(len(story.ids), len(story.back)) <= MAX_VMS
+    assert MAX_REPORTERS - 2000 < sum(len(name.encode()) for name in story.reported) <= MAX_REPORTERS
 
 
 def test_events_that_are_over_count_no_longer_although_their_place_was_learnt_later() -> None:

@@ -82,7 +82,7 @@ class Consumer:
         self.poison: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.lag: dict[str, Lag] = {}
-        self.counts: Counter[str] = Counter()  # contradictions, given_up, missing
+        self.counts: Counter[str] = Counter()  # given_up, missing, fell_silent
         self.measured = Measured()
         self.connected = False
         self.trouble = ""  # why the hub could not be read at the last attempt
@@ -338,7 +338,7 @@ class Consumer:
         new, fold.figures = fold.figures, PartitionFigures()
         self.records.update(new.records)
         self.poison.update(new.poison)
-        self.counts.update(contradictions=new.contradictions, given_up=new.given_up, missing=new.missing)
+        self.counts.update(given_up=new.given_up, missing=new.missing)
         self.counts["fell_silent"] += new.fell_silent
         self.errors.update(fold=len(new.failures))
         for text in new.failures[:1]:

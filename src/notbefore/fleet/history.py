@@ -62,7 +62,6 @@ class PastEvent(Struct, frozen=True):
     closed: datetime  # by the hub's clock
     outcome: Outcome
     as_far_as_known: bool  # not every VM said that it was over
-    contradicted: bool  # one VM said that it started, another that it was canceled
     exercise: bool
     measured: tuple[VmMeasures, ...]
 
@@ -96,7 +95,6 @@ class PastEvent(Struct, frozen=True):
             if story.standing is CANCELED
             else "unknown",
             as_far_as_known=story.given_up,
-            contradicted=story.contradicted,
             exercise=story.exercise,
             measured=tuple(
                 VmMeasures(vm, one.notice, one.started_for, one.interruption) for vm, one in story.measured.items()

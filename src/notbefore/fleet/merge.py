@@ -6,12 +6,13 @@ the strongest claim stands (``STRENGTH``). What people are notified of is a step
 each step is made once.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import IntEnum
 from sys import intern
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import VANISHING, Event
@@ -80,18 +81,7 @@ STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
 } | {(FINISHED, later): None for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
 """From what was notified last to how it stands now: what to notify of. ``None``: nothing, and the last one stays."""
 
-CONTRADICTS: Final[dict[LifecycleKind, tuple[LifecycleKind, ...]]] = {
-    "canceled": ("started", "finished"),
-    "started": ("canceled",),
-    "finished": ("canceled",),
-}
-
-_BITS: Final[dict[LifecycleKind, int]] = {kind: 1 << place for place, kind in enumerate(STRENGTH)}
-_ENDING: Final = _BITS["ended"] | _BITS["canceled"] | _BITS["finished"]
-_OPPOSED: Final = {kind: sum(_BITS[other] for other in others) for kind, others in CONTRADICTS.items()}
-
-MAX_VMS: Final = 5_000  # VMs that are remembered of one event: several placement groups
-TOGETHER: Final = timedelta(minutes=10)  # the time in which all VMs see an event come back, whatever their clocks
+MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 
 
 class Measures(Struct, array_like=True):
@@ -115,18 +105,14 @@ class Story(Struct, array_like=True):
     dated: tuple[datetime, str, str]  # the same of NotBefore
     claim: Standing = NEW  # the strongest
     standing: Standing = NEW  # how the event stands by all reports
-    reported: dict[str, int] = {}  # VM -> what it has reported, as bits
-    undecided: int = 0  # VMs that have not said that it is over
+    reported: dict[str, bool] = {}  # VM -> whether it says that the event is over
+    room: int = MAX_REPORTERS  # bytes: for the names of more VMs
     measured: dict[str, Measures] = {}  # of the VMs that it affects
     started: datetime | None = None  # the first start
     over: datetime | None = None  # the last VM's word that it is over
     not_before: datetime | None = None  # the last one known
-    ids: set[str] = set()  # of the changes that began it: what comes back has another
     nth: int = 0  # how often an event of this id was over before
     began: datetime | None = None  # of an event that came back: when it was listed again
-    back: dict[str, datetime] = {}  # VM -> when the event was listed there again
-    in_doubt: set[str] = set()  # VMs that saw this event go and come back, while others may still list it
-    contradicted: bool = False
     given_up: bool = False  # the limit has passed: over as far as is known
     heard_at: float = 0.0  # when the hub took in what was said of it last, in Unix seconds
     exercise: bool = False
@@ -140,6 +126,7 @@ class Story(Struct, array_like=True):
     @classmethod
     def begin(cls, report: Report) -> "Story":
         """A story that the first report of an event begins; it is to be added as well."""
+        when = (report.time, report.vm, report.change_id)
         return cls(
             event=event_of(report),
             place=NOWHERE,
@@ -147,8 +134,8 @@ class Story(Struct, array_like=True):
             first_seen=report.first_seen,
             group=report.group,
             sender=report.group + report.vm,
-            newest=(report.time, report.vm, report.change_id),
-            dated=(report.time, report.vm, report.change_id),
+            newest=when,
+            dated=when,
             exercise=report.exercise,
         )
 
@@ -169,61 +156,19 @@ class Story(Struct, array_like=True):
 
     def add(self, report: Report) -> bool:
         """Take in a report; returns whether the event stands otherwise now, or its content is another one."""
-        vm, kind = report.vm, report.change
-        bit, known = _BITS[kind], self.reported.get(vm)
-        if known is None:
-            if len(self.reported) >= MAX_VMS:
+        vm, claim = report.vm, STRENGTH[report.change]
+        said_over = self.reported.get(vm)
+        if said_over is None:
+            size = len(vm.encode())
+            if size > self.room:
                 return False
-            known = 0
-            self.undecided += 1
-        if self.place == NOWHERE:
-            self.locate(report.place, report.zone, affected=report.scope != "peer")
-        if known & bit:
-            return (kind == "updated" or report.reason == "came_back") and self._take_content(report, vm)
-        if bit & _ENDING and not known & _ENDING:
-            self.undecided -= 1
-        self.reported[intern(vm)] = known | bit  # many stories have the same VMs
-        self.claim = max(self.claim, STRENGTH[kind])
-        if kind in _OPPOSED and not self.contradicted:
-            self.contradicted = any(bits & _OPPOSED[kind] for bits in self.reported.values())
-        changed = self._take_content(report, vm)
+            self.room -= size
+        back = report.reason == "came_back"  # this VM had lost sight of it
+        self.reported[intern(vm)] = not back and (said_over or claim in OVER)  # many stories have the same VMs
+        self.claim = max(self.claim, claim)
+        changed = self._take_content(report)
         before, self.standing = self.standing, self._stands()
         return changed or before is not self.standing
-
-    def is_of_before(self, report: Report) -> bool:
-        """Whether a report is of an earlier event of this id: it comes late, or again."""
-        began = self.back.get(report.vm, self.began)
-        return began is not None and report.time < began
-
-    def comes_back(self, report: Report) -> bool:
-        """Whether a report shows that this event is over, and that its id is another event's now.
-
-        One VM that lost sight of an event for a moment is no proof: more than half of those that reported it have to
-        see it come back. Of a VM that the event interrupts no word is expected.
-        """
-        vm = report.vm
-        if report.reason != "came_back" or self.is_of_before(report) or self.back.get(vm) == report.time:
-            return False
-        if len(self.back) >= MAX_VMS and vm not in self.back:
-            return False
-        ended = self.reported.get(vm, 0) & _ENDING
-        self.back[vm] = report.time
-        if not ended:  # so it begins there
-            return False
-        self.in_doubt.add(vm)
-        if self.standing in OVER:
-            return True
-        self.reported[vm] &= ~_ENDING
-        self.undecided += 1
-        agree = {one for one in self.in_doubt if abs(report.time - self.back[one]) <= TOGETHER}
-        asked = self.reported.keys() - (set(self.event.vms) if self.claim >= STARTED else ())
-        return 2 * len(agree) > len(asked | agree)
-
-    def begin_again(self, former: dict[str, datetime], report: Report) -> None:
-        """It is not the first event of its id. ``former``: ``back`` of the one before."""
-        recent = {vm: at for vm, at in former.items() if abs(report.time - at) <= TOGETHER}
-        self.back = recent | {report.vm: report.time}
-        self.began = min(self.back.values())
 
     def locate(self, place: Place, zone: str, *, affected: bool) -> None:
         """Keep what this VM has in common with those before it; affected VMs count before others."""
@@ -250,26 +195,21 @@ class Story(Struct, array_like=True):
     def _is_over(self) -> bool:
         """All affected VMs that are heard from say so; where none of them is, all others."""
         reported = self.reported
-        if self.undecided == 0:
+        if all(reported.values()):
             return True
-        if self.undecided == len(reported):
-            return False
         if self.event.event_type in VANISHING:
-            return True
-        heard = [reported[name] for name in map(str.casefold, self.event.resources) if name in reported]
-        return bool(heard) and all(bits & _ENDING for bits in heard)
+            return any(reported.values())
+        heard = [reported[name] for name in self.event.vms if name in reported]
+        return bool(heard) and all(heard)
 
-    def _take_content(self, report: Report, vm: str) -> bool:
+    def _take_content(self, report: Report) -> bool:
         """Take over times, measurements and content; returns whether the content is another one."""
+        vm, over = report.vm, STRENGTH[report.change] in OVER
         self.first_seen = min(self.first_seen, report.first_seen)
-        kind = report.change
-        begins = kind == "announced" or report.reason in ("first_seen_started", "came_back")
-        if begins and len(self.ids) < MAX_VMS:
-            self.ids.add(report.change_id)
-        if kind == "started" and (self.started is None or report.time < self.started):
-            self.started = report.time
-        if STRENGTH[kind] in OVER and (self.over is None or report.time > self.over):
-            self.over = report.time
+        if report.change == "started":
+            self.started = min(self.started or report.time, report.time)
+        if over:
+            self.over = max(self.over or report.time, report.time)
         affected = report.scope != "peer"
         self.locate(report.place, report.zone, affected=affected)
         if affected:
@@ -281,15 +221,14 @@ class Story(Struct, array_like=True):
             return False
         self.newest = when
         before, self.event = self.event, event_of(report)
+        if before == self.event:
+            return False
         if set(before.vms) != set(self.event.vms):
             self.by_affected = False  # other VMs are affected now
-        # the status is a matter of the standing
-        return self.event != before and content(self.event) != content(before) and STRENGTH[kind] not in OVER
+        return content(self.event) != content(before) and not over
 
     def _measure(self, report: Report, vm: str) -> None:
-        old = self.measured.get(vm)
-        if old is None:
-            old = self.measured[vm] = Measures()
+        old = self.measured.setdefault(vm, Measures())
         if report.notice is not None:
             old.notice = report.notice if old.notice is None else min(old.notice, report.notice)
         if report.started_for is not None:
@@ -312,16 +251,9 @@ def event_of(report: Report) -> Event:
     )
 
 
-def content(event: Event) -> tuple[object, ...]:
-    """What of an event is worth an update: all but its status, and the order and case of its resources."""
-    return (
-        event.event_type,
-        frozenset(event.vms),
-        event.not_before,
-        event.description,
-        event.event_source,
-        event.duration,
-    )
+def content(event: Event) -> str:
+    """What of an event is worth an update: all but its status, which is a matter of the standing."""
+    return replace(event, event_status="").digest()
 
 
 def from_unix(seconds: float) -> datetime:

@@ -32,7 +32,7 @@ from notbefore.fleet.reading import NOBODY, Beat, Poison, Report, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
-FORM: Final = 2  # of a snapshot
+FORM: Final = 3  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
 UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away
@@ -66,8 +66,7 @@ class Closed(Struct, array_like=True):
     standing: Standing  # its own, whatever the rest of its wave did
     at: float  # Unix seconds of the hub's clock
     nth: int
-    ids: set[str]
-    back: dict[str, datetime] = {}  # as the story had it
+    over: datetime  # by the last VM's word
 
 
 class Snapshot(Struct, array_like=True):
@@ -98,7 +97,6 @@ class PartitionFigures(Struct):
 
     records: Counter[str] = msgspec.field(default_factory=Counter)  # by RESULTS
     poison: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
-    contradictions: int = 0
     given_up: int = 0
     fell_silent: int = 0
     missing: int = 0  # records that were gone before they were read
@@ -214,7 +212,6 @@ class Partition:
             found = read(item.body, item.properties)
             if isinstance(found, Report):
                 found = _in_time(found, item.enqueued)
-                yield from self._end_if_back(found, item.enqueued)
             result = self._take(found, item)
         except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
             self.figures.failures.append(traceback.format_exc())
@@ -282,37 +279,23 @@ class Partition:
         joins = first is not None and (group == NOBODY or first.startswith(NOBODY))
         return first if first is not None and joins else group + event_key
 
-    def _end_if_back(self, report: Report, now: float) -> Iterator[Notification]:
-        """End an open event whose id is another event's now; its wave may go on."""
-        key = self._key_of(report.group, report.event_id)
-        story = self.stories.get(key)
-        if story is None or not story.comes_back(report):
-            return
-        story.ids.discard(report.change_id)  # those that came back earlier have added it
-        if story.standing not in OVER:
-            story.give_up()
-            self.figures.given_up += 1
-        self.waves.note(story, now)
-        yield from self.advance(now)
-        if key in self.stories:
-            self._close(key, story, now)
-
     def _report(self, report: Report, item: Item) -> str:
         now, key = item.enqueued, self._key_of(report.group, report.event_id)
         story = self.stories.get(key)
+        if story is not None and story.standing in OVER and report.reason == "came_back":
+            self._close(key, story, now)  # the id is another event's now; its wave may go on
+            story = None
         if story is None:
             return self._begin(key, report, item)
-        if story.is_of_before(report):
-            return "late"
+        if story.began is not None and report.time < story.began:
+            return "late"  # of the event before
         weight = _weight(story.event.resources)
         more = _weight(report.resources) - weight
         if more > 0 and not self._has_room(story.sender, more):
             return self._set_aside(Poison("too_many", f"VMs of open events of {story.sender}"), item)
         story.heard_at = now
-        contradicted = story.contradicted
         news = story.add(report)
         self._count(story.sender, _weight(story.event.resources) - weight)
-        self.figures.contradictions += story.contradicted > contradicted
         if news:
             if not story.by_affected:
                 self._locate(story)
@@ -330,13 +313,11 @@ class Partition:
         story, notified = Story.begin(report), NEW
         story.heard_at = item.enqueued
         if closed is not None:
-            came_back = report.reason == "came_back"
-            story.nth, story.ids = closed.nth + came_back, closed.ids
-            if came_back:
-                story.begin_again(closed.back, report)
+            if report.reason == "came_back":
+                story.nth, story.began = closed.nth + 1, report.time
             else:
+                story.nth = closed.nth
                 notified, story.late = closed.standing, report.time.timestamp() <= closed.at
-                self.figures.contradictions += closed.standing is CANCELED
             del self.closed[key]
         self._keep(key, story)
         story.add(report)
@@ -416,7 +397,7 @@ class Partition:
         self.figures.closed.append((story, now))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(story.vms, now)
-        self.closed[key] = Closed(story.event.key, story.standing, now, story.nth, story.ids, story.back)
+        self.closed[key] = Closed(story.event.key, story.standing, now, story.nth, story.over or from_unix(now))
 
 
 def _weight(resources: tuple[str, ...]) -> int:
@@ -432,12 +413,9 @@ def _counted(sender: str) -> tuple[str, str, str]:
 
 def _reopens(closed: Closed, report: Report) -> bool:
     """What looked canceled was not; how it ended was not known; or the EventId was listed again, as another event."""
-    if report.change_id in closed.ids:
-        return False
-    claim = STRENGTH[report.change]
-    if closed.standing in (CANCELED, ENDED) and claim > closed.standing:
-        return True
-    return report.reason == "came_back"
+    if report.reason == "came_back":
+        return report.time > closed.over
+    return closed.standing in (CANCELED, ENDED) and STRENGTH[report.change] > closed.standing
 
 
 def _in_time(report: Report, now: float) -> Report:

@@ -197,7 +197,6 @@ class FleetView:
             records=consumer.records,
             poison=consumer.poison,
             errors=self._errors(),
-            contradictions=consumer.counts["contradictions"],
             given_up=consumer.counts["given_up"],
             missing=consumer.counts["missing"],
             lag={name: (float(lag.events), lag.seconds) for name, lag in list(consumer.lag.items())},

@@ -36,11 +36,6 @@ FELL_SILENT: Final = Metric(
 )
 RECORDS: Final = Metric("notbefore_fleet_records", "counter", "Records of the hub by what they were.", ("result",))
 POISON: Final = Metric("notbefore_fleet_poison_records", "counter", "Records that could not be read.", ("reason",))
-CONTRADICTIONS: Final = Metric(
-    "notbefore_fleet_contradictions",
-    "counter",
-    "Events of which one VM says that it started, another that it was canceled.",
-)
 GIVEN_UP: Final = Metric(
     "notbefore_fleet_events_given_up", "counter", "Events that were over only as far as is known: not every VM said so."
 )
@@ -113,7 +108,6 @@ class FleetSnapshot(Struct, frozen=True):
     records: Mapping[str, int] = {}
     poison: Mapping[str, int] = {}
     errors: Mapping[str, int] = {}
-    contradictions: int = 0
     given_up: int = 0
     missing: int = 0
     fell_silent: int = 0
@@ -163,7 +157,6 @@ def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
     for metric, values in ((RECORDS, view.records), (POISON, view.poison), (ERRORS, view.errors)):
         yield Family(metric, {(name,): float(value) for name, value in values.items()}, view.since)
     for metric, value in (
-        (CONTRADICTIONS, view.contradictions),
         (GIVEN_UP, view.given_up),
         (MISSING, view.missing),
         (FELL_SILENT, view.fell_silent),
