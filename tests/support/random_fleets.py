@@ -87,11 +87,9 @@ def notified(plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
     made: list[Notification] = []
     for number, (seen, body) in enumerate(sorted(records)):
         now = T0.timestamp() + seen
-        made += fold.advance(now)
-        made += fold.add(Item(body, number, str(number), now))
-        made += fold.advance(now)
+        made += filter(None, [*fold.add(Item(body, number, str(number), now)), *fold.advance(now)])
     for later in range(0, 20_000, 100):
-        made += fold.advance(T0.timestamp() + 1600 + later)
+        made += filter(None, fold.advance(T0.timestamp() + 1600 + later))
     return made
 
 

@@ -293,10 +293,8 @@ class Consumer:
         if events:  # while records come, the time is theirs
             keeper.clock.hear(fold.enqueued, time.monotonic())
         quiet = 0.0 if events else keeper.now() - MARGIN
-        more = True
-        while more and keeper.partitions.get(name) is held:
+        if keeper.partitions.get(name) is held:
             await self._take_in(keeper, held, fold.advance(max(fold.enqueued, quiet)))
-            more = fold.is_busy
         self._count(held)
         await self._look(name, fold, keeper.now())
 

@@ -28,7 +28,7 @@ from notbefore.fleet.merge import (
     Story,
     from_unix,
 )
-from notbefore.fleet.reading import NOBODY, Beat, Poison, Report, read
+from notbefore.fleet.reading import NOBODY, Beat, Poison, Report, one_place, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
@@ -197,8 +197,8 @@ class Partition:
 
     # ---- the fold
 
-    def add(self, item: Item) -> Iterator[Notification]:
-        """Take in one record; yields the notifications that were due before it."""
+    def add(self, item: Item) -> Iterator[Notification | None]:
+        """Take in one record; yields the notifications that were due before it, as ``advance`` does."""
         if item.sequence <= self.sequence:
             if item.enqueued <= self.enqueued:  # a snapshot may be newer than the checkpoint
                 return
@@ -221,15 +221,14 @@ class Partition:
     @property
     def next_due(self) -> float:
         """Unix seconds of the hub's clock: before, ``advance`` has nothing to do."""
-        return min(self.waves.next_due, self.silence.next_due, self.missing.next_due, self._looked + LOOK_EVERY)
+        every = (self.waves, self.silence.waves, self.missing.waves)
+        return min(self._looked + LOOK_EVERY, *(waves.next_due for waves in every))
 
-    @property
-    def is_busy(self) -> bool:
-        """``advance`` has done a part of what there is to do: it is to be called again at once."""
-        return self._backlog < 0 and (self.silence.is_busy or self.missing.is_busy)
+    def advance(self, now: float) -> Iterator[Notification | None]:
+        """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then.
 
-    def advance(self, now: float) -> Iterator[Notification]:
-        """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then."""
+        ``None``: others may have their turn.
+        """
         if self.sequence < self._backlog:
             return
         try:
@@ -237,14 +236,12 @@ class Partition:
         except Exception:  # noqa: BLE001 - nobody foresaw it: the next call goes on with what comes after it
             self.figures.failures.append(traceback.format_exc())
 
-    def _advance(self, now: float) -> Iterator[Notification]:
+    def _advance(self, now: float) -> Iterator[Notification | None]:
         if self._backlog >= 0:
             self._backlog = -1
             self._close_all(self.waves.forget_over(), now)
         if now - self._looked >= LOOK_EVERY:
-            self._look(now)
-            if self.is_busy:  # that took its time: go on with the next call
-                return
+            yield from self._look(now)
         for wave, made in self.waves.flush(now):
             if wave.key not in self.waves.open:  # it is over
                 self._close_all(wave.stories.values(), now)
@@ -322,7 +319,7 @@ class Partition:
         self._keep(key, story)
         story.add(report)
         self._locate(story)
-        story.place = self.silence.one_of(story.place)
+        story.place = one_place(story.place)
         self.waves.note(story, item.enqueued, notified)
         return "news"
 
@@ -349,7 +346,7 @@ class Partition:
             if heard is not None:
                 story.locate(heard.place, heard.zone, affected=True)
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> Iterator[None]:
         """End what is long overdue, and forget what is long over."""
         unwatched = now - self._looked if self._looked and now - self._looked > UNWATCHED else 0.0
         self._looked = now
@@ -360,10 +357,8 @@ class Partition:
                 if story.standing is not before:
                     self.figures.given_up += 1
                     self.waves.note(story, now)
-        self.silence.look(now, unwatched)
-        self.missing.look(now, unwatched)
-        self.figures.fell_silent += self.silence.fell_silent
-        self.silence.fell_silent = 0
+        self.figures.fell_silent += yield from self.silence.look(now, unwatched)
+        yield from self.missing.look(now, unwatched)
         forgotten = [key for key, one in self.closed.items() if now - one.at > CLOSED_SECONDS]
         self._vanished = {vm: at for vm, at in self._vanished.items() if now - at < CLOSED_SECONDS}
         for key in forgotten + list(self.closed)[: max(0, len(self.closed) - MAX_CLOSED)]:

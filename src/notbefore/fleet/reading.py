@@ -56,6 +56,12 @@ class Place(NamedTuple):
         return Place(subscription, group, region, scale_set, tuple(tag for tag in self.tags if tag in other.tags))
 
 
+@lru_cache(maxsize=16_384)
+def one_place(place: Place) -> Place:
+    """The same place, once in memory for all its VMs."""
+    return place
+
+
 @lru_cache(maxsize=4_096)  # of each record
 def group_of(subscription: str, resource_group: str) -> str:
     """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: before the name of a VM it makes one that no other VM has.

@@ -7,9 +7,8 @@ same rules. Times are Unix seconds of the hub's clock.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
-from itertools import islice
 from sys import intern
 from typing import Final
 
@@ -21,7 +20,7 @@ from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
-from notbefore.fleet.reading import Beat, Place, Report, group_of
+from notbefore.fleet.reading import Beat, Place, Report, group_of, one_place
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
 INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
@@ -29,7 +28,6 @@ FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is no longer expecte
 SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: others are not believed
 MAX_HEARD: Final = 50_000  # VMs of one partition
 MAX_HEARD_OF_GROUP: Final = 20_000  # of them in one resource group, whose VMs can say what they like of each other
-STEP: Final = 100  # places that are looked at in one go
 _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
@@ -73,23 +71,17 @@ class Silence:
         missing: bool = False,
     ) -> None:
         self.heard: dict[str, Heard] = {}
-        self.fell_silent = 0  # VMs, since the last look at it
         self.waves = Waves(replace(grouping, group_by=_TOGETHER))
-        self._stories: dict[Place, Story] = {}
-        self._silent: dict[Place, dict[str, Heard]] = {}
-        self._places: dict[Place, Place] = {}
+        self._stories: dict[Place, Story] = {}  # of the places of which people are notified
         self._groups: Counter[str] = Counter()
         self._gone = gone
         self._explained = explained
         self._missing = missing
-        self._changed: dict[Place, float] = {}  # where VMs have fallen silent or are back, and when that was seen
 
     def restore(self, waves: Iterable[Wave], heard: Mapping[str, Heard]) -> None:
         """Go on with what another instance has seen."""
         self.waves.restore(waves)
-        for wave in self.waves.open.values():
-            for story in wave.stories.values():
-                self._stories[story.place] = story
+        self._stories = {story.place: story for wave in self.waves.open.values() for story in wave.stories.values()}
         for key, one in heard.items():
             self._add(key, one)
 
@@ -102,7 +94,7 @@ class Silence:
             if key not in self.heard:
                 self._add(key, Heard(vm.name, now, patience / INTERVALS, vm.place, vm.zone))
         for key in self.heard.keys() - vms.keys():
-            self._forget(key, now)
+            self._forget(key)
 
     def hear(self, found: Beat | Report, now: float) -> bool:
         """A record of a VM: it is alive. ``False``: too many are known to take in one more."""
@@ -111,8 +103,9 @@ class Silence:
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
-                known.interval = _interval(found)
-                self._move(key, known, found, now)
+                known.interval, known.zone = _interval(found), found.zone
+                if found.place != known.place:  # its tags are others by now, or it is another VM of this name
+                    known.place = one_place(found.place)
         elif isinstance(found, Beat):
             if len(self.heard) >= MAX_HEARD or self._groups[found.group] >= MAX_HEARD_OF_GROUP:
                 return False
@@ -121,77 +114,44 @@ class Silence:
         return True
 
     def _add(self, key: str, one: Heard) -> None:
-        one.place = self.one_of(one.place)
+        one.place = one_place(one.place)
         self.heard[key] = one
         self._groups[group_of(one.place.subscription, one.place.resource_group)] += 1
-        if one.silent:
-            self._silent.setdefault(one.place, {})[key] = one
-            if one.place not in self._stories:  # nobody was notified of it yet
-                self._changed[one.place] = one.at
 
-    def _forget(self, key: str, now: float) -> None:
-        one = self.heard.pop(key)
-        self._groups[group_of(one.place.subscription, one.place.resource_group)] -= 1
-        if one.silent:
-            self._set(key, one, now, silent=False)
+    def _forget(self, key: str) -> None:
+        place = self.heard.pop(key).place
+        self._groups[group_of(place.subscription, place.resource_group)] -= 1
 
-    def _move(self, key: str, known: Heard, found: Beat, now: float) -> None:
-        """Its tags may be others by now, and a VM of the same name may be elsewhere."""
-        if found.place != known.place:
-            if known.silent:
-                self._set(key, known, now, silent=False)
-            known.place, known.zone = self.one_of(found.place), found.zone
+    def look(self, now: float, unwatched: float = 0.0) -> Generator[None, None, int]:
+        """See who has fallen silent by now, and who is back; returns how many fell silent.
 
-    def _set(self, key: str, one: Heard, now: float, *, silent: bool) -> None:
-        one.silent = silent
-        there = self._silent.setdefault(one.place, {})
-        if silent:
-            there[key] = one
-        else:
-            there.pop(key, None)
-        self._changed[one.place] = now
-
-    def one_of(self, place: Place) -> Place:
-        """The same place, once in memory for all its VMs."""
-        if len(self._places) > 2 * MAX_HEARD:
-            self._places = {}
-        return self._places.setdefault(place, place)
-
-    def look(self, now: float, unwatched: float = 0.0) -> None:
-        """See who has fallen silent by now, and who is back.
-
-        ``unwatched``: seconds before ``now`` in which nothing could be heard; they are nobody's silence.
+        Others may have their turn at each step. ``unwatched``: seconds before ``now`` in which nothing could be heard;
+        they are nobody's silence.
         """
-        explained: set[str] | None = None
+        fell_silent, explained = 0, None
+        silent: dict[Place, list[Heard]] = {}
         for key, one in list(self.heard.items()):
-            if unwatched:
-                one.at = min(now, one.at + unwatched)
+            one.at = min(now, one.at + unwatched)
             late = now - one.at > INTERVALS * one.interval
-            forgotten = not self._missing and now - one.at > FORGET_SECONDS
-            if late and (self._gone(key) or forgotten):
-                self._forget(key, now)
-            elif one.silent != late:
-                if late and explained is None:
-                    explained = self._explained()
-                if not (late and explained and key in explained):
-                    self._set(key, one, now, silent=late)
-                    self.fell_silent += late
-
-    @property
-    def next_due(self) -> float:
-        """Unix seconds of the hub's clock: before, ``flush`` has nothing to do."""
-        return min(self._changed.values(), default=self.waves.next_due)
-
-    @property
-    def is_busy(self) -> bool:
-        """There is more to be looked at."""
-        return bool(self._changed)
+            if late and (self._gone(key) or (now - one.at > FORGET_SECONDS and not self._missing)):
+                self._forget(key)
+                continue
+            if late and not one.silent:
+                explained = self._explained() if explained is None else explained
+                late = key not in explained
+                fell_silent += late
+            one.silent = late
+            if late:
+                silent.setdefault(one.place, []).append(one)
+        yield
+        for place in {**self._stories, **silent}:
+            self._note(place, silent.get(place, []), now)
+            yield
+        return fell_silent
 
     def flush(self, now: float) -> Iterator[Notification]:
-        """What is to be notified by now; of many places that have changed at once the rest is for the next call."""
-        for place in list(islice(self._changed, STEP)):
-            self._tell(place, self._changed.pop(place))
-        for wave, made in () if self.is_busy else self.waves.flush(now):
+        """What is to be notified by now."""
+        for wave, made in self.waves.flush(now):
             if wave.key not in self.waves.open:
                 for story in wave.stories.values():
                     self._stories.pop(story.place, None)
@@ -203,17 +163,15 @@ class Silence:
         """The VMs that are silent now."""
         return [one for one in list(self.heard.values()) if one.silent]
 
-    def _tell(self, place: Place, now: float) -> None:
-        there = self._silent.get(place, {})
-        names = tuple(sorted(one.name for one in there.values()))
+    def _note(self, place: Place, silent: list[Heard], now: float) -> None:
+        """Have people notified where these VMs of a place are not the ones that they know of."""
+        names = tuple(sorted(one.name for one in silent))
         story = self._stories.get(place)
-        if not names:
-            self._silent.pop(place, None)
-        if story is None and not names:  # nobody was notified of it
-            return
         if story is None:
-            story = self._stories[place] = self._begin(place, from_unix(min(one.at for one in there.values())), now)
-        story.event = replace(story.event, resources=names or story.event.resources)
+            story = self._stories[place] = self._begin(place, from_unix(min(one.at for one in silent)), now)
+        elif names == (story.affected if story.standing is STARTED else ()):
+            return
+        story.event = replace(story.event, resources=names or story.affected)
         story.claim = story.standing = STARTED if names else FINISHED
         story.over = None if names else from_unix(now)
         self.waves.note(story, now)
