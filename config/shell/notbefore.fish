@@ -153,6 +153,7 @@ complete -c notbefore -n '_shtab_notbefore_using drill' -l change -xka "announce
 complete -c notbefore -n '_shtab_notbefore_using drill' -l resolve -l no-resolve -d 'end the event, so that what it opened is closed (default); --no-resolve leaves it open'
 complete -c notbefore -n '_shtab_notbefore_using drill' -l severity -xka "critical warning info" -d 'the severity of the messages, instead of that of the routes'
 complete -c notbefore -n '_shtab_notbefore_using drill' -l json -d 'one JSON object'
+complete -c notbefore -n '_shtab_notbefore_using drill' -l state-dir -xka "(__fish_complete_directories)" -d 'the state directory of the agent, whatever the configuration says'
 complete -c notbefore -n '_shtab_notbefore_using drill' -l wait -x -d 'for how long failed attempts are repeated (default 30s)'
 complete -c notbefore -n '_shtab_notbefore_using drill; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the YAML file that names the sinks'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a approve -d 'Let Azure start an event now, for all VMs that it affects.'

@@ -55,6 +55,9 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def drill(self, config: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return notbefore("drill", config, "--state-dir", str(self.state), *words)
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -423,73 +426,66 @@ def test_an_outbox_that_is_not_there(tmp_path: Path, words: tuple[str, ...], cod
     assert (done.returncode, said in done.stderr) == (code, True)
 
 
-def test_a_drill_says_who_was_reached(hook: HttpPeer, place: Place) -> None:
-    with HttpPeer() as refusing:
+def test_a_drill_says_who_was_reached_and_which_template_failed(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    with HttpPeer() as refusing, HttpPeer() as chat:
         refusing.default = Say(401)
-        config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url)})
-        done = notbefore("drill", config, "--sink", "hook", "--scenario", "preempt")
-        assert (done.returncode, "No route" in done.stdout) == (0, False), done.stderr + done.stdout
-        assert kinds(hook) == ["announced", "started", "finished"]
-        first = json.loads(hook.requests[0].body)
-        assert first["azure.scheduled_event.exercise"] is True
-        assert first["azure.scheduled_event.type"] == "Preempt"
-        done = notbefore("drill", config, "--wait", "1s")
-        assert done.returncode == 1
-        assert "Reached: hook." in done.stdout
-        assert "NOT reached: bad." in done.stdout
-        assert "401" in done.stdout
-        report = json.loads(notbefore("drill", config, "--wait", "1s", "--json").stdout)
-        assert (report["reached"], report["not_reached"], report["still_open"]) == (["hook"], ["bad"], [])
-        refused = [row for row in report["results"] if row["sink"] == "bad"]
-        assert {row["result"] for row in refused} == {"refused"}
-        assert all("401" in row["error"] for row in refused)
+        slack = {"slack": {"url": chat.url, "title": "{{ event.tpye }}"}}
+        config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack})
+        assert "no agent listens" in place.drill(config).stderr
+        with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.ready()
+            done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
+            assert (done.returncode, "No route" in done.stdout) == (0, False), done.stderr + done.stdout
+            assert kinds(hook) == ["announced", "started", "finished"]
+            first = json.loads(hook.requests[0].body)
+            assert first["azure.scheduled_event.exercise"] is True
+            assert first["azure.scheduled_event.type"] == "Preempt"
+            done = place.drill(config, "--wait", "1s")
+            assert done.returncode == 1
+            assert "Reached: chat, hook." in done.stdout
+            assert "NOT reached: bad." in done.stdout
+            assert "has no attribute 'tpye'): the built-in text was sent" in done.stdout
+            report = json.loads(place.drill(config, "--wait", "1s", "--json").stdout)
+            assert (report["reached"], report["not_reached"], report["still_open"]) == (["chat", "hook"], ["bad"], [])
+            refused = [row for row in report["results"] if row["sink"] == "bad"]
+            assert {row["result"] for row in refused} == {"refused"}
+            assert all("401" in row["error"] for row in refused)
+            assert agent.records == []
+        assert place.outbox("list") == "The outbox is empty.\n"
 
 
 def pager(found: PagerDuty) -> dict[str, Any]:
     return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
 
 
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [
-        ((), ["opened", "added", "resolved"]),
-        (("--change", "announced"), ["opened", "resolved"]),
-        (("--change", "updated"), ["opened", "added", "resolved"]),
-        (("--change", "started", "--sink", "pager"), ["opened", "resolved"]),
-    ],
-)
-def test_a_drill_closes_what_it_opens(place: Place, words: tuple[str, ...], steps: list[str]) -> None:
-    with PagerDuty() as found:
-        done = notbefore("drill", place.write({"pager": pager(found)}), *words, "--severity", "info")
-        assert (done.returncode, found.effects, found.wrong) == (0, steps, []), done.stdout
-        assert {step.event["payload"]["severity"] for step in found.steps} == {"info"}
-
-
-def test_a_drill_closes_also_what_no_route_would_close_and_says_so(place: Place) -> None:
-    with PagerDuty() as found:
-        routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]
-        done = notbefore("drill", place.write({"pager": pager(found)}, routes))
-        assert (done.returncode, found.effects) == (0, ["opened", "resolved"])
-        assert "No route sends the end of an event to pager" in done.stdout
-
-
-def test_a_drill_says_what_is_left_open(place: Place) -> None:
+def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator, place: Place) -> None:
+    ways: dict[tuple[str, ...], list[str]] = {
+        (): ["opened", "added", "resolved"],
+        ("--change", "announced"): ["opened", "resolved"],
+        ("--change", "started", "--sink", "pager"): ["opened", "resolved"],
+        ("--change", "announced", "--no-resolve"): ["opened"],
+    }
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
-        done = notbefore("drill", config, "--no-resolve", "--change", "announced")
-        assert (done.returncode, found.effects) == (0, ["opened"])
-        assert "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout
-        found.answers.extend([found.default, Say(400), Say(400)])
-        done = notbefore("drill", config, "--change", "announced", "--wait", "0s")
-        assert done.returncode == 1
-        assert "STILL OPEN: pager" in done.stdout
-
-
-def test_a_drill_says_which_template_failed_and_why(hook: HttpPeer, place: Place) -> None:
-    config = place.write({"chat": {"slack": {"url": hook.url, "title": "{{ event.tpye }}"}}})
-    done = notbefore("drill", config)
-    assert done.returncode == 0, done.stderr
-    assert "has no attribute 'tpye'): the built-in text was sent" in done.stdout
+        with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.ready()
+            for words, steps in ways.items():
+                before = len(found.effects)
+                done = place.drill(config, *words, "--severity", "info")
+                assert (done.returncode, found.effects[before:], found.wrong) == (0, steps, []), done.stdout
+            assert {step.event["payload"]["severity"] for step in found.steps} == {"info"}
+            assert "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout
+            routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]  # with which the agent need not run
+            done = place.drill(place.write({"pager": pager(found)}, routes))
+            assert (done.returncode, found.effects[-2:]) == (0, ["opened", "resolved"])
+            assert "No route sends the end of an event to pager" in done.stdout
+            found.answers.extend([found.default, Say(400), Say(400)])
+            done = place.drill(config, "--change", "announced", "--wait", "0s")
+            assert (done.returncode, "STILL OPEN: pager" in done.stdout) == (1, True)
+            done = place.drill(
+                place.write({"pager": pager(found)}, [{"match": {"change": "updated"}, "sinks": ["pager"]}])
+            )
+            assert (done.returncode, "No route matches this event" in done.stdout) == (1, True)
 
 
 def test_check_config_tries_what_can_be_tried_without_sending(hook: HttpPeer, place: Place) -> None:
@@ -519,11 +515,8 @@ def test_a_drill_that_cannot_be_says_why(place: Place, words: tuple[str, ...], s
     assert (done.returncode, said in done.stderr) == (2, True)
 
 
-def test_a_drill_without_sinks_or_routes_reaches_nobody(place: Place) -> None:
-    assert "nobody would be notified" in notbefore("drill", place.write({})).stderr
-    config = place.write({"hook": webhook("http://127.0.0.1:9")}, [{"match": {"change": "updated"}, "sinks": ["hook"]}])
-    done = notbefore("drill", config)
-    assert (done.returncode, "No route matches this event" in done.stdout) == (1, True)
+def test_a_drill_without_sinks_reaches_nobody(place: Place) -> None:
+    assert "nobody would be notified" in place.drill(place.write({})).stderr
 
 
 def drain(directory: Path, seconds: str, **settings: Any) -> dict[str, Any]:

@@ -222,11 +222,12 @@ def test_no_secret_is_printed_whatever_fails(
             printed["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()
             printed["metrics"] = get(agent.port, "/metrics")[1]
             printed["history"] = get(agent.port, "/api/v1/history")[1]
+            state = str(tmp_path / "state")
+            printed["drill"] = repr(notbefore("drill", str(config), "--wait", "0s", "--state-dir", state, timeout=300))
             agent.process.terminate()
         printed["log"] = agent.log
         printed["records"] = json.dumps(agent.records)
     printed["check"] = repr(notbefore("check-config", str(config)))
-    printed["drill"] = repr(notbefore("drill", str(config), "--wait", "0s", timeout=300))  # fifty sinks again
     printed["outbox"] = repr(notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state")))
     printed["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
     for file in (tmp_path / "state").iterdir():

@@ -124,14 +124,11 @@ def test_the_connection_is_closed_where_nothing_comes_for_a_while_and_opened_aga
     monkeypatch.setattr(worker, "REST_AFTER", 0.5)
     attempts: list[Attempt] = []
     carrier = Worker("hub", lambda: sink_of(config(hub)), attempts.append)
-    try:
-        for number in (1, 2):
-            one = message()
-            carrier.give([GivenDelivery("d", one.event_key, "hub", one.kind, one.severity, one.line)])
-            eventually(lambda: len(attempts) == number)  # noqa: B023 - of this turn
-            eventually(lambda: connections(hub) == 0)
-    finally:
-        carrier.leave()
+    for number in (1, 2):
+        one = message()
+        carrier.give([GivenDelivery("d", one.event_key, "hub", one.kind, one.severity, one.line)])
+        eventually(lambda: len(attempts) == number)  # noqa: B023 - of this turn
+        eventually(lambda: connections(hub) == 0)
     assert [one.error for one in attempts] == [None, None]
     assert len(hub.stored) == 2
 

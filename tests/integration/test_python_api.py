@@ -159,7 +159,6 @@ def test_a_bug_of_a_sink_is_dead_at_once_and_loud(
     worker = Worker("it", lambda: Bad(error), attempts.append)
     worker.give([delivery()])
     eventually(lambda: attempts)
-    worker.leave()
     (attempt,) = attempts
     assert attempt.error is not None
     assert (attempt.error.permanent, attempt.error.may_pass) == (permanent, False)

@@ -123,7 +123,6 @@ class CourierHere:
     def __exit__(self, *_: object) -> None:
         self.channel.close()
         self._thread.join(20)
-        self.courier.close()
 
     def leave(self, seconds: float = 20.0) -> None:
         self.channel.send(Leave(seconds))

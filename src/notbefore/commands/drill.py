@@ -1,28 +1,26 @@
 """``notbefore drill``: an exercise through the real routes and sinks, to test that the people are reached.
 
-It goes through the outbox and the courier of the agent that runs with this configuration; where none runs, through an
-outbox of its own. What it opens it closes again, also where the routes would not, and where somebody interrupts it.
+It goes through the outbox and the courier of the agent that runs with this configuration, as a real change does. What
+it opens it closes again, also where the routes would not, and where Ctrl-C interrupts it. One that is killed leaves
+open what it has opened.
 """
 
 import argparse
 import os
-import select
 import socket
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, TextIO, cast
+from typing import Final, TextIO
 
 import msgspec
 from msgspec import Struct
 
 from notbefore.agent.control_socket import ask_agent
-from notbefore.agent.operations import ExerciseReply, ExerciseRequest, Operations
+from notbefore.agent.operations import ExerciseReply, ExerciseRequest
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
 from notbefore.config.load import load
@@ -39,15 +37,11 @@ from notbefore.core.record import Record, Vm
 from notbefore.core.routing import SEVERITIES, Match, Route, Severity
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.courier.message import Message
-from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.render import Renderer
-from notbefore.courier.supervisor import CourierManager, make_orders
-from notbefore.errors import ConfigError, ImdsError, NotBeforeError
+from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
-from notbefore.logs import set_up
-from notbefore.process.clock import Clock
-from notbefore.store.store import ExerciseAttempt, Store, StoredChange
+from notbefore.store.store import ExerciseAttempt, StoredChange
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of a step
 NOT_SENT: Final = SendResult("", "returned", "nobody has tried to send it")
@@ -95,32 +89,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser, "one JSON object")
     parser.add_argument(
+        "--state-dir", metavar="DIR", help="the state directory of the agent, whatever the configuration says"
+    )
+    parser.add_argument(
         "--wait", default="30s", metavar="DURATION", help="for how long failed attempts are repeated (default 30s)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send the exercise; returns 0 if every sink was reached. Raises ``ConfigError``."""
-    config = load(options.config, os.environ, {})
+    """Send the exercise; returns 0 if every sink was reached. Raises ``NotBeforeError``."""
+    config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
     routing = _routing(config, options.sink, options.severity)
     try:
         patience = Duration(options.wait).seconds
     except ValueError as error:
         raise ConfigError(f"--wait: {error}") from None
-    redact = Redactor(known_secrets(config.sinks))
-    set_up("text", "critical", redact)  # errors are shown in the table
     vm = _vm(config)
     *steps, end = changes(options.scenario, vm.name, datetime.now(UTC), STEPS[options.change])
-    with _outbox(config) as (ask_outbox, wait):
-        exercise = Exercise(routing, vm, ask_outbox, wait)
-        try:
-            for change in steps:
-                exercise.send(change, patience)
-        finally:
-            if options.resolve:
-                exercise.send(end, patience)
-                exercise.close_alerts(end, patience)
-            exercise.end(end.event.key)
+    exercise = Exercise(routing, vm, lambda request: ask_agent(Path(config.state.dir), request, ExerciseReply))
+    exercise.ask(ExerciseRequest(end.event.key))  # no agent: nothing is begun
+    try:
+        for change in steps:
+            exercise.send(change, patience)
+    finally:
+        if options.resolve:
+            exercise.send(end, patience)
+            exercise.close_alerts(end, patience)
+        exercise.ask(ExerciseRequest(end.event.key, end=True))
     report = DrillReport.of(exercise, config, end, routed=options.sink is None)
     if options.json:
         print_json([report], sys.stdout)
@@ -188,19 +183,12 @@ def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEP
 
 
 class Exercise:
-    """An exercise through the outbox that ``ask_outbox`` reaches; ``wait`` waits so many seconds at most."""
+    """An exercise through the outbox of the agent that answers ``ask``."""
 
-    def __init__(
-        self,
-        routing: Routing,
-        vm: Vm,
-        ask_outbox: Callable[[ExerciseRequest], ExerciseReply],
-        wait: Callable[[float], None],
-    ) -> None:
+    def __init__(self, routing: Routing, vm: Vm, ask: Callable[[ExerciseRequest], ExerciseReply]) -> None:
         self._routing = routing
         self._vm = vm
-        self._ask = ask_outbox
-        self._wait = wait
+        self.ask = ask
         self.made: dict[tuple[str, str], Delivery] = {}  # by sink and kind
         self.attempts: tuple[ExerciseAttempt, ...] = ()
         self.unclosed: tuple[str, ...] = ()  # the sinks whose alerts no route closes
@@ -213,12 +201,12 @@ class Exercise:
             for one in deliveries(change, line, routing or self._routing, self._vm)
         )
         self.made |= {(one.sink, one.kind): one for one in made}
-        reply = self._ask(ExerciseRequest(change.event.key, StoredChange(change, line, made)))
+        reply = self.ask(ExerciseRequest(change.event.key, StoredChange(change, line, made)))
         ahead = max(0.0, change.time.timestamp() - time.time())  # the steps are a second apart
         deadline = time.monotonic() + ahead + patience
         while reply.due is not None and time.monotonic() + max(0.0, reply.due) <= deadline:
-            self._wait(LOOK_INTERVAL)
-            reply = self._ask(ExerciseRequest(change.event.key))
+            time.sleep(LOOK_INTERVAL)
+            reply = self.ask(ExerciseRequest(change.event.key))
         self.attempts = reply.attempts
 
     def close_alerts(self, end: Change, patience: float) -> None:
@@ -234,39 +222,6 @@ class Exercise:
         accepted = [one for one in self.attempts if one.result.outcome == "accepted"]
         alerts = {one.sink for one in accepted if not self._routing.sinks[one.sink].approvals}
         return alerts - {one.sink for one in accepted if one.kind == end.kind}
-
-    def end(self, event_key: str) -> None:
-        """Drop what still waits."""
-        self._ask(ExerciseRequest(event_key, end=True))
-
-
-@contextmanager
-def _outbox(config: Config) -> Iterator[tuple[Callable[[ExerciseRequest], ExerciseReply], Callable[[float], None]]]:
-    """How to ask the agent; where none runs, an outbox of its own with a courier. Raises ``NotBeforeError``."""
-    directory = Path(config.state.dir)
-
-    def ask_running(request: ExerciseRequest) -> ExerciseReply:
-        reply = ask_agent(directory, request, ExerciseReply)
-        if reply is None:
-            raise NotBeforeError("the agent has ended during the exercise: start it again")
-        return reply
-
-    if ask_agent(directory, ExerciseRequest(""), ExerciseReply) is not None:
-        yield ask_running, time.sleep
-        return
-    orders = msgspec.structs.replace(make_orders(config), log_level="critical")  # errors are shown in the table
-    with tempfile.TemporaryDirectory() as temporary, closing(Store(Path(temporary), Clock())) as store:
-        couriers = CourierManager(orders, store, lambda: None, lambda: store.lock_descriptor)
-        operations = Operations(store, lambda: config.routing)
-
-        def wait(seconds: float) -> None:
-            couriers.tick()
-            select.select(couriers.descriptors, couriers.unsent, [], seconds)
-
-        try:
-            yield lambda request: cast("ExerciseReply", operations.answer(request)), wait
-        finally:
-            couriers.stop(lambda _seconds: False)
 
 
 class DrillRow(Struct, frozen=True):

@@ -706,6 +706,10 @@ class Outbox:
             if (state is None or row.state == state) and (sink is None or row.delivery.sink == sink):
                 yield row
 
+    def get(self, delivery_id: str) -> Row | None:
+        """The row of this id; ``None``: it is gone."""
+        return self._rows.get(delivery_id)
+
     def find(self, prefix: str) -> list[Row]:
         """The rows whose id begins with ``prefix``."""
         return [row for row in self._rows.values() if row.id.startswith(prefix)]

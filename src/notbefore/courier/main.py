@@ -64,6 +64,10 @@ class Courier:
 
     def run(self) -> int:
         """Work until the agent says leave, or a sink hangs; returns the exit code. ``ConnectionError``: no agent."""
+        with self._reader, self._writer:
+            return self._run()
+
+    def _run(self) -> int:
         while True:
             for frame in self._channel.receive():
                 self._take(msgspec.msgpack.decode(frame, type=FromAgent))
@@ -75,13 +79,6 @@ class Courier:
                 self._failures.count()
                 return HUNG if self._hanging else DONE
             self._wait()
-
-    def close(self) -> None:
-        """End the threads that do not hang, and close the sockets."""
-        for worker in self._workers.values():
-            worker.leave()
-        self._reader.close()
-        self._writer.close()
 
     # ---- what the agent says, and what it is told
 
@@ -137,7 +134,7 @@ class Courier:
         self._attempts.append(attempt)
         if not self._signaled:
             self._signaled = True
-            with suppress(OSError):  # closed: the thread hung, and comes to an end late
+            with suppress(OSError):  # it is over: this thread hung, and comes to an end late
                 self._writer.send(b".")
 
     # ---- results

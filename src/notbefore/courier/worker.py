@@ -68,7 +68,7 @@ class Worker:
         self._checks = checks
         self._made_with: list[str] = []
         self._sink: Sink | None = None
-        self._jobs: queue.SimpleQueue[Sequence[GivenDelivery] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Sequence[GivenDelivery]] = queue.SimpleQueue()
         self._under_way: tuple[float, Sequence[GivenDelivery]] | None = None  # since when (monotonic seconds), and what
         self._paused_until = 0.0  # monotonic seconds: the receiver asked for the pause
         threading.Thread(target=self._run, name=f"sink-{name}", daemon=True).start()
@@ -77,17 +77,14 @@ class Worker:
         """Send them after what was given before; several of one event are given at once, in order."""
         self._jobs.put(deliveries)
 
-    def leave(self) -> None:
-        """End the thread, once it has sent what it was given."""
-        self._jobs.put(None)
-
     def hangs(self, limit: float) -> Sequence[GivenDelivery]:
         """The deliveries on which it has worked for more than ``limit`` seconds."""
         since, current = self._under_way or (time.monotonic(), ())
         return current if time.monotonic() - since > limit else ()
 
     def _run(self) -> None:
-        while (given := self._next()) is not None:
+        while True:
+            given = self._next()
             waiting: set[str] = set()  # events of which an earlier delivery is to be sent first
             for first in range(0, len(given), self._batch):
                 for attempt in self._attempts(given[first : first + self._batch], waiting):
@@ -96,11 +93,9 @@ class Worker:
                     if attempt.again:
                         waiting.add(attempt.delivery.event_key)
                     self._report(attempt)
-        if self._sink is not None:
-            self._sink.close()
 
-    def _next(self) -> Sequence[GivenDelivery] | None:
-        """What is to be sent next; ``None``: nothing any more."""
+    def _next(self) -> Sequence[GivenDelivery]:
+        """What is to be sent next."""
         if isinstance(self._sink, RestingSink):
             with suppress(queue.Empty):
                 return self._jobs.get(timeout=REST_AFTER)

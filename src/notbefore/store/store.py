@@ -94,7 +94,7 @@ class ExerciseAttempt(Struct, frozen=True):
     sink: str
     kind: MessageKind
     result: SendResult
-    took: float  # seconds
+    took: float  # seconds since it was to be sent
 
 
 class Store:
@@ -127,7 +127,6 @@ class Store:
         self._recent: deque[tuple[float, HistoryRecord]] = deque()  # written in the last seconds, and when
         self._measured: dict[tuple[str, str], list[float]] = {}  # (type, id of the VM) -> seconds of interruptions
         self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
-        self._under_way: dict[str, tuple[GivenDelivery, float]] = {}  # what a courier has of them, since when
         self._sinks: Collection[str] | None = None  # those that are configured
         self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
@@ -201,13 +200,13 @@ class Store:
         with self._memory:
             return list(self._exercised.get(event_key, ()))
 
-    def _note_exercise(self, results: Iterable[SendResult], given: Iterable[GivenDelivery]) -> None:
-        now = self._clock.boot_time()
+    def _note_exercise(self, results: Iterable[SendResult]) -> None:
         for result in results:
-            one, since = self._under_way.pop(result.delivery_id, (None, 0.0))
-            if one is not None and one.event_key in self._exercised:
-                self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, now - since))
-        self._under_way |= {one.delivery_id: (one, now) for one in given if one.event_key in self._exercised}
+            row = self._outbox.get(result.delivery_id)
+            attempts = self._exercised.get(row.delivery.event_key) if row is not None else None
+            if row is not None and attempts is not None:
+                took = max(0.0, self._clock.boot_time() - row.since)
+                attempts.append(ExerciseAttempt(row.delivery.sink, row.delivery.kind, result, took))
 
     def know_time(self, date: float | None) -> None:
         """IMDS has answered, at this time by its clock, in Unix seconds; ``None``: it does not say it."""
@@ -232,9 +231,8 @@ class Store:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
         with self._memory:
             results = list(results)
+            self._note_exercise(results)
             given = self._outbox.exchange(results, room, self._clock.boot_time())
-            if self._exercised:
-                self._note_exercise(results, given)
             self._stepped()
             return [self._with_usual(one) for one in given] if self._measured else given
 
