@@ -145,27 +145,3 @@ def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, t
         record.write_text(json.dumps(agent.records[1]), encoding="utf-8")
         assert notbefore(*words, str(record)).returncode == 0
     prepared.close()
-
-
-def test_the_next_vm_approves_where_the_leader_s_agent_is_down(imds: Simulator, tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path)
-    for vm in VMS:
-        prepared.prepare(vm)
-    with ExitStack() as stack:
-        agents = [
-            stack.enter_context(
-                RunningAgent(imds.endpoint_of(vm), tmp_path / vm, str(prepared.config), "--allow-approval")
-            ).ready()
-            for vm in VMS[1:]
-        ]
-        event_id = imds.start("user-reboot", resources=VMS)
-        for agent in agents:
-            agent.reported("announced")
-        waited(imds)
-        assert imds.start_requests == []  # it is the leader's turn
-        eventually(lambda: imds.start_requests, 60)
-        for agent in agents:
-            eventually(partial(has_started, agent))
-        waited(imds)
-        assert set(imds.start_requests) == {event_id}
-    prepared.close()

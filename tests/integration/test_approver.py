@@ -12,14 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.agent.approval_log import ApprovalLog
+from notbefore.agent.approvals import ApprovalSettings, ListedEvents
 from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, Approver
 from notbefore.agent.control_socket import ControlReply, ControlRequest
-from notbefore.agent.start_request import ApprovalSettings
-from notbefore.agent.state import AgentState
+from notbefore.agent.state import AgentState, PollStatus, Step
 from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
-from notbefore.core.change import Change
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
 from notbefore.errors import ImdsError
@@ -55,36 +53,22 @@ class ShiftedClock(Clock):
         return super().boot_time() + self.ahead
 
 
-class WatchedLog(ApprovalLog):
-    """Something happens right after the next thing is written down."""
-
-    def __init__(self, state: AgentState) -> None:
-        super().__init__(state)
-        self.after_write: Callable[[], None] = lambda: None
-
-    def write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
-        written = super().write(attempt, change)
-        act, self.after_write = self.after_write, lambda: None
-        act()
-        return written
-
-
 class World:
     """A tracker that knows of one event, an IMDS that counts, and what happens when something is written down."""
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
         self.imds = imds
+        self.after_write: Callable[[], None] = lambda: None  # right after the next thing is written down
         self.clock = ShiftedClock()
         self.agent = Tracking(directory, self.clock)
         self.agent.tracker.identify(Vm(name=ME))
-        self.approvals = WatchedLog(self.agent.state)
         self.policy, self.allowed, self.api_version, self.conflict = ON, True, "2020-07-01", ""
         self.errors = UnforeseenErrors()
         self.approver = self.successor()
         self.sees(listed())
 
     def successor(self) -> Approver:
-        return Approver(self.approvals, self.settings, self.errors)
+        return Approver(self.agent.state, self.settings, self.errors)
 
     def sees(self, document: bytes) -> None:
         self.imds.set_document(document)
@@ -124,9 +108,13 @@ class World:
         return reply.result()
 
     @property
+    def listed(self) -> ListedEvents:
+        return self.approver.listed()
+
+    @property
     def attempt(self) -> ApprovalAttempt:
         """What is remembered of the one event."""
-        (attempt,) = self.approvals.listed().attempts.values()
+        (attempt,) = self.listed.attempts.values()
         return attempt
 
     @property
@@ -153,9 +141,19 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with Simulator((ME, PEER)) as imds:
         found = World(imds, tmp_path)
+        commit = AgentState.commit
+
+        def watched(state: AgentState, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
+            written = commit(state, step, poll, on_disk)
+            if on_disk:
+                act, found.after_write = found.after_write, lambda: None
+                act()
+            return written
+
+        monkeypatch.setattr(AgentState, "commit", watched)
         yield found
         found.agent.close()
 
@@ -208,7 +206,7 @@ def test_what_is_switched_off_meanwhile_is_not_sent(
         return answer
 
     if when == "while it is written down":
-        world.approvals.after_write = lambda: switched(world, **change)
+        world.after_write = lambda: switched(world, **change)
     else:
         monkeypatch.setattr(ImdsClient, "get", slow)
     world.approver.decide()
@@ -222,7 +220,7 @@ def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> No
     rule = Rule(RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader")
     world.policy = Policy(enabled=True, dry_run=False, rules=(rule,))
     world.sees(listed(Resources=[ME, PEER]))
-    world.approvals.after_write = lambda: world.agent.tracker.identify(Vm(name="WestNO_9"))
+    world.after_write = lambda: world.agent.tracker.identify(Vm(name="WestNO_9"))
     world.approver.decide()
     assert world.imds.start_requests == []
     assert world.end[1:] == ("changed", "the rules say leave now: another VM decides for all of them")
@@ -239,7 +237,7 @@ def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> No
     ],
 )
 def test_an_event_that_becomes_another_is_not_approved(world: World, document: bytes, reason: str, words: str) -> None:
-    world.approvals.after_write = lambda: world.sees(document)
+    world.after_write = lambda: world.sees(document)
     world.approver.decide()
     assert world.end == ("approval_skipped", reason, words)
     assert world.imds.start_requests == []
@@ -252,7 +250,7 @@ def test_nothing_is_sent_at_not_before(world: World) -> None:
     def then() -> None:
         world.clock.ahead += 31
 
-    world.approvals.after_write = then
+    world.after_write = then
     world.approver.decide()
     assert (world.imds.start_requests, world.end[1:]) == ([], ("too_late", "NotBefore came first"))
 
@@ -274,7 +272,7 @@ def test_what_imds_does_not_confirm_is_not_sent(world: World, document: bytes) -
     world.imds.set_document(document)
     assert world.approver.decide() == SHORT_WAIT
     assert (world.reason, world.imds.start_requests) == ("", [])
-    assert not world.approvals.listed().attempts
+    assert not world.listed.attempts
 
 
 def test_an_answer_that_is_no_document_confirms_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,27 +291,16 @@ def test_a_flaw_of_another_event_keeps_nothing_from_being_sent(world: World) -> 
     assert world.decide() == "accepted"
 
 
-def test_the_list_flaps(world: World) -> None:
-    def flap() -> None:
-        world.sees(body())
-        world.sees(listed())
-
-    world.approvals.after_write = flap
-    assert world.decide() == "accepted"
-    assert world.imds.start_requests == [ID]
-
-
 def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: World) -> None:
     assert world.decide() == "accepted"
     world.sees(body())
     world.sees(listed())
     assert world.approver.decide() == LONG_WAIT
+    assert world.imds.start_requests == [ID]
     for number in range(30):
         world.sees(listed(EventId=f"e-{number}"))
-        (tracked,) = world.approvals.listed().events.values()
-        world.approvals.write(ApprovalAttempt(tracked, "rules[0]").ended("approved"))
-    assert len(world.approvals.listed().attempts) == 21
-    assert world.imds.start_requests == [ID]
+        assert world.decide() == "accepted"
+    assert len(world.listed.attempts) == 21
 
 
 def test_after_each_change_the_second_waits_for_the_leader_anew(world: World) -> None:
@@ -347,7 +334,7 @@ def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: 
     def slow() -> None:
         world.clock.ahead += 16
 
-    world.approvals.after_write = slow
+    world.after_write = slow
     world.approver.decide()
     assert (world.imds.start_requests, world.attempt.state, world.attempt.requests) == ([], "sending", 0)
     world.sees(listed())
@@ -363,16 +350,6 @@ def test_what_cannot_be_written_down_is_not_sent(world: World) -> None:
     assert world.decide() == "accepted"
 
 
-def test_what_could_not_be_sent_before_the_event_went_is_recorded_once(world: World) -> None:
-    with SickDisk(world.agent.store) as disk:
-        world.approver.decide()
-        disk.heal()
-    world.sees(body())
-    world.approver.decide()
-    world.approver.decide()
-    assert [one["reason"] for one in world.ends] == ["no_longer_scheduled"]
-
-
 # ---- the answers of IMDS
 
 
@@ -381,13 +358,6 @@ def test_it_is_sent_again_until_imds_accepts_it(world: World) -> None:
     assert world.waits() == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert world.end[:2] == ("approved", "accepted")
     assert (world.imds.start_requests, world.ends[-1]["requests"]) == ([ID], 10)
-
-
-def test_a_change_of_another_event_does_not_end_the_pause(world: World) -> None:
-    world.imds.fault("start-status", 500, times=1)
-    assert world.approver.decide() == 1.0
-    assert (world.decide(), world.attempt.requests) == ("", 1)
-    assert world.attempt.state == "sending"
 
 
 def test_the_first_failures_are_logged_and_later_ones_now_and_then(
@@ -410,21 +380,6 @@ def test_what_imds_asks_for_is_waited(
 
     monkeypatch.setattr(ImdsClient, "post", throttled)
     assert world.approver.decide() == waited
-
-
-def test_while_it_is_sent_people_are_shown_that(world: World) -> None:
-    def shown() -> str:
-        known = world.approvals.listed()
-        (tracked,) = known.events.values()
-        preview = world.approver.preview(tracked, known)
-        return preview.state if preview is not None else ""
-
-    world.imds.fault("start-status", 500, times=1)
-    world.approver.decide()
-    assert shown() == "sending"
-    world.wait(1)
-    world.approver.decide()
-    assert shown() == "approved (accepted)"
 
 
 def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:
@@ -472,20 +427,8 @@ def test_the_next_agent_goes_on_with_what_imds_had_not_answered(world: World) ->
     assert world.ends[-1]["requests"] == 2
 
 
-def test_a_request_under_way_is_cut_off_and_left_to_the_next_agent(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("notbefore.agent.start_request.TIMEOUT", 300.0)
-    world.imds.fault("start-freeze", 60.0, times=1)
-    world.approver.start()
-    eventually(lambda: world.imds.start_requests)
-    world.approver.stop()
-    eventually(lambda: all(one.name != "approve" for one in threading.enumerate()))
-    assert (world.reason, world.attempt.state, world.attempt.requests) == ("", "sending", 1)
-
-
 def test_an_agent_that_stops_sends_nothing_more(world: World) -> None:
-    world.approvals.after_write = world.approver.stop
+    world.after_write = world.approver.stop
     assert world.decide() == ""
     assert world.imds.start_requests == []
     assert (world.attempt.state, world.attempt.requests) == ("sending", 0)
@@ -574,9 +517,10 @@ def test_an_operator_does_not_interfere_with_a_rule(world: World) -> None:
 
 
 def test_what_was_asked_by_hand_when_the_agent_ended_is_not_sent_by_the_next(world: World) -> None:
-    (tracked,) = world.approvals.listed().events.values()
-    world.approvals.write(ApprovalAttempt(tracked, "operator", by="eve", requests=1))
     world.policy = msgspec.structs.replace(ON, rules=())
+    (tracked,) = world.listed.events.values()
+    begun = {ID.casefold(): ApprovalAttempt(tracked, "operator", by="eve", requests=1)}
+    world.agent.state.commit(lambda state: (msgspec.structs.replace(state, approvals=begun), ()))
     assert world.decide() == "no_answer"
     assert "ask again" in world.end[2]
     assert world.imds.start_requests == []
@@ -594,26 +538,13 @@ def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, mon
 # ---- the thread
 
 
-@pytest.mark.parametrize(
-    ("policy", "allowed", "mode"),
-    [
-        (ON, True, "on"),
-        (msgspec.structs.replace(ON, dry_run=True), True, "dry_run"),
-        (ON, False, "off"),
-        (msgspec.structs.replace(ON, enabled=False), True, "off"),
-    ],
-)
-def test_both_switches_are_needed(policy: Policy, mode: str, *, allowed: bool) -> None:
-    assert ApprovalSettings(policy, "http://127.0.0.1:9", "2020-07-01", allowed).mode == mode
-
-
 def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
     def settings() -> ApprovalSettings:
         if threading.current_thread().name == "approve" and not world.errors.counts["other"]:
             raise RuntimeError("a bug")
         return world.settings()
 
-    approver = Approver(world.approvals, settings, world.errors)
+    approver = Approver(world.agent.state, settings, world.errors)
     approver.start()
     try:
         eventually(lambda: world.errors.counts["other"] == 1)

@@ -551,16 +551,6 @@ def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make
     assert agents.now.listed.fresh
 
 
-def test_an_approval_is_a_change_that_others_hear_of(agents: Agents) -> None:
-    agents.sees(MINE)
-    assert agents.now.changes == 1
-    attempt = ApprovalAttempt(agents.now.listed.events[ID.casefold()], "rule")
-    agents.now.approvals.write(attempt)
-    assert agents.now.changes == 1
-    agents.now.approvals.write(attempt, attempt.change("approved", "accepted", "", agents.now.listed.context))
-    assert agents.now.changes == 2
-
-
 @pytest.mark.parametrize("announce_by", ["affected", "leader"])
 def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeated(
     agents: Agents, announce_by: AnnounceBy
@@ -950,28 +940,6 @@ def test_nothing_is_fresh_before_the_first_answer_of_this_process(agents: Agents
     assert agents.now.listed.answered
 
 
-def test_an_event_that_could_not_be_read_is_listed_and_not_readable(agents: Agents) -> None:
-    agents.sees(MINE)
-    assert agents.now.listed.readable(ID.casefold()) == agents.now.listed.events[ID.casefold()]
-    agents.sees({**MINE, "EventType": 7})
-    assert ID.casefold() in agents.now.listed.events
-    assert agents.now.listed.readable(ID.casefold()) is None
-    assert agents.now.listed.readable("other") is None
-
-
-def test_what_cannot_be_written_is_said_and_kept(agents: Agents) -> None:
-    agents.sees(MINE)
-    attempt = ApprovalAttempt(agents.now.listed.events[ID.casefold()], "rule")
-    assert agents.now.approvals.write(attempt)
-    with SickDisk(agents.now.store) as disk:
-        assert not agents.now.approvals.write(attempt.ended("over"))
-        assert agents.now.listed.attempts[ID.casefold()].state == "done"
-        disk.heal()
-    agents.die()
-    agents.boot()
-    assert agents.now.listed.attempts[ID.casefold()].state == "done"
-
-
 def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agents: Agents) -> None:
     agents.sees(MINE)
     one = agents.now.listed.events[ID.casefold()]
@@ -980,7 +948,10 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
         event = msgspec.structs.replace(one.event, event_id=f"e-{number}")
         attempt = ApprovalAttempt(msgspec.structs.replace(one, event=event), "rule")
         context = agents.now.listed.context
-        assert agents.now.approvals.write(attempt, attempt.change("approved", "accepted", "", context))
+        change = attempt.change("approved", "accepted", "", context)
+        agents.now.state.commit(
+            lambda state: (replace(state, approvals={**state.approvals, event.key: attempt}), (change,)), on_disk=20
+        )
 
     with ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(approve, number) for number in range(100)]
@@ -1189,7 +1160,7 @@ def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) ->
     agents.sees(MINE, OTHERS)
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
-    assert agents.now.listed.readable(ID.casefold()) is None  # so it is not approved either
+    assert not agents.now.listed.readable(ID.casefold())  # so it is not approved either
     agents.now.tracker.use("http://imds", "2020-07-01")
     agents.sees(MINE)
     agents.sees(MINE)

@@ -6,7 +6,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-from notbefore.agent.approval_log import ApprovalLog, ListedEvents
+from notbefore.agent.approvals import ListedEvents
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentSnapshot, AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker
@@ -63,7 +63,6 @@ class Tracking:
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)
         self.tracker.use("http://imds", "2020-07-01")
-        self.approvals = ApprovalLog(self.state)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -77,7 +76,7 @@ class Tracking:
 
     @property
     def listed(self) -> ListedEvents:
-        return self.approvals.listed()
+        return ListedEvents.of(self.known, self.clock.read())
 
     def close(self) -> None:
         self.freeze_meter.switch(on=False)

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec.structs import replace
 
 from notbefore import __version__
-from notbefore.agent.approval_log import ApprovalLog
+from notbefore.agent.approvals import ApprovalSettings
 from notbefore.agent.approver import Approver
 from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
 from notbefore.agent.operations import Operations, Reply, Request
 from notbefore.agent.polling import Polling
-from notbefore.agent.start_request import ApprovalSettings
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.unforeseen import UnforeseenErrors
@@ -86,7 +85,7 @@ class Agent:
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._state, self._errors)
-        self._approver = Approver(ApprovalLog(self._state), self._approval_settings, self._errors)
+        self._approver = Approver(self._state, self._approval_settings, self._errors)
         self._operations = Operations(self._store, lambda: self._config.routing)
         self._control = ControlSocket(self._store.path.parent, self._answer)
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)

@@ -8,81 +8,68 @@ looked at again.
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.approval_log import ApprovalLog, ListedEvents
+from notbefore.agent.approvals import ApprovalSettings, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
-from notbefore.agent.start_request import ApprovalSettings, post, why_not_listed
+from notbefore.agent.state import WRITE_PATIENCE, AgentState
 from notbefore.agent.unforeseen import UnforeseenErrors
-from notbefore.core.approval import ApprovalAttempt, Decision, content_of, judge, unreadable
-from notbefore.core.change import BY_RULE, OPERATOR, ApprovalKind, Reason
-from notbefore.core.document import SCHEDULED
+from notbefore.core.approval import ApprovalAttempt, Decision, content_of, judge, next_attempt, unreadable
+from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
+from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.duration import back_off
 from notbefore.core.listing import PendingApproval, PendingEvent
 from notbefore.core.tracked import TrackedEvent
-from notbefore.errors import ImdsError
-from notbefore.imds.client import ImdsClient
+from notbefore.errors import DocumentError, ImdsError
+from notbefore.imds.client import TIMEOUT, ImdsClient
+from notbefore.store.file import StoredState
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which what an operator asked for is not begun any more
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
+CONFIRM_TIMEOUT: Final = 5.0  # seconds for the answer right before a request
+SHORTEST: Final = 1.0  # seconds that a request has, however near NotBefore is
 PAUSE: Final = 1.0  # seconds after the first unusable answer, doubled with each,
 LONGEST_PAUSE: Final = 60.0  # to so many seconds
 LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
+PREVIEW_VERSION: Final = "2017-03-01"  # of IMDS: its start request needs the DocumentIncarnation as well
 WOULD_APPROVE: Final = "it would be approved now"
 INTERRUPTED: Final = "the agent ended before it had the answer: ask again"
+UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
 
 
-class Objection(Struct, frozen=True):
-    """Why an event is not to be approved now."""
+class OperatorOrder(Struct, frozen=True):
+    """What an operator asks for; the thread puts one reply."""
 
-    reason: Reason
-    words: str
-
-
-class UnansweredRequest(Struct, frozen=True):
-    """IMDS gave no usable answer about an event."""
-
-    count: int  # in a row
-    error: str
-    again: float  # monotonic seconds
-
-
-class OperatorOrder:
-    """What an operator asks for; the thread sets ``reply``, then ``done``."""
-
-    def __init__(self, tracked: TrackedEvent, user: str, reason: str, until: float) -> None:
-        self.tracked = tracked
-        self.user = user
-        self.reason = reason
-        self.until = until  # monotonic seconds: it is not begun later
-        self.reply = ControlReply(done=False, words="it is not decided: see `notbefore history`")
-        self.done = threading.Event()
+    tracked: TrackedEvent
+    user: str
+    reason: str
+    until: float  # monotonic seconds: it is not begun later
+    reply: queue.SimpleQueue[ControlReply]
 
 
 class Approver:
     """``settings`` gives those in use: they are asked for again right before each request."""
 
-    def __init__(
-        self, approvals: ApprovalLog, settings: Callable[[], ApprovalSettings], errors: UnforeseenErrors
-    ) -> None:
-        self._approvals = approvals
-        self._clock = approvals.clock
+    def __init__(self, state: AgentState, settings: Callable[[], ApprovalSettings], errors: UnforeseenErrors) -> None:
+        self._state = state
+        self._clock = state.clock
         self._settings = settings
         self._errors = errors
-        self._contents: dict[str, tuple[str, datetime]] = {}  # of each listed event, and since when it has it
-        self._unanswered: dict[str, UnansweredRequest] = {}  # by the event's key
         self._orders = queue.SimpleQueue[OperatorOrder]()
-        self._client: ImdsClient | None = None  # of the request that is under way
+        self._failures = 0  # unusable answers of IMDS in a row
+        self._failure = ""  # the last of them
+        self._again = 0.0  # monotonic seconds: IMDS is not asked sooner
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
@@ -96,7 +83,7 @@ class Approver:
             log.warning("approval: dry run, nothing is sent (approval.dry_run)")
         elif settings.allowed or settings.policy.enabled:
             log.warning("approval is off, nothing is sent: %s", settings.off)
-        left_over = any(attempt.state != "done" for attempt in self._approvals.listed().attempts.values())
+        left_over = any(attempt.state != "done" for attempt in self.listed().attempts.values())
         if self._thread.ident is None and (left_over or not settings.missing):
             self._thread.start()
         self.wake()
@@ -106,14 +93,24 @@ class Approver:
         self._woken.set()
 
     def stop(self) -> None:
-        """Send nothing more. What is under way is cut off; the state says how far it came."""
+        """Send nothing more. What waits for its answer is left to the next agent: the state says how far it came."""
         self._stop.set()
         self._woken.set()
-        client = self._client
-        if client is not None:
-            client.abort()
         if self._thread.ident is not None:
             self._thread.join(STOP_PATIENCE)
+
+    def listed(self) -> ListedEvents:
+        """What is known now."""
+        return ListedEvents.of(self._state.snapshot, self._clock.read())
+
+    def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
+        """Write down how far an approval has come, and the record of it; returns whether it is on disk."""
+
+        def step(state: StoredState) -> tuple[StoredState, Sequence[Change]]:
+            approvals = {**state.approvals, attempt.tracked.event.key: attempt}
+            return replace(state, approvals=approvals), (change,) if change is not None else ()
+
+        return self._state.commit(step, on_disk=WRITE_PATIENCE)
 
     # ---- deciding
 
@@ -129,104 +126,61 @@ class Approver:
         """Do what is due; returns seconds until something else may be."""
         while not self._orders.empty():
             self._carry_out(self._orders.get())
-        listed = self._approvals.listed()
-        self._contents = {key: known for key, known in self._contents.items() if key in listed.events}
+        listed = self.listed()
         begun = {key for key, attempt in listed.attempts.items() if attempt.state != "done"}
-        waits = [self._go_on(key) for key in begun]
         first_due = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
+        waits = [self._go_on(key) for key in begun]
         waits += [self._consider(one.event.key) for one in first_due if one.event.key not in begun]
-        self._unanswered = {key: known for key, known in self._unanswered.items() if key in listed.events}
         return min([LONG_WAIT, *waits])
 
     def _consider(self, key: str) -> float:
         """Do what the rules say of a listed event; returns seconds until more may be due."""
-        settings, listed = self._settings(), self._approvals.listed()
+        settings, listed = self._settings(), self.listed()
         tracked, before = listed.events.get(key), listed.attempts.get(key)
         if tracked is None or settings.off or self._stop.is_set():
             return LONG_WAIT
-        decision = self._decision(settings, tracked, listed, self._unchanged_since(tracked, listed))
+        decision = _decision(settings, tracked, listed)
         dry_run = settings.mode == "dry_run"
         step = f"{decision.step} dry run" if dry_run else decision.step
         nothing_to_do = decision.action == "leave" and decision.skipped is None
         if nothing_to_do or (before is not None and before.is_carried_out(tracked, step)):
             return LONG_WAIT
         wait = (decision.at - listed.context.now).total_seconds() if decision.at is not None else 0.0
-        if wait <= 0 and self._answers(key, listed):
-            attempt = _next(before, tracked, decision.rule, step)
-            if decision.skipped is None and not dry_run:
-                return self._send(attempt)
-            self._give_up(attempt, decision.skipped or "dry_run", decision.why if decision.skipped else WOULD_APPROVE)
-        return min(max(wait, SHORT_WAIT), LONG_WAIT)
+        if wait > 0 or not self._may_ask(key, listed):
+            return min(max(wait, SHORT_WAIT), LONG_WAIT)
+        attempt = next_attempt(before, tracked, decision.rule, step)
+        if decision.skipped is None and not dry_run:
+            return self._send(attempt)
+        return self._give_up(
+            attempt, decision.skipped or "dry_run", decision.why if decision.skipped else WOULD_APPROVE
+        )
 
-    def _answers(self, key: str, listed: ListedEvents) -> bool:
-        """IMDS has just listed the event, and does not owe an answer about it."""
-        unanswered = self._unanswered.get(key)
-        if unanswered is not None and self._clock.monotonic() < unanswered.again:
-            return False
-        return listed.fresh and listed.readable(key) is not None
-
-    def _decision(
-        self, settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents, since: datetime | None
-    ) -> Decision:
-        flawed = tracked.event.key in listed.flawed
-        return judge(settings.policy, tracked, listed.context.vm, flawed=flawed, since=since)
-
-    def _unchanged_since(self, tracked: TrackedEvent, listed: ListedEvents) -> datetime:
-        """When this process first saw the event as it is."""
-        key, content = tracked.event.key, content_of(tracked)
-        if key not in self._contents or self._contents[key][0] != content:
-            self._contents[key] = content, listed.context.now
-        return self._contents[key][1]
+    def _may_ask(self, key: str, listed: ListedEvents) -> bool:
+        """IMDS has just listed the event, and answers."""
+        return listed.fresh and listed.readable(key) and self._clock.monotonic() >= self._again
 
     def _go_on(self, key: str) -> float:
         """Go on with what was begun: IMDS has not answered it, or it could not be written down."""
-        listed = self._approvals.listed()
-        attempt = listed.attempts.get(key)
-        if attempt is None or not listed.answered or self._stop.is_set():
+        listed = self.listed()
+        attempt = listed.attempts[key]
+        if not listed.answered or self._stop.is_set():
             return SHORT_WAIT
-        objection, unanswered = self._objection(attempt, listed), self._unanswered.get(key)
+        objection = _objection(attempt, self._settings(), listed)
         if objection is not None:
-            words = f"{objection.words}; {unanswered.error}" if unanswered is not None else objection.words
-            return self._give_up(attempt, objection.reason, words)
+            reason, words = objection
+            return self._give_up(attempt, reason, "; ".join(filter(None, (words, self._failure))))
         if attempt.rule == OPERATOR:
             return self._give_up(attempt, "no_answer", INTERRUPTED)
-        return self._send(attempt) if self._answers(key, listed) else SHORT_WAIT
-
-    def _objection(self, attempt: ApprovalAttempt, listed: ListedEvents) -> Objection | None:
-        """Why a decision does not hold any more: by the event, the time, the settings, the rules, or this VM's name."""
-        tracked, settings = listed.events.get(attempt.tracked.event.key), self._settings()
-        if tracked is None:
-            return Objection("no_longer_scheduled", "it is gone")
-        if tracked.event.event_status != SCHEDULED:
-            return Objection("no_longer_scheduled", f"it is {tracked.event.event_status}")
-        if tracked.not_before is not None and listed.context.now >= tracked.not_before:
-            return Objection("too_late", "NotBefore came first")
-        if settings.mode != "on":
-            return Objection("switched_off", settings.off or "approval.dry_run is true")
-        words = self._changed(attempt, tracked, settings, listed)
-        return Objection("changed", words) if words else None
-
-    def _changed(
-        self, attempt: ApprovalAttempt, tracked: TrackedEvent, settings: ApprovalSettings, listed: ListedEvents
-    ) -> str:
-        """What has changed since the decision, in words; empty if nothing has."""
-        if content_of(tracked) != content_of(attempt.tracked):
-            return "the event has changed"
-        if attempt.rule == OPERATOR:
-            return unreadable(tracked, flawed=tracked.event.key in listed.flawed)
-        decision = self._decision(settings, tracked, listed, None)
-        if decision.action != "approve" or decision.step != attempt.step:
-            return f"the rules say {decision.action} now: {decision.why}"
-        return "it is another VM's turn now" if decision.at is not None and listed.context.now < decision.at else ""
+        return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
 
     # ---- doing
 
     def _send(self, attempt: ApprovalAttempt) -> float:
         """Ask IMDS once more, then send; returns seconds until it is to be tried again, if it is."""
         settings = self._settings()
-        with self._connected(settings) as client:
+        with closing(ImdsClient(settings.endpoint)) as client:
             try:
-                why = why_not_listed(client, settings, attempt.tracked)
+                why = _why_not_listed(client, settings, attempt.tracked)
             except ImdsError as error:
                 return self._not_answered(attempt, error)
             if why:  # the next poll sees it as well
@@ -236,49 +190,34 @@ class Approver:
     def _post(self, attempt: ApprovalAttempt, client: ImdsClient, settings: ApprovalSettings) -> float:
         """Write down what is about to be done, look at everything again, and do it."""
         counted = replace(attempt, requests=attempt.requests + 1)
-        written = self._approvals.write(counted)
-        listed = self._approvals.listed()
-        objection = self._objection(attempt, listed)  # the last look
+        written = self._write(counted)
+        listed = self.listed()
+        objection = _objection(attempt, self._settings(), listed)  # the last look
         if objection is not None:
-            return self._give_up(attempt, objection.reason, objection.words)
+            return self._give_up(attempt, *objection)
         if not written and attempt.rule == OPERATOR:
             return self._give_up(attempt, "state_not_written", "the state cannot be written, so nothing was sent")
         if not written or not listed.fresh or self._stop.is_set():
-            self._approvals.write(attempt)  # nothing was done of what was written ahead
+            self._write(attempt)  # nothing was done of what was written ahead
             return SHORT_WAIT
         try:
-            post(client, settings, attempt.tracked, listed.context)
+            _request_start(client, settings, attempt.tracked, listed)
         except ImdsError as refusal:
             if refusal.reason == "bad_request":
                 return self._end(counted, "approval_failed", "refused", str(refusal))
             return self._not_answered(counted, refusal)
         return self._end(counted.accepted(attempt.tracked, self._clock.now()), "approved", "accepted", "")
 
-    @contextmanager
-    def _connected(self, settings: ApprovalSettings) -> Iterator[ImdsClient]:
-        """A connection to IMDS that ``stop`` can cut off."""
-        client = self._client = ImdsClient(settings.endpoint)
-        try:
-            if self._stop.is_set():  # it is set before `stop` looks for the client
-                client.abort()
-            yield client
-        finally:
-            self._client = None
-            client.close()
-
     def _not_answered(self, attempt: ApprovalAttempt, failure: ImdsError) -> float:
-        """IMDS gave no usable answer; returns seconds until it is asked again. An operator is told so at once."""
-        key = attempt.tracked.event.key
-        if self._stop.is_set():  # the next agent goes on from what is written
-            return LONG_WAIT
+        """IMDS gave no usable answer; returns seconds until it is asked again. An operator is notified at once."""
         if attempt.rule == OPERATOR:
             return self._give_up(attempt, "no_answer", str(failure))
-        count = self._unanswered[key].count + 1 if key in self._unanswered else 1
-        pause = back_off(count, PAUSE, LONGEST_PAUSE)
+        self._failures, self._failure = self._failures + 1, str(failure)
+        pause = back_off(self._failures, PAUSE, LONGEST_PAUSE)
         if failure.retry_after is not None:
             pause = min(max(failure.retry_after, PAUSE), LONGEST_PAUSE)
-        self._unanswered[key] = UnansweredRequest(count, str(failure), self._clock.monotonic() + pause)
-        if count <= LOGGED_FAILURES or count % 60 == 0:
+        self._again = self._clock.monotonic() + pause
+        if self._failures <= LOGGED_FAILURES or self._failures % 60 == 0:
             log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)
         return pause
 
@@ -290,10 +229,10 @@ class Approver:
 
     def _end(self, attempt: ApprovalAttempt, kind: ApprovalKind, reason: Reason, words: str) -> float:
         """Record how it ended."""
-        change = attempt.change(kind, reason, words, self._approvals.listed().context)
+        change = attempt.change(kind, reason, words, self.listed().context)
         outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
-        self._unanswered.pop(attempt.tracked.event.key, None)
-        self._approvals.write(attempt.ended(outcome), change)
+        self._failures, self._failure, self._again = 0, "", 0.0
+        self._write(attempt.ended(outcome), change)
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, attempt.rule, outcome)
         return SHORT_WAIT
 
@@ -304,10 +243,7 @@ class Approver:
         settings = self._settings()
         if not (settings.policy.rules or settings.policy.enabled or settings.allowed):
             return None
-        content, since = self._contents.get(tracked.event.key, ("", None))
-        if content != content_of(tracked):  # it has just changed
-            since = listed.context.now
-        decision = self._decision(settings, tracked, listed, since)
+        decision = _decision(settings, tracked, listed)
         attempt = listed.attempts.get(tracked.event.key)
         return PendingApproval(
             action=decision.action,
@@ -321,7 +257,7 @@ class Approver:
 
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
         """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does."""
-        listed, key = self._approvals.listed(), request.event_id.casefold()
+        listed, key = self.listed(), request.event_id.casefold()
         tracked = listed.events.get(key)
         if tracked is None:
             return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
@@ -334,36 +270,69 @@ class Approver:
             return ControlReply(done=False, words=f"nothing is sent: {settings.off or 'approval.dry_run is true'}")
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
-        order = OperatorOrder(tracked, user, request.reason, self._clock.monotonic() + OPERATOR_PATIENCE)
-        self._orders.put(order)
+        until, reply = self._clock.monotonic() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()
+        self._orders.put(OperatorOrder(tracked, user, request.reason, until, reply))
         self.wake()
-        order.done.wait(OPERATOR_PATIENCE)
-        return order.reply
+        try:
+            return reply.get(timeout=OPERATOR_PATIENCE)
+        except queue.Empty:
+            return UNDECIDED
 
     def _carry_out(self, order: OperatorOrder) -> None:
         """Approve a listed event because an operator says so, unless that is needless by now."""
-        listed, key = self._approvals.listed(), order.tracked.event.key
+        listed, key = self.listed(), order.tracked.event.key
         before = listed.attempts.get(key)
         if self._clock.monotonic() >= order.until:
             return
         if words := _approved(before, order.tracked):
-            order.reply = ControlReply(done=True, words=words)
+            order.reply.put(ControlReply(done=True, words=words))
         elif before is not None and before.state != "done":
-            words = "an approval of it is under way: see `notbefore events`"
-            order.reply = ControlReply(done=False, words=words)
+            order.reply.put(ControlReply(done=False, words="an approval of it is under way: see `notbefore events`"))
         else:
-            attempt = replace(_next(before, order.tracked, OPERATOR, by=order.user), reason=order.reason)
-            objection = self._objection(attempt, listed)
+            attempt = replace(next_attempt(before, order.tracked, OPERATOR, by=order.user), reason=order.reason)
+            objection = _objection(attempt, self._settings(), listed)
             if objection is not None:
-                self._give_up(attempt, objection.reason, objection.words)
-            elif not listed.fresh or listed.readable(key) is None:
+                self._give_up(attempt, *objection)
+            elif not listed.fresh or not listed.readable(key):
                 self._give_up(attempt, "no_answer", "IMDS does not answer: nothing was sent")
             else:
                 self._send(attempt)
-            ended = self._approvals.listed().attempts.get(key)
-            if ended is not None and ended.outcome:
-                order.reply = ControlReply(done=ended.outcome.startswith("approved"), words=ended.outcome)
-        order.done.set()
+            outcome = self.listed().attempts[key].outcome
+            order.reply.put(ControlReply(outcome.startswith("approved"), outcome) if outcome else UNDECIDED)
+
+
+# ---- what is decided, of frozen values
+
+
+def _decision(settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> Decision:
+    return judge(settings.policy, tracked, listed.context.vm, flawed=tracked.event.key in listed.flawed)
+
+
+def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> tuple[Reason, str] | None:
+    """Why a decision does not hold any more, and in words: by the event, the time, the settings, the rules, the VM."""
+    tracked = listed.events.get(attempt.tracked.event.key)
+    if tracked is None:
+        return "no_longer_scheduled", "it is gone"
+    if tracked.event.event_status != SCHEDULED:
+        return "no_longer_scheduled", f"it is {tracked.event.event_status}"
+    if tracked.not_before is not None and listed.context.now >= tracked.not_before:
+        return "too_late", "NotBefore came first"
+    if settings.mode != "on":
+        return "switched_off", settings.off or "approval.dry_run is true"
+    words = _changed(attempt, tracked, settings, listed)
+    return ("changed", words) if words else None
+
+
+def _changed(attempt: ApprovalAttempt, tracked: TrackedEvent, settings: ApprovalSettings, listed: ListedEvents) -> str:
+    """What has changed since the decision, in words; empty if nothing has."""
+    if content_of(tracked) != content_of(attempt.tracked):
+        return "the event has changed"
+    if attempt.rule == OPERATOR:
+        return unreadable(tracked, flawed=tracked.event.key in listed.flawed)
+    decision = _decision(settings, tracked, listed)
+    if decision.action != "approve" or decision.step != attempt.step:
+        return f"the rules say {decision.action} now: {decision.why}"
+    return "it is another VM's turn now" if decision.at is not None and listed.context.now < decision.at else ""
 
 
 def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
@@ -373,7 +342,35 @@ def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
     return f"it is approved already, by {attempt.approved_by}: nothing more is sent unless Azure changes it"
 
 
-def _next(
-    before: ApprovalAttempt | None, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
-) -> ApprovalAttempt:
-    return before.next(tracked, rule, step, by) if before is not None else ApprovalAttempt(tracked, rule, step, by=by)
+# ---- the two requests
+
+
+def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: TrackedEvent) -> str:
+    """Return why IMDS does not list the event exactly as it was decided on, in words; empty if it does.
+
+    Raises ``ImdsError`` where there is no usable answer.
+    """
+    event = tracked.event
+    answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)
+    try:
+        document = parse(answer.body or b"", settings.api_version)
+    except DocumentError as error:
+        raise ImdsError("rejected", str(error)) from None
+    if any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws):
+        return "a part of it cannot be read now"
+    same = any(one.key == event.key and one.digest() == event.digest() for one in document.events)
+    return "" if same else "IMDS does not list it like this any more"
+
+
+def _request_start(client: ImdsClient, settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> None:
+    """Send one start request; raises ``ImdsError`` for everything but 200."""
+    body: dict[str, object] = {"StartRequests": [{"EventId": tracked.event.event_id}]}
+    if settings.api_version == PREVIEW_VERSION:
+        body["DocumentIncarnation"] = listed.context.incarnation
+    left = tracked.seconds_to(listed.context.now)
+    timeout = TIMEOUT if left is None else max(SHORTEST, min(TIMEOUT, left))
+    client.post(_path(settings), msgspec.json.encode(body), timeout=timeout)
+
+
+def _path(settings: ApprovalSettings) -> str:
+    return f"/metadata/scheduledevents?api-version={settings.api_version}"

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from notbefore.agent.approval_log import without_old
+from notbefore.agent.approvals import without_old
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from notbefore import __version__
-from notbefore.agent.approval_log import ListedEvents
+from notbefore.agent.approvals import ListedEvents
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config

@@ -137,13 +137,10 @@ def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
     return "it has no NotBefore" if tracked.event.not_before is None else ""
 
 
-def judge(
-    policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False, since: datetime | None = None
-) -> Decision:
+def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False) -> Decision:
     """Return what the rules say about an event, on the VM named ``vm``. Switches and clock do not matter here.
 
-    ``flawed``: a part of the event could not be read. ``since``: when the event was first seen with this content; the
-    turns of the VMs after the leader count from there. Default: when the event was first seen.
+    ``flawed``: a part of the event could not be read.
     """
     if tracked.event.event_status != SCHEDULED:
         return Decision("leave", f"it is {tracked.event.event_status}: only what is Scheduled can be approved")
@@ -154,7 +151,7 @@ def judge(
         if _matches(rule, tracked):
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
-            decision = _approve(rule, tracked, vm, since or tracked.first_seen)
+            decision = _approve(rule, tracked, vm)
             return replace(decision, rule=name, step=_step(name, rule, tracked))
     return Decision("leave", "no rule matches")
 
@@ -173,7 +170,7 @@ def _step(name: str, rule: Rule, tracked: TrackedEvent) -> str:
     return f"{content_of(tracked)} {name} {sha256(written)[:16]}"
 
 
-def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None, since: datetime) -> Decision:
+def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
     names = list(dict.fromkeys(tracked.event.vms))
     rank = 0
     if len(names) > 1:
@@ -188,7 +185,7 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None, since: datetime)
     if rule.approve_before is not None and tracked.not_before is not None:
         at = max(at, tracked.not_before - timedelta(seconds=rule.approve_before.seconds))
     if rank:  # the VMs before this one decide first, again for each new content
-        at = max(at, since) + timedelta(seconds=rank * RANK_DELAY)
+        at = max(at, tracked.changed or tracked.first_seen) + timedelta(seconds=rank * RANK_DELAY)
     if tracked.not_before is not None and at >= tracked.not_before:
         return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
     return Decision("approve", "the rule says so", at=at)
@@ -214,19 +211,6 @@ class ApprovalAttempt(Struct, frozen=True):
         """Return whether nothing is left to do for this decision."""
         return step in self.carried_out or self.approved == content_of(tracked)
 
-    def next(self, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE) -> "ApprovalAttempt":
-        """Return the attempt for a new decision."""
-        return ApprovalAttempt(
-            tracked,
-            rule,
-            step,
-            by=by,
-            carried_out=self.carried_out[-MAX_DECISIONS:],
-            approved=self.approved,
-            approved_by=self.approved_by,
-            records=self.records,
-        )
-
     def accepted(self, tracked: TrackedEvent, now: datetime) -> "ApprovalAttempt":
         """Return it with the note that IMDS accepted the start request."""
         who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
@@ -244,6 +228,22 @@ class ApprovalAttempt(Struct, frozen=True):
         identity = change_id(tracked.event.key, kind, f"{context.vm} {tracked.first_seen.isoformat()}", self.records)
         made = tracked.change(identity, (kind, reason), context.now, context.incarnation)
         return replace(made, approval=Approval(self.rule, self.by, detail, self.requests, self.reason))
+
+
+def next_attempt(
+    before: ApprovalAttempt | None, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
+) -> ApprovalAttempt:
+    """The attempt for a new decision; it keeps what was done ``before`` about this event."""
+    new = ApprovalAttempt(tracked, rule, step, by=by)
+    if before is None:
+        return new
+    return replace(
+        new,
+        carried_out=before.carried_out[-MAX_DECISIONS:],
+        approved=before.approved,
+        approved_by=before.approved_by,
+        records=before.records,
+    )
 
 
 class ApprovalContext(Struct, frozen=True):

@@ -1,0 +1,80 @@
+"""What the approver decides on: ``ApprovalSettings`` of the configuration, ``ListedEvents`` of the agent's state."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from notbefore.agent.state import AgentSnapshot
+from notbefore.core.approval import ApprovalAttempt, ApprovalContext, Policy
+from notbefore.core.record import Vm
+from notbefore.core.tracked import WATCHED, Tracked, TrackedEvent
+from notbefore.process.clock import ClockReading
+
+KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
+
+
+class ApprovalSettings(Struct, frozen=True):
+    """What decides whether anything is sent, and where."""
+
+    policy: Policy
+    endpoint: str
+    api_version: str
+    allowed: bool  # --allow-approval
+    conflict: str = ""  # why it is not certain which VM this is, in words
+
+    @property
+    def off(self) -> str:
+        """Why nothing may be approved, in words; empty if it may."""
+        return self.missing or self.conflict
+
+    @property
+    def missing(self) -> str:
+        """Which of the two switches is off, in words; empty if both are on."""
+        if not self.allowed:
+            return "`notbefore run` was started without --allow-approval"
+        return "" if self.policy.enabled else "approval.enabled is not true"
+
+    @property
+    def mode(self) -> Literal["on", "dry_run", "off"]:
+        """What becomes of a decision to approve."""
+        if self.off:
+            return "off"
+        return "dry_run" if self.policy.dry_run else "on"
+
+
+class ListedEvents(Struct, frozen=True):
+    """The listed events, and how far the approval of each has come."""
+
+    events: dict[str, TrackedEvent]
+    attempts: dict[str, ApprovalAttempt]
+    context: ApprovalContext
+    vm: Vm | None
+    answered: bool  # IMDS has answered since this process began
+    fresh: bool  # its last answer was good and is new: nothing is approved on old knowledge
+    flawed: frozenset[str]  # events of which a part could not be read, by their keys
+
+    @classmethod
+    def of(cls, snapshot: AgentSnapshot, now: ClockReading) -> "ListedEvents":
+        """What was known at ``now``."""
+        tracked, poll = snapshot.state.tracked, snapshot.poll
+        good = poll.answered is not None and not poll.outdated and poll.failure is None
+        return cls(
+            events=tracked.events,
+            attempts=snapshot.state.approvals,
+            context=ApprovalContext(now.wall, snapshot.vm_name, tracked.incarnation or 0),
+            vm=snapshot.vm,
+            answered=poll.answered is not None,
+            fresh=good and poll.answered is not None and now.since(poll.answered) <= WATCHED,
+            flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
+        )
+
+    def readable(self, key: str) -> bool:
+        """Whether an event is listed, and could be read in the last document."""
+        return key in self.events and not self.events[key].unread
+
+
+def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:
+    """The attempts without the oldest of those that are over and whose events are gone."""
+    over = [key for key, one in attempts.items() if one.state == "done" and key not in tracked.events]
+    old = set(over[:-KEPT_ATTEMPTS])
+    return {key: one for key, one in attempts.items() if key not in old}
