@@ -8,7 +8,6 @@ import zoneinfo
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -24,7 +23,7 @@ from notbefore.core.routing import DurationRange, Match
 from notbefore.courier.channel import MAX_FRAME
 from notbefore.courier.orders import Orders, seal, unseal
 from notbefore.courier.redact import Redactor, known_secrets, plain
-from notbefore.courier.sinks import check_templates, try_out
+from notbefore.courier.sinks import try_out
 from notbefore.errors import ConfigError
 
 FULL = """
@@ -174,11 +173,6 @@ def test_what_is_shown_can_be_read_again(place: Path) -> None:
         ("messages: {time_zone: ../../etc/passwd}", "time_zone: expected a name such as Europe/Berlin"),
         ("messages: {time_zone: Europe}", "time_zone: expected a name such as Europe/Berlin"),
         (f"messages: {{advice: {{Reboot: {'x' * 2_001}}}}}", "advice.Reboot: expected 2000 characters or less"),
-        (
-            "sinks: {a: {slack: {url: 'https://x', titles: {odd: x}}}}",
-            "sinks.a.slack.titles: there is no 'odd' here: expected one of announced",
-        ),
-        ("sinks: {a: {webhook: {url: 'https://x', bodies: {started: x}}}}", "bodies: there is no such key here"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_place(place: Path, text: str, said: str) -> None:
@@ -342,15 +336,6 @@ def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, 
     (mistake,) = examine(path, {}, {}, trial=try_out)[2]
     assert said in f"{mistake.key}: {mistake.text}"
     assert "hunter2" not in str(mistake)
-
-
-@pytest.mark.parametrize("key", ["title", "body", "titles.started", "bodies.started"])
-def test_a_template_that_is_none_is_named_by_its_key(key: str) -> None:
-    name, _, kind = key.partition(".")
-    template: Any = {kind: "{% if %}"} if kind else "{% if %}"
-    settings = Slack(url=Secret("https://x"), **{name: template})
-    with pytest.raises(ConfigError, match=f"^{key}: this is not a template"):
-        check_templates(SinkConfig(slack=settings))
 
 
 def test_a_system_without_time_zones_is_advised_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,7 @@ def _trouble(made: Delivery, config: Config) -> str:
     if not isinstance(settings, MessageSettings):
         return ""
     given = GivenDelivery(made.delivery_id, made.event_key, made.sink, made.kind, made.severity, made.record)
-    why = Renderer(settings, config.messages).trouble(Message.of(given))
+    why = Renderer(settings, config.messages)(Message.of(given)).trouble
     return f"the template failed ({why}): the built-in text was sent"
 
 

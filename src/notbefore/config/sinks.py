@@ -25,7 +25,7 @@ from notbefore.config.forms import (
     refuse,
 )
 from notbefore.config.secret import Secret
-from notbefore.core.delivery import MessageKind, Terms
+from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
 
 OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
@@ -98,8 +98,6 @@ class MessageSettings(SinkSettings, frozen=True, kw_only=True):
 
     title: TemplateText | None = None  # a template (Jinja2) instead of the built-in text
     body: TemplateText | None = None  # as `title`
-    titles: dict[MessageKind, TemplateText] = {}  # templates by the kind of message, before `title`
-    bodies: dict[MessageKind, TemplateText] = {}  # as `titles`
 
 
 class Slack(MessageSettings, frozen=True, kw_only=True):

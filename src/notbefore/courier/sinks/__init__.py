@@ -14,15 +14,14 @@ from notbefore.errors import ConfigError
 
 def check_templates(config: SinkConfig) -> None:
     """Raise ``ConfigError`` for a template that cannot be compiled. A wrong name shows when it is rendered."""
-    from notbefore.courier.render import templates  # noqa: PLC0415 - only where sinks are checked
+    for key in ("title", "body"):
+        if (source := getattr(config.settings, key, None)) is not None:
+            from notbefore.courier.sandbox import compile_template  # noqa: PLC0415 - only who writes templates needs it
 
-    for key, source in templates(config.settings):
-        from notbefore.courier.sandbox import compile_template  # noqa: PLC0415 - only who writes templates needs it
-
-        try:
-            compile_template(source, str)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+            try:
+                compile_template(source, str)
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from None
 
 
 def try_out(name: str, config: SinkConfig, messages: Messages) -> None:

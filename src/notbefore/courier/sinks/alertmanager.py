@@ -78,7 +78,7 @@ class Sink:
             if message.over or message.record.no_longer_affected or message.record.fleet_events is not None
             else self._settings.resolve_timeout.seconds / REPEATS
         )
-        return Receipt(thread=json_line(sent[0]["labels"]).decode(), repeat=repeat, fallback=text.fallback)
+        return Receipt(thread=json_line(sent[0]["labels"]).decode(), repeat=repeat, fallback=bool(text.trouble))
 
     def _log_failures(self, failures: Mapping[str, SendError]) -> None:
         """Log once that a member fails, and once that it is back: while another accepts, no delivery fails."""

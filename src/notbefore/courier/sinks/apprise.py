@@ -103,7 +103,7 @@ class Sink:
             raise SendError(
                 f"apprise has sent nothing: it knows of no open alert of this event; {todo}", permanent=True
             )
-        return Receipt(fallback=text.fallback)
+        return Receipt(fallback=bool(text.trouble))
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -57,7 +57,7 @@ class Sink:
         text = self._render(message)
         mail = compose(message, text, self._account, _now(self._time_zone))
         self._in_session(lambda server: self._transfer(server, mail, message.delivery_id))
-        return Receipt(fallback=text.fallback)
+        return Receipt(fallback=bool(text.trouble))
 
     def connect(self) -> Asked:
         """Log in, and name sender and recipients as for a mail; then take that back, so that none is sent."""

@@ -92,8 +92,8 @@ class Sink:
         payload = content(message, text, datetime.now(UTC))
         if self._token is None:
             self._in_full(self._post_webhook, text, payload)
-            return Receipt(fallback=text.fallback)
-        return Receipt(thread=self._post_to_channel(message, text, payload), fallback=text.fallback)
+            return Receipt(fallback=bool(text.trouble))
+        return Receipt(thread=self._post_to_channel(message, text, payload), fallback=bool(text.trouble))
 
     def _post_to_channel(self, message: Message, text: Text, payload: dict[str, Any]) -> str | None:
         """Bring the event's message up to date, or post one; returns the name of its thread."""

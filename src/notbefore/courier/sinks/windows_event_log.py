@@ -62,7 +62,7 @@ class Sink:
         except self._log.error as error:
             permanent = getattr(error, "winerror", 0) in REFUSED
             raise SendError(f"the event log refused the entry: {error}", permanent=permanent) from None
-        return Receipt(fallback=text.fallback)
+        return Receipt(fallback=bool(text.trouble))
 
     def connect(self) -> Asked:
         """Ask whether the source is registered; writes nothing."""

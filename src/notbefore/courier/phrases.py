@@ -1,0 +1,133 @@
+"""What messages say of each type of event, and of each kind of change: the sentences alone.
+
+``wording`` puts them together. Where several VMs are affected, "the VM" becomes "each affected VM".
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from notbefore.core.change import MISSING
+from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY, TERMINATE, USER
+
+WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
+
+
+class TypePhrases(Struct, frozen=True):
+    """Of a type of event."""
+
+    effect: str  # what is done to the VM
+    then: str  # what follows from it
+    ahead: str  # what to do before it starts; the next two: while it lasts, and when it is over
+    started: str
+    over: str
+
+
+class KindPhrases(Struct, frozen=True):
+    """Of a kind of message that is the same for every type of event."""
+
+    title: str
+    summary: str
+    advice: str
+
+
+_WAIT: Final = (
+    "Wait until the VM is back. If that takes more than half an hour, open a support ticket with Azure and give the"
+    " EventId."
+)
+TYPES: Final = {
+    FREEZE: TypePhrases(
+        effect="paused for some seconds",
+        then="CPU and network stop for that time. Memory and open files are kept.",
+        ahead="Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over"
+        " now.",
+        started="Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
+        over="Nothing, if the applications on the VM are healthy.",
+    ),
+    REBOOT: TypePhrases(
+        effect="rebooted",
+        then="All processes end, and what is in memory is lost.",
+        ahead="Move or stop applications that must not be killed. The VM comes back by itself.",
+        started=_WAIT,
+        over="Check that all applications on the VM run again.",
+    ),
+    REDEPLOY: TypePhrases(
+        effect="moved to another host",
+        then="This is a reboot, and the temporary disk is lost.",
+        ahead="Move or stop applications that must not be killed. Save what is on the temporary disk. The VM comes back"
+        " by itself.",
+        started=_WAIT,
+        over="Check that all applications on the VM run again. The temporary disk is empty now.",
+    ),
+    PREEMPT: TypePhrases(
+        effect="evicted",
+        then="A Spot VM that is evicted is deleted or deallocated.",
+        ahead="You may have only 30 seconds: only automation can react in time. Replace the VM if you need it: it does"
+        " not come back by itself.",
+        started="Do not wait. Replace the VM if you need it: it does not come back by itself.",
+        over="Replace the VM if you need it.",
+    ),
+    TERMINATE: TypePhrases(
+        effect="deleted",
+        then="It does not come back.",
+        ahead="Remove the VM from everything that depends on it. It does not come back.",
+        started="Remove the VM from everything that depends on it. It does not come back.",
+        over="Remove the VM from everything that still depends on it.",
+    ),
+}
+UNKNOWN_TYPE: Final = TypePhrases(
+    effect="",
+    then="",
+    ahead="notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot.",
+    started=_WAIT,
+    over=TYPES[REBOOT].over,
+)
+
+UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
+_NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve {event}` on {vm}. Otherwise do nothing."
+KINDS: Final = {
+    "canceled": KindPhrases("canceled", "Azure canceled the event before it started. Nothing happened.", UNDO),
+    "ended": KindPhrases(
+        "may have happened: Azure no longer lists it",
+        "It is not known whether the event happened.",
+        "Check the VM: it may have been interrupted.",
+    ),
+    "approved": KindPhrases(
+        "approved: it may start now",
+        "{vm} approved the event. Azure may start it now, for all affected VMs.",
+        "Nothing, if the VM is ready: the event may start at any moment.",
+    ),
+    "approval_failed": KindPhrases(
+        "could not be approved",
+        "{vm} tried to approve the event, without success. Azure will start it after the time below.",
+        _NOT_APPROVED,
+    ),
+    "approval_skipped": KindPhrases(
+        "was not approved",
+        "{vm} did not approve the event, although a rule applies to it. Azure will start it after the time below.",
+        _NOT_APPROVED,
+    ),
+}
+MAYBE_GONE: Final = "Check whether the VM still exists."  # instead of the advice of ``ended``
+LATE: Final = (
+    "If an affected VM is down, open a support ticket with Azure and give the EventId. Otherwise, expect further"
+    " interruptions until the event is over."
+)
+CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
+
+SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}
+EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
+CORRECTION: Final = "This corrects an earlier message: VMs that could not report it then have done so now."
+
+# of VMs that a fleet hears nothing of: while it lasts, when it is over, and what happened
+SILENT: Final = ("silent", "heard from again", "No heartbeat came for three intervals, and no event explains it.")
+NOT_THERE: Final = ("missing", "no longer missing", MISSING)
+HEARD: Final = "All of these VMs send heartbeats again, or are no longer expected."
+SILENT_ADVICE: Final = (
+    "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`, and with"
+    " `notbefore outbox list` whether it reaches the hub."
+)
+FAILED_ADVICE: Final = (
+    "On the VM, as root, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
+    " `notbefore outbox retry --all`."
+)
