@@ -56,6 +56,13 @@ def test_the_wheel_holds_all_that_the_code_reads(dist: Path) -> None:
     assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
 
 
+def test_every_link_of_the_readme_leads_somewhere_on_an_index(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []
+
+
 def test_the_source_distribution_holds_what_the_documents_name(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
