@@ -85,16 +85,17 @@ def names(text: str) -> list[str]:
 
 
 def compiled(lines: list[str], known: str, *words: str) -> str:
-    """The versions that fit, by uv, for every Python and platform that is supported."""
+    """The versions that fit, those that are known before others; by uv, for every Python and platform."""
     with tempfile.TemporaryDirectory() as directory:
-        asked, constraints = Path(directory) / "asked.in", Path(directory) / "known.txt"
+        asked, output = Path(directory) / "asked.in", Path(directory) / "output.txt"
         asked.write_text("\n".join(lines), encoding="utf-8")
-        constraints.write_text(known, encoding="utf-8")
+        output.write_text(known, encoding="utf-8")  # what stands there is preferred
         command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--no-header"]
-        command += ["--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--constraint", str(constraints)]
-        return subprocess.run(
-            [sys.executable, "-m", *command, *words, str(asked)], check=True, capture_output=True, text=True
-        ).stdout
+        command += ["--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--output-file", str(output)]
+        subprocess.run(
+            [sys.executable, "-m", *command, *words, str(asked)], check=True, stdout=subprocess.DEVNULL
+        )  # uv says on standard error what does not fit
+        return output.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

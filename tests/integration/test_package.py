@@ -47,6 +47,12 @@ def prefix(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def test_what_this_module_makes_is_made_in_one_process(request: pytest.FixtureRequest) -> None:
+    """A pytest that pytest-xdist does not know takes the groups away from it, and nobody says so."""
+    grouping = request.config.getoption("loadgroup", default=False)
+    assert not grouping or request.node.nodeid.endswith("@test_package")
+
+
 def test_the_wheel_holds_all_that_the_code_reads(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
