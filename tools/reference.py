@@ -95,8 +95,7 @@ sum by (le) (
 
 A Prometheus with the feature `created-timestamp-zero-ingestion` puts a 0 there itself: then `increase()` is enough.
 
-**Less of it**: `/metrics?name[]=azure_scheduled_events_pending` has only the families that are asked for, by their name
-or that of one of their samples. `exposition.families.exclude`, a list of names, leaves some out for everybody. There
+**Less of it**: `exposition.families.exclude`, a list of names of families or of their samples, leaves some out. There
 are no native histograms: the text formats have none, and there are few buckets.
 """
 NAMES: Final = """

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -47,10 +47,7 @@ class Shown:
         self.gate = threading.Event()  # while it is not set, the history is not answered
         self.gate.set()
 
-    def version(self) -> None:
-        pass
-
-    def metrics(self, accept: str, _names: Collection[str] = ()) -> tuple[bytes, str]:
+    def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 
     def health(self) -> CheckResult:
@@ -107,14 +104,11 @@ def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None
     assert "Server" not in headers
 
 
-def test_a_long_body_is_compressed_for_those_who_ask(server: HttpServer, view: Shown) -> None:
-    view.body = METRICS * 1000
-    _, headers, body = ask(server, "/metrics", accept_encoding="gzip")
-    assert headers["Content-Encoding"] == "gzip"
-    assert gzip.decompress(body) == view.body
-    for accepted in ("", "br", "gzip;q=0", "br, gzip; q=0.0"):
-        assert "Content-Encoding" not in ask(server, "/metrics", accept_encoding=accepted)[1]
-    assert ask(server, "/metrics", accept_encoding="br, gzip;q=0.5")[1]["Content-Encoding"] == "gzip"
+def test_the_page_is_compressed_for_those_who_ask(server: HttpServer) -> None:
+    for accepted, packed in (("gzip", True), ("br, gzip;q=0.5", True), ("br", False), ("gzip;q=0, br", False)):
+        _, headers, body = ask(server, "/", accept_encoding=accepted)
+        assert (headers["Content-Encoding"] == "gzip") == packed
+        assert (gzip.decompress(body) if packed else body).startswith(b"<!DOCTYPE html>")
 
 
 def test_head_is_get_without_a_body(server: HttpServer) -> None:
@@ -281,13 +275,6 @@ def test_a_body_of_unclear_length_closes_the_connection(server: HttpServer, head
                 said += piece
     assert said.split(None, 2)[1] in (b"400", b"501")
     assert said.count(b"HTTP/1.") == 1
-
-
-def test_the_page_is_made_at_most_twice_a_second(server: HttpServer, view: Shown) -> None:
-    begun = time.monotonic()
-    for _ in range(50):
-        assert ask(server, "/")[0] == 200
-    assert len(view.asked) <= 1 + 2 * (time.monotonic() - begun)
 
 
 def test_a_scrape_does_not_wait_for_the_page_or_the_history(server: HttpServer, view: Shown) -> None:

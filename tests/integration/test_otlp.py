@@ -25,7 +25,7 @@ from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.metrics.families import Snapshot, samples
+from notbefore.metrics.families import Snapshot, fresh, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import Reading, Sources, Telemetry
@@ -79,7 +79,7 @@ class Agent:
         """One moment as OTLP, and as text."""
         families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
         data = metrics_data(families, {"service.name": "notbefore"}, "1.0", at(5))
-        text, _ = MetricsText(lambda: families).render("text/plain")
+        text, _ = MetricsText(fresh(lambda: families)).render("text/plain")
         return data, text.decode()
 
 

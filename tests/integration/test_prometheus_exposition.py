@@ -23,12 +23,13 @@ from prometheus_client.registry import Collector
 
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
-from notbefore.metrics.families import Family, Kept, Metric, Snapshot, samples
+from notbefore.metrics.families import Family, Metric, Part, Snapshot, fresh, parts
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import PEER, STARTED, at, document, item, now
 from support.needs import needs
+from support.shown import PROCESS
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -51,7 +52,7 @@ def exposition() -> MetricsText:
         "1.0", "3.11", PollFigures("2020-07-01", last_success=1.5, flaws={"duration": 1}), vm={"name": "a"}
     )
     view = Snapshot(tracked, totals, figures, at(5))
-    return MetricsText(lambda: samples(view))
+    return MetricsText(lambda: parts(view))
 
 
 def test_promtool_has_nothing_to_say(exposition: MetricsText) -> None:
@@ -91,7 +92,7 @@ def test_the_buckets_of_a_histogram_are_cumulative(exposition: MetricsText) -> N
 def test_it_is_computed_at_each_scrape() -> None:
     times = iter([10.0, 20.0])
     tracked = diff(Tracked(), document(item(NotBefore="2026-03-01T12:01:00Z")), now(0)).tracked
-    exposition = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(next(times)))))
+    exposition = MetricsText(lambda: parts(Snapshot(tracked, Totals(), Figures(), at(next(times)))))
     for expected in (50.0, 40.0):
         body = exposition.render("")[0].decode()
         assert "azure_scheduled_event_seconds_to_not_before{event_id=" in body
@@ -120,7 +121,7 @@ def test_the_format_is_one_of_two_whatever_is_accepted(exposition: MetricsText, 
 
 def test_times_are_unix_seconds() -> None:
     tracked = diff(Tracked(), document(item()), now(0)).tracked
-    body = MetricsText(lambda: samples(Snapshot(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
+    body = MetricsText(lambda: parts(Snapshot(tracked, Totals(), Figures(), at(0)))).render("")[0].decode()
     value = next(line for line in body.splitlines() if line.startswith("azure_scheduled_events_next_not_before"))
     assert datetime.fromtimestamp(float(value.split()[-1]), UTC) == at(900)
 
@@ -130,15 +131,14 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
     totals, figures, moment, listed = Totals(), Figures(), 0, True
     step = diff(Tracked(), document(item()), now(0))
 
-    def read(kept: Kept | None = None) -> Iterator[Family]:
-        return samples(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment)), kept)
+    def read() -> Iterator[Part]:
+        return parts(Snapshot(step.tracked if listed else Tracked(), totals, figures, at(moment)))
 
     def lines(exposition: MetricsText, accept: str) -> list[str]:
         body, _ = exposition.render(accept)
         return [line for line in body.decode().splitlines() if "process_" not in line]
 
-    memory: Kept = {}
-    lasting = MetricsText(lambda: read(memory))
+    lasting = MetricsText(read)
     for number, (what, accept) in enumerate(steps):
         if what == "observe":
             totals = totals.plus(step.changes[0])
@@ -214,7 +214,7 @@ class Collected(Collector):
 @given(st.lists(made_families(), min_size=1, max_size=3), st.sampled_from(["", OPENMETRICS]))
 def test_the_text_is_that_of_prometheus_client(families: list[Family], accept: str) -> None:
     encode, content_type = choose_encoder(accept)
-    body, given_type = MetricsText(lambda: families).render(accept, ["x_seconds"])
+    body, given_type = MetricsText(fresh(lambda: families)).render(accept, PROCESS)
     assert body == encode(Collected(*map(as_of_the_client, families)))
     assert given_type == content_type
 
@@ -227,21 +227,12 @@ def families_of(body: bytes) -> set[str]:
     return {family.name for family in parse(body.decode())}
 
 
-def test_only_the_families_that_are_asked_for_by_their_name_or_that_of_a_sample(exposition: MetricsText) -> None:
-    names = ["notbefore_polls_total", "notbefore_poll_duration_seconds_bucket", "process_open_fds", "nothing"]
-    body, _ = exposition.render(OPENMETRICS, names)
-    assert families_of(body) == {"notbefore_polls", "notbefore_poll_duration_seconds", "process_open_fds"}
-    assert exposition.render("", ["nothing"])[0] == b""
-
-
-def test_what_is_excluded_is_left_out_from_the_next_scrape_on() -> None:
-    excluded: tuple[str, ...] = ()
+def test_what_is_excluded_is_left_out() -> None:
     view = Snapshot(Tracked(), Totals(), Figures(), at(0))
-    exposition = MetricsText(lambda: samples(view), excluded=lambda: excluded)
+    exposition = MetricsText(lambda: parts(view))
     everything = families_of(exposition.render(OPENMETRICS)[0])
     excluded = ("process_cpu_seconds_total", "notbefore_polls_total", "notbefore_store_degraded")
     left_out = {"process_cpu_seconds", "notbefore_polls", "notbefore_store_degraded"}
-    assert families_of(exposition.render(OPENMETRICS)[0]) == everything - left_out
+    assert families_of(exposition.render(OPENMETRICS, excluded)[0]) == everything - left_out
     assert left_out < everything
-    excluded = ()
     assert families_of(exposition.render(OPENMETRICS)[0]) == everything

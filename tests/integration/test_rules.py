@@ -1041,3 +1041,31 @@ def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert rule["annotations"]["runbook_url"] == f"{RUNBOOK_URL}#{name.lower()}"
         assert "severity" in rule.get("labels", {}) or "event:azure_scheduled_event:severity" in rule["expr"], name
+
+
+def test_the_names_of_webdevops_are_recorded_for_those_who_switch(tmp_path: Path) -> None:
+    webdevops = RULES.with_name("webdevops.rules.yml")
+    wanted = frozenset(re.findall(r"\b(?:notbefore|azure_scheduled_event)_\w+", webdevops.read_text(encoding="utf-8")))
+    event = 'azure_scheduledevent_event{job="notbefore", instance="%s", eventID="E1", eventType="Reboot", '
+    event += 'eventStatus="%s", eventSource="Platform", resource="web_0"}'
+    expected = [
+        (45, "azure_scheduledevent_event", []),
+        (90, "azure_scheduledevent_event", [(event % ("web_0", "Scheduled"), 960)]),
+        (330, "azure_scheduledevent_event", [(event % ("web_0", "Started"), 1)]),
+        (90, "azure_scheduledevent_request_error", [(f'{{job="notbefore", instance="web_{n}"}}', 0) for n in (0, 1)]),
+    ]
+    test = {
+        "interval": "15s",
+        "input_series": scraped(vms("web_0", "web_1", look=LIFE)(), 10, 15, wanted),
+        "promql_expr_test": [
+            {"expr": f"max by (job, instance, eventID, eventType, eventStatus, eventSource, resource) ({name})"
+             if name.endswith("error") else name,
+             "eval_time": f"{second}s", "exp_samples": [{"labels": labels, "value": value} for labels, value in found]}
+            for second, name, found in expected
+        ],
+    }  # fmt: skip
+    file = tmp_path / "webdevops.yml"
+    file.write_text(json.dumps({"rule_files": [str(webdevops)], "evaluation_interval": "15s", "tests": [test]}))
+    for words in (("check", "rules", "--lint=all", "--lint-fatal", webdevops), ("test", "rules", file)):
+        done = promtool(*words)
+        assert done.returncode == 0, done.stdout + done.stderr

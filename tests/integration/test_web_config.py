@@ -12,7 +12,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -52,10 +52,7 @@ class Shown:
 
     body = METRICS
 
-    def version(self) -> None:
-        pass
-
-    def metrics(self, accept: str, _names: Collection[str] = ()) -> tuple[bytes, str]:
+    def metrics(self, accept: str) -> tuple[bytes, str]:
         return self.body, f"text/plain; accept={accept}"
 
     def health(self) -> CheckResult:

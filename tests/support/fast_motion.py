@@ -13,13 +13,14 @@ from notbefore.core.change import Gap
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
-from notbefore.metrics.families import Snapshot
+from notbefore.metrics.families import Family, Snapshot, fresh, is_named
 from notbefore.metrics.fleet import FleetSnapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import T0, at, document, instant
+from support.shown import PROCESS
 
 JOB = "notbefore"  # that the rules know
 INTERVAL = 5  # seconds between two polls of an agent
@@ -90,7 +91,7 @@ class FleetVm:
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
         view = Snapshot(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks)
-        return exposed(self.name, MetricsText(lambda: families.samples(view)), wanted)
+        return exposed(self.name, families.samples(view), wanted)
 
 
 class FleetInstance:
@@ -113,12 +114,13 @@ class FleetInstance:
         view = self.look(second)
         assert view is not None
         process = Snapshot(Tracked(), Totals(), Figures(), at(second), self.outbox(second), ("chat",))
-        return exposed(self.name, MetricsText(lambda: fleet.samples(view, process)), wanted, self.job)
+        return exposed(self.name, fleet.samples(view, process), wanted, self.job)
 
 
-def exposed(name: str, text: MetricsText, wanted: frozenset[str], job: str = JOB) -> dict[str, float]:
+def exposed(name: str, made: Iterable[Family], wanted: frozenset[str], job: str = JOB) -> dict[str, float]:
     """Series -> value, of the metrics that are wanted."""
-    body, _ = text.render("", wanted)
+    needed = [family for family in made if is_named(family.metric.name, wanted)]
+    body, _ = MetricsText(fresh(lambda: needed)).render("", PROCESS)
     found: dict[str, float] = {}
     parse: Any = text_string_to_metric_families  # has no types
     for sample in (sample for family in parse(body.decode()) for sample in family.samples):

@@ -3,7 +3,6 @@
 import re
 import socket
 import ssl
-from collections.abc import Collection
 from typing import Any, Final
 
 from waitress.adjustments import Adjustments
@@ -25,10 +24,7 @@ _PIECES: Final = re.compile(rb"\x00\x00\x00")  # in the input: a pause between t
 
 
 class _View:
-    def version(self) -> None:
-        pass
-
-    def metrics(self, _accept: str, _names: Collection[str] = ()) -> tuple[bytes, str]:
+    def metrics(self, _accept: str) -> tuple[bytes, str]:
         return SECRET * 200, "text/plain"
 
     def health(self) -> CheckResult:

@@ -23,7 +23,7 @@ from notbefore.core.document import parse
 from notbefore.core.lifecycle import diff
 from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.metrics.families import Family, Snapshot, samples
+from notbefore.metrics.families import Family, Snapshot, fresh, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures, Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
@@ -149,7 +149,9 @@ class Present:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 vm = by_path[self.path]
-                body, kind = MetricsText(lambda: vm.look(time.time(), 1.0)).render(self.headers.get("Accept", ""))
+                body, kind = MetricsText(fresh(lambda: vm.look(time.time(), 1.0))).render(
+                    self.headers.get("Accept", "")
+                )
                 self.send_response(200)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))

@@ -10,7 +10,7 @@ from notbefore.core.delivery import FALLBACK
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
-from notbefore.metrics.families import VM_LABELS, Family, Snapshot, samples
+from notbefore.metrics.families import VM_LABELS, Family, Snapshot, fresh, samples
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import HISTOGRAMS, MAX_SERIES, Histogram, Labels, Totals, named
@@ -242,7 +242,7 @@ def test_a_label_that_a_metric_has_gained_is_empty_in_what_was_stored_before(age
     agent.totals = stored
     assert agent.value("azure_scheduled_event_changes", 4, "canceled", "") == 3
     assert agent.value("azure_scheduled_event_initial_notice_seconds", 4, "") == notice
-    text = MetricsText(lambda: agent.families(4).values()).render("")[0].decode()
+    text = MetricsText(fresh(agent.families(4).values)).render("")[0].decode()
     assert 'azure_scheduled_event_changes_total{change="canceled",event_type=""} 3.0' in text
 
 

@@ -4,7 +4,7 @@ All of it is computed from what is kept in memory, so nothing here waits for IMD
 which reads the state file).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,7 +21,7 @@ from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
 from notbefore.core.record import Vm
 from notbefore.core.tracked import TrackedEvent
 from notbefore.imds.client import TIMEOUT
-from notbefore.metrics.families import Family, Kept, Snapshot, samples
+from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.store import Store
 from notbefore.web.view import AgentStatus, CheckResult
@@ -56,36 +56,20 @@ class AgentView:
         self._store = store
         self._preview = preview
         self._in_use = in_use
-        self._kept: Kept = {}
 
     @cached_property
     def _text(self) -> "MetricsText":
         from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
 
-        return MetricsText(self._scraped, self._excluded)
+        return MetricsText(lambda: parts(self._snapshot()))
 
-    def version(self) -> object:
-        """Another object after each poll."""
-        return self._state.snapshot.state
-
-    def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
-        """``/metrics``: the body and the content type for this ``Accept`` header; ``names``: only these families."""
-        return self._text.render(accept, names)
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """``/metrics``: the body and the content type for this ``Accept`` header."""
+        return self._text.render(accept, self._in_use().config.exposition.families.exclude)
 
     def families(self) -> list[Family]:
         """All samples of this moment."""
         return list(samples(self._snapshot()))
-
-    def _scraped(self) -> Iterator[Family]:
-        snapshot = self._snapshot()
-        yield from samples(snapshot, self._kept)
-        if self._in_use().config.exposition.compat == "webdevops":
-            from notbefore.metrics.webdevops import webdevops  # noqa: PLC0415 - only where it is configured
-
-            yield from webdevops(snapshot)
-
-    def _excluded(self) -> Collection[str]:
-        return self._in_use().config.exposition.families.exclude
 
     def _snapshot(self) -> Snapshot:
         config, polling, read_figures = self._in_use()

@@ -13,7 +13,7 @@ from notbefore.core.routing import Route
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError
 
-_OTHER_FAMILIES: Final = ("process_", "azure_scheduledevent_")  # of the process, and of `exposition.compat`
+_PROCESS: Final = "process_"  # the names of the families that `prometheus_client` adds begin so
 
 
 def installed(module: str) -> bool:
@@ -62,7 +62,7 @@ def unknown_names(config: Config) -> Iterator[tuple[str, str]]:
         from notbefore.metrics.families import METRICS, is_named  # noqa: PLC0415 - only where there are any
 
         for name in config.exposition.families.exclude:
-            if not (name.startswith(_OTHER_FAMILIES) or any(is_named(metric.name, (name,)) for metric in METRICS)):
+            if not (name.startswith(_PROCESS) or any(is_named(metric.name, (name,)) for metric in METRICS)):
                 yield "exposition.families.exclude", f"no metric is called {name!r} (see docs/metrics.md)"
 
 

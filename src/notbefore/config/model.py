@@ -134,7 +134,6 @@ class Families(_Section, frozen=True):
 class Exposition(_Section, frozen=True):
     """What /metrics has."""
 
-    compat: Literal["none", "webdevops"] = "none"  # `webdevops`: also the names of azure-scheduledevents-exporter
     families: Families = Families()
 
 

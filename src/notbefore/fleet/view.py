@@ -3,7 +3,7 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,7 @@ from notbefore.fleet.merge import OVER
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.reading import Place
 from notbefore.fleet.report import Report
-from notbefore.metrics.families import Family, Snapshot
+from notbefore.metrics.families import Family, Snapshot, fresh
 from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
@@ -56,11 +56,11 @@ class FleetView:
     def _text(self) -> "MetricsText":
         from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
 
-        return MetricsText(self._families)
+        return MetricsText(fresh(self._families))
 
-    def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
-        """``/metrics``: the body and the content type for this ``Accept`` header; ``names``: only these families."""
-        return self._text.render(accept, names)
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """``/metrics``: the body and the content type for this ``Accept`` header."""
+        return self._text.render(accept)
 
     def health(self) -> CheckResult:
         """The consumer's thread runs."""

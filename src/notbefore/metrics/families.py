@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from itertools import product
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -71,30 +71,24 @@ class Snapshot(Struct, frozen=True):
 
 Value = TypeVar("Value")
 Make = Callable[[Snapshot], Iterator[Family]]
-Kept = dict[Make, tuple[tuple[object, ...], list[Family]]]
+
+
+class Part(NamedTuple):
+    """Families that are computed from the same values: while ``source`` is equal, so are they, and their text."""
+
+    source: tuple[object, ...]
+    families: Callable[[], Iterable[Family]]
+
 
 _NO_POLLS: Final = PollFigures()
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
-# bounds of notbefore_poll_duration_seconds: what IMDS usually takes, and what is slow for a poll each second
-_POLL_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0)
 # the counters that alerts and dashboards ask for their first increase; the others appear once they count
 _GOOD_POLLS: Final = ("changed", "unchanged")
 _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
 _STATES: Final = ("pending", "dead")
 _STARTS: Final = ("crashed", "hung")
 
-METRICS: Final[list[Metric]] = []  # of an agent
-
-
-def _metric(  # noqa: PLR0913 - the columns of a table
-    name: str, kind: Kind, text: str, labels: Labels = (), *, unit: str = "", additive: bool = False
-) -> Metric:
-    """One of the agent's metrics: this is all that it takes to add one, beside its samples below."""
-    METRICS.append(Metric(name, kind, text, labels, unit, additive))
-    return METRICS[-1]
-
-
-PENDING: Final = _metric(
+PENDING: Final = Metric(
     "azure_scheduled_events_pending",
     "gauge",
     "Events that Azure lists now.",
@@ -102,200 +96,200 @@ PENDING: Final = _metric(
     unit="{event}",
     additive=True,
 )
-STATUS: Final = _metric(
+STATUS: Final = Metric(
     "azure_scheduled_event_status",
     "gauge",
     f"1 for each listed event, with its present status. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
     ("event_id", "event_type", "event_status", "event_source", "scope", "description"),
 )
-NOT_BEFORE: Final = _metric(
+NOT_BEFORE: Final = Metric(
     "azure_scheduled_event_not_before_timestamp_seconds",
     "gauge",
     "NotBefore as Unix time: the event does not start before it. Keeps its last known value once the event is started.",
     ("event_id",),
 )
-SECONDS_TO_NOT_BEFORE: Final = _metric(
+SECONDS_TO_NOT_BEFORE: Final = Metric(
     "azure_scheduled_event_seconds_to_not_before",
     "gauge",
     "Seconds from this scrape to NotBefore; negative after NotBefore, absent once the event is started.",
     ("event_id",),
 )
-STARTED_AT: Final = _metric(
+STARTED_AT: Final = Metric(
     "azure_scheduled_event_started_timestamp_seconds",
     "gauge",
     "Unix time at which the event was first seen started.",
     ("event_id",),
 )
-EXPECTED: Final = _metric(
+EXPECTED: Final = Metric(
     "azure_scheduled_event_expected_interruption_seconds",
     "gauge",
     "Interruption that Azure expects (DurationInSeconds); absent if unknown.",
     ("event_id",),
 )
-CURRENT_NOTICE: Final = _metric(
+CURRENT_NOTICE: Final = Metric(
     "azure_scheduled_event_current_notice_seconds",
     "gauge",
     "Notice of a listed event, as NotBefore stands now: NotBefore minus the time when the event was first seen; 0 if it"
     " started without notice, absent if the agent did not see it appear.",
     ("event_id",),
 )
-RESOURCES: Final = _metric(
+RESOURCES: Final = Metric(
     "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",), unit="{vm}"
 )
-NEXT: Final = _metric(
+NEXT: Final = Metric(
     "azure_scheduled_events_next_not_before_timestamp_seconds",
     "gauge",
     "Earliest NotBefore of the events that are not started, as Unix time; absent if there is none.",
     ("scope",),
 )
-INCARNATION: Final = _metric(
+INCARNATION: Final = Metric(
     "azure_scheduled_events_document_incarnation",
     "gauge",
     "DocumentIncarnation of the last document; it may jump or decrease.",
 )
-CHANGES: Final = _metric(
+CHANGES: Final = Metric(
     "azure_scheduled_event_changes",
     "counter",
     "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and nobody saw how.",
     ("change", "event_type"),
     unit="{change}",
 )
-NOTICE: Final = _metric(
+NOTICE: Final = Metric(
     "azure_scheduled_event_initial_notice_seconds",
     "histogram",
     "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started without notice.",
     ("event_type",),
 )
-SCHEDULED_TIME: Final = _metric(
+SCHEDULED_TIME: Final = Metric(
     "azure_scheduled_event_scheduled_duration_seconds",
     "histogram",
     "Time from when the event was first seen to its start.",
     ("event_type",),
 )
-STARTED_TIME: Final = _metric(
+STARTED_TIME: Final = Metric(
     "azure_scheduled_event_started_duration_seconds",
     "histogram",
     "Time from the start of an event to its end.",
     ("event_type",),
 )
-INTERRUPTION: Final = _metric(
+INTERRUPTION: Final = Metric(
     "azure_scheduled_event_measured_interruption_seconds",
     "histogram",
     "Measured interruption of this VM: the longest time in which the agent did not run while an event of this VM was"
     " started.",
     ("event_type",),
 )
-APPROVALS: Final = _metric(
+APPROVALS: Final = Metric(
     "azure_scheduled_event_approvals",
     "counter",
     "Results for events that a rule approves, or that were approved by hand (rule `operator`).",
     ("rule", "result"),
     unit="{approval}",
 )
-POLLS: Final = _metric(
+POLLS: Final = Metric(
     "notbefore_polls",
     "counter",
     "Polls of IMDS by result; all except `changed` and `unchanged` are errors.",
     ("result",),
     unit="{poll}",
 )
-POLL_DURATION: Final = _metric(
+POLL_DURATION: Final = Metric(
     "notbefore_poll_duration_seconds", "histogram", "Duration of a poll of IMDS, including errors."
 )
-IMDS_UP: Final = _metric(
+IMDS_UP: Final = Metric(
     "notbefore_imds_up",
     "gauge",
     "1 if the last valid answer of IMDS is at most three intervals old, as for /readyz; 0: the agent runs, and does not"
     " see what Azure announces.",
 )
-LAST_POLL: Final = _metric(
+LAST_POLL: Final = Metric(
     "notbefore_last_successful_poll_timestamp_seconds",
     "gauge",
     "Unix time of the last valid answer from IMDS; absent before the first.",
 )
-POLL_DELAY: Final = _metric(
+POLL_DELAY: Final = Metric(
     "notbefore_poll_delay_seconds",
     "gauge",
     "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
 )
-REJECTED: Final = _metric(
+REJECTED: Final = Metric(
     "notbefore_documents_rejected",
     "counter",
     "Answers of IMDS that are not a valid document, by reason.",
     ("reason",),
     unit="{document}",
 )
-FLAWS: Final = _metric(
+FLAWS: Final = Metric(
     "notbefore_event_flaws",
     "counter",
     "Events in a document, or fields of them, that could not be read, by reason.",
     ("reason",),
     unit="{flaw}",
 )
-FOLDED: Final = _metric(
+FOLDED: Final = Metric(
     "notbefore_series_folded",
     "counter",
     "Labels replaced by `other` to limit the number of series, by family.",
     ("family",),
     unit="{label}",
 )
-UNLISTED: Final = _metric(
+UNLISTED: Final = Metric(
     "notbefore_events_without_series",
     "gauge",
     f"Listed events beyond the first {MAX_SERIES}, if there are any; they have no series.",
     unit="{event}",
     additive=True,
 )
-DEGRADED: Final = _metric(
+DEGRADED: Final = Metric(
     "notbefore_store_degraded",
     "gauge",
     "1 while the state file cannot be written: new data do not survive a reboot.",
 )
-UNREADABLE_ROWS: Final = _metric(
+UNREADABLE_ROWS: Final = Metric(
     "notbefore_store_unreadable_rows",
     "counter",
     "Rows of the state file that could not be read. Each was set aside; its content is lost to the agent.",
     unit="{row}",
 )
-DAMAGED: Final = _metric(
+DAMAGED: Final = Metric(
     "notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.", unit="{file}"
 )
-RELOADS: Final = _metric(
+RELOADS: Final = Metric(
     "notbefore_config_reloads",
     "counter",
     "Reloads of the configuration (SIGHUP), by result.",
     ("result",),
     unit="{reload}",
 )
-LAST_RELOAD: Final = _metric(
+LAST_RELOAD: Final = Metric(
     "notbefore_config_last_reload_successful",
     "gauge",
     "0 if the last reload of the configuration failed, otherwise 1.",
 )
-AUTH_FAILURES: Final = _metric(
+AUTH_FAILURES: Final = Metric(
     "notbefore_http_auth_failures",
     "counter",
     "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
     unit="{request}",
 )
-RESTART_NEEDED: Final = _metric(
+RESTART_NEEDED: Final = Metric(
     "notbefore_restart_needed",
     "gauge",
     "1 while another package is installed than the one that runs, and does not work: notifications wait.",
 )
-UNFORESEEN: Final = _metric(
+UNFORESEEN: Final = Metric(
     "notbefore_unforeseen_errors",
     "counter",
     "Errors in the agent that its code does not foresee: the log has a traceback of each.",
     unit="{error}",
 )
-CONFIG_LOADED: Final = _metric(
+CONFIG_LOADED: Final = Metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
 )
-BUILD: Final = _metric(
+BUILD: Final = Metric(
     "notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version")
 )
-DELIVERIES: Final = _metric(
+DELIVERIES: Final = Metric(
     "notbefore_deliveries",
     "counter",
     "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped + yielded +"
@@ -303,13 +297,13 @@ DELIVERIES: Final = _metric(
     ("sink", "result"),
     unit="{delivery}",
 )
-LATENCY: Final = _metric(
+LATENCY: Final = Metric(
     "notbefore_delivery_latency_seconds",
     "histogram",
     "Time from when a change was seen to its acceptance by the receiver.",
     ("sink",),
 )
-OUTBOX: Final = _metric(
+OUTBOX: Final = Metric(
     "notbefore_outbox_deliveries",
     "gauge",
     "Deliveries in the outbox: `pending`; `dead` (permanently refused); `repeating` (delivered, and sent again while"
@@ -318,24 +312,24 @@ OUTBOX: Final = _metric(
     unit="{delivery}",
     additive=True,
 )
-OLDEST_PENDING: Final = _metric(
+OLDEST_PENDING: Final = Metric(
     "notbefore_outbox_oldest_pending_seconds",
     "gauge",
     "Age of the oldest pending delivery that is due; absent if there is none.",
     ("sink", "severity"),
 )
-TEMPLATE_ERRORS: Final = _metric(
+TEMPLATE_ERRORS: Final = Metric(
     "notbefore_template_errors",
     "counter",
     "Messages sent with the built-in text because their template failed.",
     ("sink",),
     unit="{error}",
 )
-COURIER_RUNNING: Final = _metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
-COURIER_STARTS: Final = _metric(
+COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
+COURIER_STARTS: Final = Metric(
     "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",), unit="{start}"
 )
-OTLP_EXPORTS: Final = _metric(
+OTLP_EXPORTS: Final = Metric(
     "notbefore_otlp_exports",
     "counter",
     "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",
@@ -353,40 +347,40 @@ VM_LABELS: Final = (
     "fault_domain",
     "update_domain",
 )
-VM: Final = _metric(
+VM: Final = Metric(
     "notbefore_vm_info", "gauge", "The identity of this VM, from IMDS; always 1, absent until known.", VM_LABELS
 )
 
 
-def samples(view: Snapshot, kept: Kept | None = None) -> Iterator[Family]:
-    """Every family with its samples at ``view.now``; families without samples are left out.
-
-    ``kept``: given again at each call, it saves the computing of what is computed from the same values as before. That
-    is most of it: 0.3 of 1.0 million instructions of an idle scrape, and 0.8 of 2.1 million with ten events.
-    """
-    kept = {} if kept is None else kept
-    for make, since, source in _parts(view):
-        last = kept.get(make)
-        if last is None or last[0] != source:
-            last = kept[make] = source, list(_complete(make, view, since))
-        yield from last[1]
+METRICS: Final = [one for one in list(globals().values()) if isinstance(one, Metric)]  # of an agent
 
 
-def _parts(view: Snapshot) -> Iterator[tuple[Make, datetime | None, tuple[object, ...]]]:
-    """What makes families, since when it counts, and the values that they are computed from."""
-    kept, own = view.totals.since, view.figures.since  # counts that the state keeps, and those that each start resets
+def samples(view: Snapshot) -> Iterator[Family]:
+    """Every family with its samples at ``view.now``; families without samples are left out."""
+    for part in parts(view):
+        yield from part.families()
+
+
+def parts(view: Snapshot) -> Iterator[Part]:
+    """The same, by what the families are computed from."""
+    stored, own = view.totals.since, view.figures.since  # counts that the state keeps, and those that each start resets
     figures, polling = view.figures, view.figures.polling
-    yield (
-        _listed,
-        own,
-        (view.tracked,),
-    )  # counts of what is listed are UpDownCounters in OpenTelemetry, with a start
-    yield _passing, own, (view.now, view.tracked, view.outbox)
-    yield _counted, kept, (view.totals,)
-    yield _outbox, kept, (view.outbox, view.sinks)
-    yield _polls, own, (polling,)
-    steady = (polling.api_version, polling.documents_rejected, polling.flaws)
-    yield _agent, own, (view.sinks, replace(figures, polling=_NO_POLLS), *steady)
+
+    def part(make: Make, since: datetime | None, *source: object) -> Part:
+        return Part(source, lambda: _complete(make, view, since))
+
+    yield part(_listed, own, view.tracked)  # counts of what is listed are UpDownCounters in OpenTelemetry, with a start
+    yield part(_passing, own, view.now, view.tracked, view.outbox)
+    yield part(_counted, stored, view.totals)
+    yield part(_outbox, stored, view.outbox, view.sinks)
+    yield part(_polls, own, polling)
+    steady = (polling.api_version, polling.answering, polling.documents_rejected, polling.flaws)
+    yield part(_agent, own, view.sinks, replace(figures, polling=_NO_POLLS), *steady)
+
+
+def fresh(families: Callable[[], Iterable[Family]]) -> Callable[[], list[Part]]:
+    """Return what makes one part of them, which never equals the one before."""
+    return lambda: [Part((object(),), families)]
 
 
 def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
@@ -509,8 +503,7 @@ def _polls(view: Snapshot) -> Iterator[Family]:
     """What changes with each poll."""
     polling = view.figures.polling
     yield Family(POLLS, _by_one(polling.results, _GOOD_POLLS))
-    yield Family(POLL_DURATION, {(): polling.duration.within(_POLL_BOUNDS)})
-    yield Family(IMDS_UP, _once(float(polling.answering)))
+    yield Family(POLL_DURATION, {(): polling.duration})
     yield Family(LAST_POLL, _once(polling.last_success))
     yield Family(POLL_DELAY, _once(polling.delay))
 
@@ -518,6 +511,7 @@ def _polls(view: Snapshot) -> Iterator[Family]:
 def _agent(view: Snapshot) -> Iterator[Family]:
     figures = view.figures
     polling, courier, config = figures.polling, figures.courier, figures.config
+    yield Family(IMDS_UP, _once(float(polling.answering)))
     yield Family(REJECTED, _by_one(polling.documents_rejected))
     yield Family(FLAWS, _by_one(polling.flaws))
     yield Family(DEGRADED, _once(float(figures.store_degraded)))

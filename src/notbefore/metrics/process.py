@@ -12,9 +12,8 @@ from notbefore.metrics.totals import Histogram, increased
 
 START_REASONS: Final = ("due", "crashed", "hung", "reload", "upgrade")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
-POLL_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 120.0)
-
-
+# of a poll in seconds: what IMDS usually takes, and what is slow for a poll each second
+POLL_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0)
 THREADS: Final = ("main", "poll", "http", "other")  # of the agent; the label of its unforeseen errors
 OTLP_RESULTS: Final = ("success", "rejected", "failure")
 

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from datetime import datetime
-from itertools import pairwise
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -54,12 +53,6 @@ class Histogram(Struct, frozen=True):
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += 1
         return Histogram(self.bounds, tuple(counts), self.sum + value, self.created)
-
-    def within(self, bounds: tuple[float, ...]) -> "Histogram":
-        """The same observations in fewer buckets: ``bounds`` are some of its own."""
-        ends = [0, *(self.bounds.index(bound) + 1 for bound in bounds), len(self.counts)]
-        counts = tuple(sum(self.counts[start:end]) for start, end in pairwise(ends))
-        return Histogram(bounds, counts, self.sum, self.created)
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -20,18 +20,13 @@ from msgspec import Struct
 
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import json_line
-from notbefore.web.recent import Recent
 from notbefore.web.view import CheckResult, FleetPages, ProcessView, View
 
 HISTORY_READERS: Final = 2  # of the workers: the others answer scrapes and probes, also while the disk hangs
 HISTORY_PATIENCE: Final = 0.2  # seconds for one of these places
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
-MAX_NAMES: Final = 100  # of families in a query
 DEFAULT_LIMIT: Final = 100
-GZIP_FROM: Final = 1024  # bytes; compressing less saves nothing
-# bytes of /metrics, which is asked for each 15 s: below it, compressing costs more than all else of a scrape
-METRICS_GZIP_FROM: Final = 16 * 1024
 
 JSON: Final = "application/json; charset=utf-8"
 CALENDAR: Final = "text/calendar; charset=utf-8"
@@ -56,7 +51,7 @@ FLEET_FILTERS: Final = (
     "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
 )  # fmt: skip
 PAGE_CHANGES: Final = 300  # of the history, the newest
-_NO_WEIGHT: Final = re.compile(r"\s*[qQ]\s*=\s*0(\.0*)?\s*")
+_GZIP: Final = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)  # not with a weight of 0
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
 log = logging.getLogger("notbefore.http")
@@ -84,7 +79,7 @@ class _BadRequestError(Exception):
 
 def make_app(view: View) -> App:
     """The application that shows ``view``."""
-    routes = _routes(view, Recent(lambda: _page(view), source=view.version))
+    routes = _routes(view, lambda environ: _html(environ, _page(view)))
     routes["/readyz"] = lambda environ: _check(_readiness(view, environ), "not ready", environ)
     routes["/api/v1/events"] = lambda _: Response(json_line(view.pending()))
     return _application(routes)
@@ -92,14 +87,7 @@ def make_app(view: View) -> App:
 
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
-    plain = Recent(lambda: view.page({}))
-    routes = _routes(view, plain)
-
-    def page(environ: Environ) -> Response:
-        wanted = _filters(environ)
-        return _packed(environ, view.page(wanted) if wanted else plain.get(), HTML, *PAGE_HEADERS)
-
-    routes["/"] = page
+    routes = _routes(view, lambda environ: _html(environ, view.page(_filters(environ))))
     routes["/api/v1/fleet/events"] = lambda environ: Response(json_line(view.fleet(_filters(environ))))
     routes["/api/v1/calendar.ics"] = lambda environ: Response(view.calendar(_filters(environ)), CALENDAR)
     routes["/api/v1/fleet/history"] = lambda environ: Response(view.past(*_period(environ)))
@@ -117,11 +105,11 @@ def _period(environ: Environ) -> tuple[datetime, datetime]:
     return since or datetime.fromtimestamp(0, UTC), until or datetime.now(UTC)
 
 
-def _routes(view: ProcessView, page: Recent[bytes]) -> dict[str, Route]:
+def _routes(view: ProcessView, page: Route) -> dict[str, Route]:
     """What every process answers, by path."""
     history = partial(_for_few, threading.BoundedSemaphore(HISTORY_READERS))
     return {
-        "/": history(lambda environ: _packed(environ, page.get(), HTML, *PAGE_HEADERS)),
+        "/": history(page),
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
@@ -175,40 +163,16 @@ def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response
 
 
 def _metrics(view: ProcessView, environ: Environ) -> Response:
-    query = environ.get("QUERY_STRING", "")
-    names = _names(query) if query else ()
-    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""), names)
-    return _packed(environ, body, content_type, ("Vary", "Accept, Accept-Encoding"), least=METRICS_GZIP_FROM)
+    """Never compressed: of a body this small that would cost more than all else of a scrape."""
+    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
+    return Response(body, content_type, headers=(("Vary", "Accept"),))
 
 
-def _names(query: str) -> list[str]:
-    """``name[]``, as of Prometheus's client libraries: the families that are asked for."""
-    try:
-        return parse_qs(query, max_num_fields=MAX_NAMES).get("name[]", [])
-    except ValueError:
-        raise _BadRequestError(f"expected at most {MAX_NAMES} fields: name[]") from None
-
-
-def _packed(
-    environ: Environ, body: bytes, content_type: str, *headers: tuple[str, str], least: int = GZIP_FROM
-) -> Response:
-    """Compressed where the client accepts it and it is worth it: from ``least`` bytes on."""
-    if len(body) >= least and _accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
-        return Response(_compressed(body), content_type, headers=(("Content-Encoding", "gzip"), *headers))
-    return Response(body, content_type, headers=headers)
-
-
-def _accepts_gzip(accepted: str) -> bool:
-    for coding in accepted.split(","):
-        name, _, weight = coding.partition(";")
-        if name.strip().lower() == "gzip":
-            return _NO_WEIGHT.fullmatch(weight) is None
-    return False
-
-
-@lru_cache(maxsize=2)  # the metrics and the page, each shared for half a second
-def _compressed(body: bytes) -> bytes:
-    return gzip.compress(body, 1)
+def _html(environ: Environ, body: bytes) -> Response:
+    """A page, compressed where the browser accepts it."""
+    if _GZIP.search(environ.get("HTTP_ACCEPT_ENCODING", "")) is None:
+        return Response(body, HTML, headers=PAGE_HEADERS)
+    return Response(gzip.compress(body, 1), HTML, headers=(("Content-Encoding", "gzip"), *PAGE_HEADERS))
 
 
 def _page(view: View) -> bytes:

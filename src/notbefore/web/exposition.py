@@ -4,14 +4,15 @@ This module is imported at the first scrape: the library takes 9 MiB, which an a
 Its own HTTP server and its registry of instruments are not used.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from notbefore.metrics.families import Family, is_named
+from notbefore.metrics.families import Family, Part, is_named
 from notbefore.metrics.totals import Histogram
 
 MAX_FORMATS: Final = 4  # of which texts are kept; Prometheus asks for one, and the header may name any version
@@ -20,63 +21,58 @@ SLOW_SCHEME, FAST_SCHEME = "underscores", "allow-utf-8"
 
 
 class MetricsText:
-    """Renders what ``read`` returns, and the figures of this process (CPU, memory, files).
+    """Renders what ``read`` returns, and the figures of this process (CPU, memory, files). Safe for several threads.
 
-    A family that equals that of the last scrape keeps its text, which halves the instructions of a scrape. Families
-    that ``excluded`` names are left out: by their name, or that of one of their samples. Safe for several threads.
+    What is computed from the same values as at the last scrape keeps its text.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Family]], excluded: Callable[[], Collection[str]] = tuple) -> None:
+    def __init__(self, read: Callable[[], Iterable[Part]]) -> None:
         self._read = read
-        self._excluded = excluded
         self._process = ProcessCollector(registry=None)
-        self._kept: dict[str, dict[str, tuple[Family | Metric, bytes]]] = {}  # by content type and name
+        self._kept: dict[object, dict[int, tuple[object, bytes]]] = {}  # by format and number: the source, and its text
 
-    def render(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
+    def render(self, accept: str, excluded: Collection[str] = ()) -> tuple[bytes, str]:
         """The body and its content type, as the ``Accept`` header asks: OpenMetrics, or the text format.
 
-        ``names``: of the only families that are asked for, or of their samples; without any, all.
+        Families that ``excluded`` names are left out: by their name, or that of one of their samples.
         """
-        encode, content_type = _encoder(accept)
-        if content_type not in self._kept and len(self._kept) >= MAX_FORMATS:
+        encode, content_type, end = _encoder(accept)
+        form = content_type, tuple(excluded)
+        if form not in self._kept and len(self._kept) >= MAX_FORMATS:
             self._kept = {}
-        kept = self._kept.setdefault(content_type, {})
-        end, excluded, texts = encode(_Collected(())), self._excluded(), []
-        for name, family in self._families():
-            if (excluded and is_named(name, excluded)) or (names and not is_named(name, names)):
-                continue
-            last = kept.get(name)
-            if last is None or (last[0] is not family and last[0] != family):
-                metric = _client_metric(family) if isinstance(family, Family) else family
-                last = kept[name] = family, encode(_Collected((metric,))).removesuffix(end)
+        kept, texts = self._kept.setdefault(form, {}), []
+        parts: list[Part | Metric] = [*self._read(), *self._process.collect()]
+        for number, part in enumerate(parts):
+            source = part.source if isinstance(part, Part) else part
+            last = kept.get(number)
+            if last is None or last[0] != source:
+                made: Iterable[Metric] = map(_client_metric, part.families()) if isinstance(part, Part) else (part,)
+                metrics = [one for one in made if not is_named(one.name, excluded)]
+                last = kept[number] = source, encode(_Collected(metrics)).removesuffix(end)
             texts.append(last[1])
         return b"".join((*texts, end)), content_type
-
-    def _families(self) -> Iterator[tuple[str, Family | Metric]]:
-        for family in self._read():
-            yield family.metric.name, family
-        for metric in self._process.collect():
-            yield metric.name, metric
 
 
 class _Collected(NamedTuple):
     """What ``prometheus_client`` calls a collector."""
 
-    metrics: tuple[Metric, ...]
+    metrics: list[Metric]
 
-    def collect(self) -> tuple[Metric, ...]:
+    def collect(self) -> list[Metric]:
         return self.metrics
 
 
-def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str]:
+@lru_cache(maxsize=MAX_FORMATS)
+def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str, bytes]:
+    """What renders, the content type, and what ends a text."""
     try:
         encode, content_type = choose_encoder(accept)
     except TypeError:  # a version that is no number
         encode, content_type = choose_encoder("")
     if content_type.endswith(f"={SLOW_SCHEME}"):
-        fast: Any = encode
-        return lambda collected: fast(collected, escaping=FAST_SCHEME), content_type
-    return encode, content_type
+        slow: Any = encode
+        encode = partial(slow, escaping=FAST_SCHEME)
+    return encode, content_type, encode(_Collected([]))
 
 
 def _client_metric(family: Family) -> Metric:

@@ -1,6 +1,6 @@
 """``View``: what the HTTP application asks of the agent."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Protocol
 
@@ -38,8 +38,8 @@ class AgentStatus(Struct, frozen=True):
 class ProcessView(Protocol):
     """What every process shows. Its methods are called from several threads and never wait for the network."""
 
-    def metrics(self, accept: str, names: Collection[str] = ()) -> tuple[bytes, str]:
-        """The body and the content type for this ``Accept`` header; ``names``: of families or samples, else all."""
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The body and the content type for this ``Accept`` header."""
 
     def health(self) -> CheckResult:
         """Is the process alive?"""
@@ -53,9 +53,6 @@ class ProcessView(Protocol):
 
 class View(ProcessView, Protocol):
     """What an agent shows."""
-
-    def version(self) -> object:
-        """Another object after each change of what is known."""
 
     def pending(self) -> PendingView:
         """The events that Azure lists now."""
