@@ -75,7 +75,7 @@ def _schema(annotation: Any, comments: Comments, *, nothing: bool = False) -> di
     for one in _annotations(annotation):
         limits = {"minimum": one.ge, "maximum": one.le, "minItems": one.min_length}
         found = found | {key: limit for key, limit in limits.items() if limit is not None}
-    patterns = [form.pattern for form in kind.forms if form.pattern and kind.of is str]
+    patterns = [one.pattern for one in kind.constraints if one.pattern and kind.of is str]
     found = found | ({"pattern": patterns[0]} if patterns else {})
     if get_origin(kind.of) is tuple and kind_of(get_args(kind.of)[0]).struct is None:
         found = {"anyOf": [found, found["items"]]}  # one text needs no brackets

@@ -25,7 +25,7 @@ from argparse_manpage.manpage import Manpage
 from msgspec import NODEFAULT, Meta, Struct, json
 
 from notbefore.commands.main import make_parser
-from notbefore.config.forms import Form
+from notbefore.config.constraints import Constraint
 from notbefore.config.model import Config
 from notbefore.config.reading import fields_of
 from notbefore.config.secret import Secret
@@ -212,7 +212,7 @@ def _type(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in inner)
     if origin in (Union, UnionType, Annotated):
-        return " or ".join(_type(item) for item in inner if not isinstance(item, (Form, Meta)))
+        return " or ".join(_type(item) for item in inner if not isinstance(item, (Constraint, Meta)))
     if origin is tuple:
         return f"list of {_type(inner[0])}"
     if origin is dict:

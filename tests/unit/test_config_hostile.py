@@ -33,20 +33,14 @@ REFUSED = {
     **{f"regular expression {number}": one for number, one in enumerate(DEEP_REGEX)},
     "brackets": slack("{{" + "(" * 2_000 + "1" + ")" * 2_000 + "}}"),
     "blocks": slack("{% if 1 %}" * 400 + "{% endif %}" * 400),
-    "sum": slack("{{" + "+".join(["1"] * 4_000) + "}}"),
-    "not": slack("{{ " + "not " * 2_000 + "1 }}"),
-    "attributes": slack("{{ a" + ".b" * 4_000 + " }}"),
     "digits": slack("{{ 1" + "0" * 5_000 + " }}"),
     "long": slack("x" * 10_001),
     "name": {"server": {"listen": "a" * 300 + ":10169", "insecure": True}},
 }
 TAKEN = {
     "multiplied": "{{ 'a' * 10**9 }}",
-    "list": "{{ [1] * 10**9 }}",
     "centred": "{{ 'a'.center(10**9) }}",
-    "joined": "{{ 'a' ~ 'b' * 10**9 }}",
     "power": "{{ 10 ** 10 ** 8 }}",
-    "width": "{{ '%1000000000d' % 1 }}",
     "format": "{{ '{:1000000000}'.format(1) }}",
 }
 RAW = {
@@ -97,13 +91,6 @@ def test_a_check_of_templates_computes_nothing_of_them(path: Path) -> None:
 def test_no_template_makes_gigabytes(name: str) -> None:
     with pytest.raises(SecurityError, match=r"is for numbers only|unsafe"):
         compile_template(TAKEN[name], str).render()
-
-
-@pytest.mark.parametrize("name", ["regular expression 0", "regular expression 2", "long", "name"])
-def test_the_agent_refuses_it_too(name: str, path: Path) -> None:
-    path.write_text(yaml.safe_dump(REFUSED[name]), encoding="utf-8")
-    with pytest.raises(ConfigError):
-        load(path, {}, {})
 
 
 def test_what_templates_are_for_works_as_before() -> None:

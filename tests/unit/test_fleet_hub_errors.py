@@ -2,12 +2,13 @@
 
 import pytest
 
-from notbefore.config.fleet import FleetConfig, FleetHub
+from notbefore.config.fleet import FleetConfig
 from notbefore.config.secret import Secret
+from notbefore.config.sinks import EventHub
 from notbefore.fleet.hub_errors import explained, store_explained
 
-IDENTITY = FleetConfig(FleetHub(namespace="a.servicebus.windows.net", hub="changes"), consumer_group="oncall")
-KEY = FleetConfig(FleetHub(connection_string=Secret("Endpoint=sb://a/;SharedAccessKey=s3cret;EntityPath=changes")))
+IDENTITY = FleetConfig(EventHub(namespace="a.servicebus.windows.net", hub="changes"), consumer_group="oncall")
+KEY = FleetConfig(EventHub(connection_string=Secret("Endpoint=sb://a/;SharedAccessKey=s3cret;EntityPath=changes")))
 REFUSED = "CBS Token authentication failed. Status code: 401 Description: InvalidSignature Error: client-error"
 GONE = "The messaging entity 'sb://a/changes' could not be found"
 GROUP = "The messaging entity 'amqps://a/changes/ConsumerGroups/oncall/Partitions/1' could not be found."

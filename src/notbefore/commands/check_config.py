@@ -20,11 +20,12 @@ from notbefore.commands.client import local_agent
 from notbefore.commands.main import WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json, table
-from notbefore.config.findings import broken, plain_secrets, warnings
+from notbefore.config.checks import broken
 from notbefore.config.load import dump, examine, files, values
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp, Server, host_and_port
 from notbefore.config.sinks import SinkConfig
+from notbefore.config.warnings import plain_secrets, warnings
 from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
 from notbefore.courier.http import Http

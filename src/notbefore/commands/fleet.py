@@ -6,7 +6,7 @@ from pathlib import Path
 
 from notbefore.commands.options import load_configuration
 from notbefore.config.checks import installed
-from notbefore.config.findings import warnings
+from notbefore.config.warnings import warnings
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 

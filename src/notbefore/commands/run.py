@@ -7,8 +7,8 @@ from typing import get_args
 
 from notbefore.agent.agent import Agent
 from notbefore.commands.options import add_configuration, load_configuration
-from notbefore.config.findings import warnings
 from notbefore.config.model import Log
+from notbefore.config.warnings import warnings
 from notbefore.errors import StoreError
 from notbefore.logs import set_up
 from notbefore.store.disk import DiskThread

@@ -1,6 +1,5 @@
 """What the types of a configuration cannot say: libraries that are missing, names that nothing has, programs."""
 
-import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from notbefore.core.text import one_of
 from notbefore.errors import ConfigError
 
 _PROCESS: Final = "process_"  # the names of the families that `prometheus_client` adds begin so
+Finding = tuple[str, str]  # the path of a key, and what is wrong with it
 
 
 def installed(module: str) -> bool:
@@ -56,8 +56,8 @@ def unknown_sinks(route: Route, sinks: Collection[str]) -> Iterator[str]:
                 yield f"{key}: there is no sink {name!r}{known}"
 
 
-def unknown_names(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the path of each other name that nothing has, and what to do."""
+def unknown_families(config: Config) -> Iterator[Finding]:
+    """Yield each name that is left out of the scrape, and that no metric has."""
     if config.exposition.families.exclude:
         from notbefore.metrics.families import METRICS, is_named  # noqa: PLC0415 - only where there are any
 
@@ -66,42 +66,27 @@ def unknown_names(config: Config) -> Iterator[tuple[str, str]]:
                 yield "exposition.families.exclude", f"no metric is called {name!r} (see docs/metrics.md)"
 
 
-def command_problem(program: str) -> str:
-    """Return why a program cannot be run, and what to do about it; empty if it can be."""
-    from shutil import which  # noqa: PLC0415 - only where there are commands
+def broken(config: Config) -> Iterator[Finding]:
+    """Yield what cannot work: an error in ``check-config``. The agent warns of it, and watches all the same."""
+    from shutil import which  # noqa: PLC0415 - only where a configuration is checked
 
-    path = Path(program)
-    if path.is_dir():
-        return f"{program} is a directory: name the program in it"
-    if which(program) is None and not path.exists():
-        return f"{program} is not there: install it, or correct the path"
-    if which(program) is None:
-        return f"{program} is not executable: chmod +x {program}"
-    return _unknown_format(path) if sys.platform == "linux" else ""
-
-
-def _unknown_format(path: Path) -> str:
-    """Return why the kernel would not start an executable file; empty if it would, or if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            first = file.readline(256)
-    except OSError:
-        return ""
-    if not first.startswith(b"#!"):
-        return "" if first.startswith(b"\x7fELF") else f"{path} does not begin with `#!` and the path of an interpreter"
-    interpreter = re.split(r"[ \t]", first[2:].decode("utf-8", "replace").strip(" \t\n"))[0]
-    return "" if Path(interpreter).is_file() else f"{path} names an interpreter that is not there: {interpreter!r}"
+    for name, sink in config.sinks.items():
+        if sink.command is not None and which(program := sink.command.command[0]) is None:
+            yield f"sinks.{name}.command.command", f"{program} is no program that can be run: install it, or chmod +x"
+        if sink.webhook is not None and not sink.webhook.allow_private:
+            host = urlsplit(sink.webhook.url.reveal()).hostname or ""
+            if _is_private(host):
+                text = f"{host} is not a public address: set `allow_private: true` if it is the right one"
+                yield f"sinks.{name}.webhook.url", text
+    if Path(config.state.dir).is_file():
+        yield "state.dir", f"{config.state.dir} is a file: name a directory"
 
 
-def webhook_problem(sink: SinkConfig) -> str:
-    """Return why the courier would not connect to a webhook; empty if it would, or if it leads to a name."""
+def _is_private(host: str) -> bool:
+    """Whether the courier would not connect to it; a name may lead anywhere."""
     from ipaddress import ip_address  # noqa: PLC0415 - only where there are webhooks
 
-    if sink.webhook is None or sink.webhook.allow_private:
-        return ""
-    host = urlsplit(sink.webhook.url.reveal()).hostname or ""
     try:
-        private = host == "localhost" or not ip_address(host).is_global
+        return host == "localhost" or not ip_address(host).is_global
     except ValueError:
-        return ""
-    return f"{host} is not a public address: set `allow_private: true` if it is the right one" if private else ""
+        return False

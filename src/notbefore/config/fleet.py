@@ -1,11 +1,11 @@
 """The section ``fleet``: what ``notbefore fleet`` reads, and how it groups what it reads."""
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from notbefore.config.forms import HttpUrl, StorageConnection, expect, refuse
+from notbefore.config.constraints import HttpUrl, StorageConnection, expect, refuse
 from notbefore.config.sinks import EventHub
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
@@ -23,17 +23,6 @@ ContainerUrl = Annotated[
     ),
 ]
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
-
-
-class FleetHub(EventHub, frozen=True, kw_only=True):
-    """The Event Hub that is read: a ``connection_string``, or ``namespace`` and ``hub`` with an identity."""
-
-    ABSENT: ClassVar[tuple[str, ...]] = (
-        "heartbeat",
-        "format",
-        "expire_after",
-        "expire_on_end",
-    )  # what is sent has them
 
 
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +48,7 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
-    hub: FleetHub  # where it is, and as whom to read
+    hub: EventHub  # where it is, and as whom to read; `format` and `expire_...` are for sinks
     consumer_group: str = "$Default"
     checkpoints: Checkpoints | None = None  # without it one instance reads alone, and keeps them in `state.dir`
     window: Duration = Duration("2h")  # how far back it reads at the first start, or where a snapshot is lost
@@ -80,6 +69,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         apart = "event_id" in self.group_by or {"subscription", "resource_group"} <= set(self.group_by)
         alone = "without them events of VMs that have nothing to do with each other would be one wave"
         refuse(
+            (self.hub.heartbeat, "hub.heartbeat: agents send heartbeats, the fleet only reads"),
             (not apart, f"group_by: add subscription and resource_group: {alone}"),
             *((label, f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}") for label in odd),
             (self.takeover.seconds < 2 * self.rebalance.seconds, "takeover: expected twice `rebalance` or more"),

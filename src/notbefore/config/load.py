@@ -12,16 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import check_installed, missing_otlp, unknown_names, unknown_sinks
-from notbefore.config.fleet import FleetHub
-from notbefore.config.forms import names_hub
+from notbefore.config.checks import check_installed, missing_otlp, unknown_families, unknown_sinks
+from notbefore.config.constraints import parts_of
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
 from notbefore.config.otel import fold
-from notbefore.config.reading import Reader, Variable
+from notbefore.config.reading import Reader
 from notbefore.config.secret import HIDDEN, Secret
 from notbefore.config.sinks import EventHub, SinkConfig
-from notbefore.config.yaml_file import Places, read
+from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.routing import Route
 from notbefore.errors import ConfigError, Mistake, Place
 
@@ -61,8 +60,9 @@ def examine(
     ``trial`` makes each sink, for checks that only its library can do; the agent gives none, because the library would
     stay in its memory.
     """
-    values, places = _given(path, environment, overrides)
     base = path.absolute().parent if path is not None else Path.cwd()
+    values, places = _given(path, environment, overrides)
+    fold(values, environment, base)
     names = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []
 
     def wrong(at: str, made: Any) -> Iterator[str]:
@@ -77,7 +77,7 @@ def examine(
 
     reader = Reader(places, base, environment if sending else None, wrong if sending else None)
     config: Config = reader.read(values, Config)
-    for key, text in unknown_names(config):
+    for key, text in unknown_families(config):
         reader.mistake(key, text)
     return config, places, reader.mistakes
 
@@ -93,8 +93,17 @@ def _given(
     for dotted, value in overrides.items():
         if value is not None:
             _put(values, places, dotted.split("."), value, "the command line")
-    fold(values, places, environment)
     return values, places
+
+
+def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, origin: str) -> None:
+    for key in keys[:-1]:
+        section = values.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{origin}: {key} is not a section")
+        values = section
+    values[keys[-1]] = Variable(text)
+    places[".".join(keys)] = Place(origin)
 
 
 def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[str]:
@@ -108,7 +117,8 @@ def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[st
 
 
 def _wrong_hub(hub: EventHub, environment: Mapping[str, str]) -> Iterator[str]:
-    if hub.connection_string is not None and not hub.hub and not names_hub(hub.connection_string.reveal(environment)):
+    text = hub.connection_string.reveal(environment) if hub.connection_string is not None else ""
+    if text and not hub.hub and "entitypath" not in parts_of(text):
         yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
 
 
@@ -117,10 +127,6 @@ def values(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_encode)
     for name, sink in found["sinks"].items():
         found["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
-    hub = found["fleet"]["hub"] if found["fleet"] is not None else {}
-    for section, absent in ((found["otlp"] or {}, Otlp.ABSENT), (hub, FleetHub.ABSENT)):
-        for name in absent:
-            section.pop(name, None)
     links = found["messages"]["links"]
     shown: dict[str, Any] = _without_queries({section: value for section, value in found.items() if value is not None})
     shown["messages"]["links"] = links  # they go into every message
@@ -160,13 +166,3 @@ def _files(values: object) -> Iterator[str]:
 
 def _encode(value: object) -> object:
     return value.shown() if isinstance(value, Secret) else str(value)
-
-
-def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, origin: str) -> None:
-    for key in keys[:-1]:
-        section = values.setdefault(key, {})
-        if not isinstance(section, dict):
-            raise ConfigError(f"{origin}: {key} is not a section")
-        values = section
-    values[keys[-1]] = Variable(text)
-    places[".".join(keys)] = Place(origin)

@@ -4,9 +4,8 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from notbefore.config.forms import Form, HttpUrl, expect
+from notbefore.config.constraints import Constraint, HttpUrl, at_most
 
-MAX_ADVICE: Final = 2_000  # characters
 NO_TZDATA: Final = "install the Debian package `tzdata`, or the Python package: pip install tzdata"
 
 
@@ -21,8 +20,8 @@ def _check_time_zone(name: str) -> None:
         raise ValueError(f"{why}, got {name!r}") from None
 
 
-TimeZone = Annotated[str, Form(_check_time_zone)]
-Advice = Annotated[str, expect(lambda text: len(text) <= MAX_ADVICE, f"{MAX_ADVICE} characters or less")]
+TimeZone = Annotated[str, Constraint(_check_time_zone)]
+Advice = Annotated[str, at_most(2_000)]
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,12 +4,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from notbefore.config.constraints import MAX_PORT, Constraint, SecretUrl, between, check_address, expect, matching
 from notbefore.config.fleet import FleetConfig
-from notbefore.config.forms import MAX_PORT, Form, SecretUrl, between, check_address, expect, matching
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import OtlpConnection, PeersConfig, SinkConfig
 from notbefore.core.approval import Policy
@@ -48,7 +48,7 @@ def host_and_port(listen: str) -> tuple[str, int]:
 PollInterval = Annotated[
     Duration, between("100ms", "10s", ": a Preempt has 30 s of notice, and Azure asks for a poll a second")
 ]
-ImdsUrl = Annotated[str, Form(_imds)]
+ImdsUrl = Annotated[str, Constraint(_imds)]
 TagName = Annotated[
     str, expect(_is_tag, f"the name of a tag: {MAX_TAG_NAME} characters or less, none of < > % & \\ ? /")
 ]
@@ -56,7 +56,7 @@ TagNames = Annotated[
     tuple[TagName, ...],
     expect(lambda names: len(names) <= MAX_TAGS, f"{MAX_TAGS} names or less: records go to every sink"),
 ]
-Listen = Annotated[str, Form(host_and_port)]
+Listen = Annotated[str, Constraint(host_and_port)]
 StateDir = Annotated[
     str,
     expect(str.isprintable, r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes"),
@@ -145,9 +145,7 @@ class HeartbeatConfig(_Section, frozen=True, kw_only=True):
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
-    """The section ``otlp``: metrics. The records are a sink's."""
-
-    ABSENT: ClassVar[tuple[str, ...]] = ("expire_after", "expire_on_end")  # a sink has them
+    """The metrics. Sinks `otlp_logs` without an endpoint take over what is set here; `expire_...` is for them alone."""
 
     interval: ExportInterval = Duration("60s")  # between two exports of the metrics
     metrics: bool = True
@@ -183,4 +181,4 @@ class Config(_Section, frozen=True):
         """The environment variables that hold a secret of the agent's own; the courier does not inherit them."""
         secrets = [self.heartbeat.ping_url] if self.heartbeat is not None else []
         secrets += self.otlp.headers.values() if self.otlp is not None else ()
-        return tuple(secret.variable for secret in secrets if secret is not None and secret.variable)
+        return tuple(secret.variable for secret in secrets if secret.variable)

@@ -6,7 +6,7 @@ text for a list of one, and a path relative to the file that names it.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, g
 import msgspec
 from msgspec import Struct
 
-from notbefore.config.forms import Form
+from notbefore.config.constraints import Constraint
 from notbefore.config.secret import SOURCES, Secret
-from notbefore.config.yaml_file import Places, read
+from notbefore.config.yaml_file import Places, Plain, Variable, read
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake
@@ -24,22 +24,18 @@ from notbefore.errors import ConfigError, Mistake
 Part = TypeVar("Part")
 Made = Callable[[str, Any], Iterable[str]]
 WRONG: Final[Any] = object()  # in place of a value that is mistaken
-LONGEST_SHOWN: Final = 40  # characters of a mistaken text
+LONGEST_SHOWN: Final = 40  # characters of a mistaken text; what is longer may be a key of somebody's
 NEAR: Final = 0.85  # from 0 to 1; from here on an unknown key is a known one, misspelt
-_KINDS: Final[dict[Any, str]] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-class Variable(str):
-    """A text from the environment or the command line: there a number or a list is text as well."""
-
-    __slots__ = ()
+SECTION: Final = "keys with values below it, `key: value`"
+LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
+_EXPECTED: Final[dict[Any, str]] = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 class Kind(NamedTuple):
     """A type without its annotations and without ``None``."""
 
     of: Any
-    forms: tuple[Form, ...]
+    constraints: tuple[Constraint, ...]
     struct: type[Struct] | None  # that it is, or that it may be
 
 
@@ -83,9 +79,9 @@ class Reader:
         if value is None and type(None) in get_args(annotation) and (kind.struct is None or "." in path):
             return None  # a section that is empty is probably one that was not written to its end
         found = self._converted(value, kind, annotation, path)
-        for form in kind.forms:
-            if found is not WRONG and not (self._environment is None and (form.looks or kind.of is Secret)):
-                found = self._checked(found, form, path)
+        for one in kind.constraints:
+            if found is not WRONG and not (self._environment is None and (one.looks or kind.of is Secret)):
+                found = self._checked(found, one, path)
         return found
 
     def _converted(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
@@ -96,16 +92,28 @@ class Reader:
         if get_origin(kind.of) is tuple:
             return self._list(value, get_args(kind.of)[0], annotation, path)
         if get_origin(kind.of) is dict and isinstance(value, dict):
-            of_key, of_value = get_args(kind.of)
-            names = [self._key(key, of_key, path) for key in value]
-            found = [self.read(one, of_value, _below(path, key)) for key, one in value.items()]
-            pairs = zip(names, found, strict=True)
-            return {name: one for name, one in pairs if name is not WRONG and one is not WRONG}
+            return self._mapping(value, kind, path)
         return self._leaf(value, kind, annotation, path)
 
-    def _checked(self, value: Any, form: Form, path: str) -> Any:
+    def _mapping(self, values: dict[str, Any], kind: Kind, path: str) -> dict[Any, Any]:
+        of_key, of_value = get_args(kind.of)
+        found = {
+            self._key(key, of_key, path): self.read(one, of_value, _below(path, key)) for key, one in values.items()
+        }
+        return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
+
+    def _leaf(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
+        if kind.of is Any:
+            return untyped(value)
+        try:  # a text in quotes is no number
+            return msgspec.convert(_text(value), annotation, strict=not isinstance(value, Plain), dec_hook=_decode)
+        except msgspec.ValidationError as error:
+            said = str(error).partition(" - at `")[0] if kind.of is Duration and value is not None else ""
+            return self.mistake(path, said or _mistaken(value, kind, annotation))
+
+    def _checked(self, value: Any, constraint: Constraint, path: str) -> Any:
         try:
-            form.check(value.reveal(self._environment or {}) if isinstance(value, Secret) else value)
+            constraint.check(value.reveal(self._environment or {}) if isinstance(value, Secret) else value)
         except (ValueError, ConfigError) as error:
             return self.mistake(path, str(error))
         return value
@@ -115,13 +123,13 @@ class Reader:
         known = list(_choices(own.of))
         if known and key not in known:
             return self.mistake(path, f"there is no {key!r} here{one_of(key, known)}")
-        for form in own.forms:
-            key = self._checked(key, form, _below(path, key))
+        for one in own.constraints:
+            key = self._checked(key, one, _below(path, key))
         return key
 
     def _struct(self, values: Any, kind: type[Struct], path: str) -> Any:
         if not isinstance(values, dict):
-            return self.mistake(path, _unlike(values, "keys with values below it"))
+            return self.mistake(path, _unlike(values, SECTION))
         fields = fields_of(kind)
         found: dict[str, Any] = {}
         for key, value in values.items():
@@ -129,8 +137,7 @@ class Reader:
             if given is None and getattr(kind, "NAMED", False):
                 given = {}  # `windows_event_log:` needs nothing below it
             if name not in fields:
-                self.mistake(_below(path, key), _unknown(key, kind, path))
-                found[key] = WRONG
+                found[key] = self.mistake(_below(path, key), _unknown(key, kind, path))
             elif name in found:
                 found[name] = self.mistake(_below(path, key), f"{name} is given twice: leave one of the two out")
             else:
@@ -138,28 +145,26 @@ class Reader:
         for name, one in fields.items():
             if one.required and name not in found and found.keys() <= fields.keys():  # else it may be the misspelt one
                 found[name] = self.mistake(path, f"the key `{name}` is missing")
-        return self._make(kind, {fields[name].name: one for name, one in found.items() if name in fields}, found, path)
+        if path and any(one is WRONG for one in found.values()):
+            return WRONG
+        # the whole configuration is made of what is right
+        return self._make(kind, {fields[name].name: one for name, one in found.items() if one is not WRONG}, path)
 
     def _named(self, key: str, value: Any, fields: Mapping[str, Any]) -> tuple[str, Any]:
         """Return the field that a key is for, and what it is given: a file relative to the configuration."""
-        name, _, source = str(key).rpartition("_")
+        name, _, source = key.rpartition("_")
         if source in SOURCES and name in fields and kind_of(fields[name].type).of is Secret:
-            return name, {source: _plain(value)}
-        if str(key).endswith("_file") and isinstance(value, str):
+            return name, {source: value}
+        if key.endswith("_file") and isinstance(value, str):
             return key, str(self._base / value)
         return key, value
 
-    def _make(self, kind: type[Struct], given: dict[str, Any], found: dict[str, Any], path: str) -> Any:
-        """Make the struct, unless a part of it is mistaken; the whole configuration is made of what is right."""
-        if path and any(one is WRONG for one in found.values()):
-            return WRONG
+    def _make(self, kind: type[Struct], given: dict[str, Any], path: str) -> Any:
         try:
-            made = kind(**{name: one for name, one in given.items() if one is not WRONG})
+            made = kind(**given)
+            texts = list(self._made(path, made)) if self._made is not None else []
         except ValueError as error:  # what its keys say together
-            for text in str(error).splitlines():
-                self.mistake(path, text)
-            return WRONG
-        texts = list(self._made(path, made)) if self._made is not None else []
+            texts = str(error).splitlines()
         for text in texts:
             self.mistake(path, text)
         return WRONG if texts else made
@@ -168,7 +173,7 @@ class Reader:
         if isinstance(value, dict) and isinstance(value.get("file"), str):
             value = value | {"file": str(self._base / value["file"])}
         try:
-            secret = Secret.read(_plain(value))
+            secret = Secret.read(value)
             if self._environment is not None:
                 secret.reveal(self._environment)
         except (ValueError, ConfigError) as error:
@@ -176,60 +181,61 @@ class Reader:
         return secret
 
     def _list(self, value: Any, item: Any, annotation: Any, path: str) -> Any:
-        """Make a tuple. One text may stand without brackets, and where text is expected a number without quotes."""
+        """Make a tuple. One text may stand without brackets."""
         if isinstance(value, Variable):
             value = [Variable(one.strip()) for one in value.split(",")]
-        elif isinstance(value, (str, int)) and kind_of(item).struct is None:
+        elif isinstance(value, str) and kind_of(item).struct is None:
             value = [value]
         if not isinstance(value, list):
-            return self.mistake(path, _unlike(value, "a list: [ONE, TWO]", "put it in brackets"))
+            return self.mistake(path, _unlike(value, LIST))
         if not value and any(getattr(one, "min_length", 0) for one in get_args(annotation)):
             return self.mistake(path, "expected at least one")
-        if kind_of(item).of is str:
-            value = [str(one) if type(one) is int else one for one in value]
         found = tuple(self.read(one, item, f"{path}[{number}]") for number, one in enumerate(value))
         return WRONG if any(one is WRONG for one in found) else found
 
-    def _leaf(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
-        strict = not isinstance(value, Variable)
-        try:
-            return msgspec.convert(_plain(value), annotation, strict=strict, dec_hook=_decode)
-        except msgspec.ValidationError as error:
-            if kind.of is Duration and not isinstance(value, date):
-                return self.mistake(path, str(error).partition(" - at `")[0])
-            return self.mistake(path, _mistaken(value, kind, annotation))
+
+def untyped(value: Any) -> Any:
+    """Return a value whose key has no type, as JSON would have it: a number, true or false, else text."""
+    if isinstance(value, dict):
+        return {key: untyped(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [untyped(one) for one in value]
+    if isinstance(value, Plain):
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(str(value), type=int | float | bool)
+    return _text(value)
 
 
 @cache
 def fields_of(kind: type[Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    """Return the fields that a user may write, by the names of their keys."""
-    absent = getattr(kind, "ABSENT", ())
-    return {one.encode_name: one for one in msgspec.structs.fields(kind) if one.name not in absent}
+    """Return the fields of a struct by the names of their keys."""
+    return {one.encode_name: one for one in msgspec.structs.fields(kind)}
 
 
 @cache
 def kind_of(annotation: Any) -> Kind:
     """Return what an annotation says."""
-    forms: tuple[Form, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     while True:
         if get_origin(annotation) is Annotated:
             annotation, *more = get_args(annotation)
-            forms += tuple(one for one in more if isinstance(one, Form))
+            constraints += tuple(one for one in more if isinstance(one, Constraint))
             continue
         parts = [one for one in get_args(annotation) if one is not type(None)] if _is_union(annotation) else []
         if len(parts) != 1:
             break
         annotation = parts[0]
     struct = next((one for one in (annotation, *parts) if isinstance(one, type) and issubclass(one, Struct)), None)
-    return Kind(annotation, forms, struct)
+    return Kind(annotation, constraints, struct)
 
 
 def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Variable) else value
+def _text(value: Any) -> Any:
+    """Return a text as one of no class of ours."""
+    return str(value) if isinstance(value, Plain) else value
 
 
 def _below(path: str, key: object) -> str:
@@ -253,41 +259,33 @@ def _unknown(key: str, kind: type[Struct], path: str) -> str:
     inner = [name for name, one in fields.items() if (of := kind_of(one.type).struct) and key in fields_of(of)]
     if len(inner) == 1 and not get_close_matches(key, fields, cutoff=NEAR):
         return f"this key belongs below `{inner[0]}`"
-    known = [
-        word
-        for name, one in fields.items()
-        for word in (name, *(f"{name}_{source}" for source in SOURCES if kind_of(one.type).of is Secret))
-    ]
-    return f"there is no such key here{one_of(key, known)}"
+    secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
+    return (
+        f"there is no such key here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
+    )
 
 
-def _unlike(value: Any, expected: str, advice: str = "write `key: value`") -> str:
-    """Say that keys or a list were expected; a text is not shown, since it may be a secret."""
-    if value is None:
-        return "nothing stands below it: write what belongs there, or leave the line out for the default"
-    if isinstance(value, dict):
-        return f"expected {expected}, got keys with values: begin each entry with `- `"
-    return f"expected {expected}, {f'got text: {advice}' if isinstance(value, str) else _got(value)}"
-
-
-def _mistaken(value: Any, kind: Kind, annotation: Any) -> str:  # noqa: PLR0911 - each case has its own words
+def _mistaken(value: Any, kind: Kind, annotation: Any) -> str:
     """Say what was expected instead of a value that is no list and no section."""
-    if value is None and get_origin(kind.of) is not dict:
-        return "nothing stands after it: write what belongs there, or leave the line out for the default"
-    if isinstance(value, date):
-        return f"YAML reads {value} as a date: put it in quotes, '{value}'"
+    if get_origin(kind.of) is dict:
+        return _unlike(value, SECTION)
     known = [str(one) for one in _choices(kind.of)]
     if known and isinstance(value, str):
         return f"there is no {str(value)!r} here{one_of(value, known)}"
-    if get_origin(kind.of) is dict:
-        return _unlike(value, "keys with values below it")
-    wanted = _KINDS.get(kind.of, "text")
-    if isinstance(value, bool) and wanted == "text":
-        return f"expected text, and YAML reads this as {str(value).lower()}: put it in quotes"
-    if isinstance(value, (int, float)) and wanted == "text":
-        return f"expected text, got the number {value}: put it in quotes"
-    bounds = " and ".join(_bounds(annotation)) if isinstance(value, int) else ""
-    return f"expected {bounds or wanted}, {_got(value)}"
+    bounds = "" if value is None else " and ".join(_bounds(annotation))
+    return _unlike(value, f"{_EXPECTED.get(kind.of, 'text')}{f', {bounds}' if bounds else ''}", secret=False)
+
+
+def _unlike(value: Any, expected: str, *, secret: bool = True) -> str:
+    """Say what was expected; a text that may be a ``secret`` is not shown."""
+    if value is None:
+        return "nothing stands here: write what belongs there, or leave the line out for the default"
+    if isinstance(value, dict):
+        return f"expected {expected}, got keys with values"
+    if isinstance(value, list):
+        return f"expected {expected}, got a list"
+    hidden = secret or len(value) > LONGEST_SHOWN
+    return f"expected {expected}, got {'text' if hidden else repr(str(value))}"
 
 
 def _choices(kind: Any) -> Iterator[Any]:
@@ -299,14 +297,5 @@ def _bounds(annotation: Any) -> Iterator[str]:
     for one in get_args(annotation):
         yield from _bounds(one)
         if isinstance(one, msgspec.Meta):
-            yield from (
-                f"{limit} or {word}" for limit, word in ((one.ge, "more"), (one.le, "less")) if limit is not None
-            )
-
-
-def _got(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return "got a list" if isinstance(value, list) else "got keys with values"
-    if isinstance(value, str):  # what is long may be a key of somebody's
-        return f"got {str(value)!r}" if len(value) <= LONGEST_SHOWN else "got text"
-    return f"got {value}"
+            limits = ((one.ge, "more"), (one.le, "less"))
+            yield from (f"{limit} or {word}" for limit, word in limits if limit is not None)

@@ -3,8 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
-from urllib.parse import unquote
+from typing import Any, Final, Literal, get_args
 
 from notbefore.config.open_file import open_file
 from notbefore.errors import ConfigError
@@ -12,21 +11,18 @@ from notbefore.errors import ConfigError
 MAX_SECRET: Final = 64 * 1024  # bytes
 HIDDEN: Final = "***"
 INSTALLED: Final = Path("/etc/notbefore/credentials")  # where the systemd unit loads them from; only root may read it
-Source = Literal["inline", "file", "env", "credential", "otel_header"]
-SOURCES: Final[tuple[Source, ...]] = ("file", "env", "credential")
+Source = Literal["inline", "file", "env", "credential"]
+SOURCES: Final[tuple[Source, ...]] = get_args(Source)[1:]
 
 
 class Secret:
-    """Where a secret is: in a file, an environment variable, a systemd credential, or the configuration itself.
-
-    ``otel_header`` is ``VARIABLE/NAME``: one header of those in a variable such as ``OTEL_EXPORTER_OTLP_HEADERS``.
-    """
+    """Where a secret is: in a file, an environment variable, a systemd credential, or the configuration itself."""
 
     __slots__ = ("_reference", "source")
 
     def __init__(self, reference: str, source: Source = "inline") -> None:
         self.source = source
-        self._reference = reference
+        self._reference = str(reference)
 
     @classmethod
     def read(cls, value: object) -> "Secret":
@@ -35,7 +31,7 @@ class Secret:
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
             ((source, reference),) = value.items()
-            if source in ("inline", "otel_header", *SOURCES) and isinstance(reference, str) and reference:
+            if source in get_args(Source) and isinstance(reference, str) and reference:
                 if source == "credential" and Path(reference).name != reference:
                     raise ValueError("expected the name of a credential, not a path")
                 return cls(reference, source)
@@ -50,12 +46,6 @@ class Secret:
             if not text:
                 raise ConfigError(f"the environment variable {self._reference} is not set, or empty")
             return text
-        if self.source == "otel_header":
-            variable, _, header = self._reference.partition("/")
-            value = env_pairs(environment.get(variable, "")).get(header, "")
-            if not value:
-                raise ConfigError(f"the environment variable {variable} holds no header {header}")
-            return value
         if self.source == "credential":
             directory = environment.get("CREDENTIALS_DIRECTORY")
             return _read(Path(directory) / self._reference) if directory else _installed(self._reference)
@@ -70,9 +60,7 @@ class Secret:
 
         The environment of the courier holds no secrets.
         """
-        if self.source == "file":
-            return {"file": self._reference}
-        return {"inline": self.reveal(environment)}
+        return {"file": self._reference} if self.source == "file" else {"inline": self.reveal(environment)}
 
     def __repr__(self) -> str:
         return f"Secret({HIDDEN})"
@@ -89,13 +77,7 @@ class Secret:
     @property
     def variable(self) -> str | None:
         """The environment variable that holds it, or ``None``."""
-        return self._reference.partition("/")[0] if self.source in ("env", "otel_header") else None
-
-
-def env_pairs(text: str) -> dict[str, str]:
-    """``key=value,key=value`` as OpenTelemetry writes headers and attributes in a variable: values may be ``%XX``."""
-    pairs = (item.partition("=") for item in text.split(","))
-    return {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
+        return self._reference if self.source == "env" else None
 
 
 def _installed(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct, field
 
-from notbefore.config.forms import (
+from notbefore.config.constraints import (
     Headers,
     HeaderValue,
     HostName,
@@ -19,6 +19,7 @@ from notbefore.config.forms import (
     ReadableFile,
     SecretUrl,
     SendTimeout,
+    at_most,
     between,
     expect,
     matching,
@@ -29,16 +30,13 @@ from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
 
 OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
-MAX_TEMPLATE: Final = 10_000  # characters
 _EITHER_HUB: Final = "expected either `connection_string`, or `namespace` and `hub`"
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
 HeartbeatInterval = Annotated[Duration, between("5m")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
-TemplateText = Annotated[
-    str, expect(lambda text: len(text) <= MAX_TEMPLATE, f"a template of {MAX_TEMPLATE} characters or less")
-]
+TemplateText = Annotated[str, at_most(10_000, "a template")]
 LogName = Annotated[  # becomes a key in Windows' registry
     str, matching(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", "letters, digits, spaces, dots, - and _")
 ]
@@ -66,7 +64,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     SHARED_SEVERITY: ClassVar[bool] = False  # the severity has to be the same from every VM
     WORDS: ClassVar[bool] = False  # people read it; else it is sent the record
     BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
-    ABSENT: ClassVar[tuple[str, ...]] = ()  # fields of its parent that are no keys here
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     expire_after: ExpireAfter = Duration("24h")  # what is older is not sent any more, and counted as expired

@@ -1,6 +1,10 @@
-"""A YAML file -> values, and the place of each; every mistake names line and column."""
+"""A YAML file -> values, and the place of each; every mistake names line and column.
 
-from collections.abc import Iterable
+A text without quotes is a ``Plain``: whether it is a number or a text, the type of its key decides. So `name: no` is a
+name, and `api_version: 2020-07-01` is no date.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,30 +13,21 @@ from notbefore.errors import ConfigError, Mistake, Place
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
 MAX_DEPTH: Final = 32  # of lists and mappings within each other; the deepest key of ours is at 8
-MAX_NODES: Final = 20_000
-MAX_NUMBER: Final = 1_000  # characters; Python refuses to print an integer of more than 4,300 digits
-NUMERIC: Final = "0123456789+-."
-_ADVICE: Final = (  # a part of what libyaml or PyYAML says, and what to do about it
-    (
-        ("unknown escape character", "hexdecimal number", "hexadecimal numbers"),
-        r"in double quotes a backslash begins an escape: write a Windows path in single quotes, 'C:\ProgramData\key'",
-    ),
-    (("mapping values are not allowed",), "a text that holds `: ` needs quotes, and each key a line of its own"),
-    (
-        ("could not find expected ':'", "expected <block end>", "did not find expected key", "but found '<block"),
-        "keys of one section begin in the same column, each with a colon and a space after it: `key: value`",
-    ),
-    (
-        ("expected ',' or", "unexpected end of stream", "did not find expected node content", "while parsing a flow"),
-        "a quote or a bracket is opened and not closed, or a comma is missing",
-    ),
-    (("found another document",), "one file holds one configuration: remove the line `---`"),
-    (("control characters", "special characters", "acceptable"), "a byte in it is no text: is this the right file?"),
-    (
-        ("cannot start any token", "did not find expected alphabetic", "undefined alias"),
-        "a value that begins with one of @ ` % * & ! | > needs quotes",
-    ),
-)
+MAX_EVENTS: Final = 20_000  # of the parser: each value is one, a list or a mapping two
+LONGEST_KEY: Final = 200  # characters
+NOTHING: Final = ("", "~", "null", "Null", "NULL")  # YAML's words for no value
+
+
+class Plain(str):
+    """A text without quotes."""
+
+    __slots__ = ()
+
+
+class Variable(Plain):
+    """A text from the environment or the command line: there a list is one text with commas."""
+
+    __slots__ = ()
 
 
 class Places(dict[str, Place]):
@@ -49,96 +44,116 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
     """Return a YAML file's values and their places; raises ``ConfigError``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = _read_text(path)
+    document = _Document(path, yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     try:
-        _check_bounds(yaml.parse(text, Loader=loader), path)
-        node = yaml.compose(text, Loader=loader)
+        values = document.read()
     except yaml.YAMLError as error:
         raise ConfigError.of([_not_yaml(error, text, path)]) from error
-    found = _Values(path, yaml.constructor.SafeConstructor())
-    values = found.of(node, "") if node is not None else None
-    if found.mistakes:
-        raise ConfigError.of(found.mistakes)
-    if values is None:
-        return {}, found.places
-    if not isinstance(values, dict):
+    if document.mistakes:
+        raise ConfigError.of(document.mistakes)
+    if values is not None and not isinstance(values, dict):
         kind = "a list: leave out the `- ` before them" if isinstance(values, list) else "text: write `key: value`"
         raise ConfigError(f"{path}:1:1: expected sections such as `imds:`, got {kind}")
-    return values, found.places
+    return values or {}, document.places
 
 
-class _Values:
-    """Makes values of PyYAML's nodes, and notes where each stands."""
+class _Document:
+    """Makes values of the parser's events, within bounds.
 
-    def __init__(self, path: Path, constructor: Any) -> None:
+    The events need no recursion in libyaml; its composer does, and crashes the process where the stack ends. Aliases
+    and merge keys can make gigabytes out of a few hundred bytes, and tags can make objects: all are refused.
+    """
+
+    def __init__(self, path: Path, events: Iterator[Any]) -> None:
         self.places = Places({"": Place(str(path))})
         self.mistakes: list[Mistake] = []
         self._path = path
-        self._constructor = constructor
+        self._events = enumerate(events)
 
-    def of(self, node: Any, dotted: str) -> Any:
-        """Return the value of a node."""
-        if node.id == "mapping":
-            return {str(key.value): self._below(key, value, dotted) for key, value in node.value}
-        if node.id == "sequence":
-            return [self._placed(item, item, f"{dotted}[{number}]") for number, item in enumerate(node.value)]
-        if "\0" in node.value:
-            self.mistakes.append(Mistake(self._place(node), dotted, "a NUL byte stands in it: it ends no text of ours"))
-            return None
-        if node.tag == "tag:yaml.org,2002:value":  # a bare `=`, which YAML 1.1 reserves
-            return node.value
-        try:
-            return self._constructor.construct_object(node)
-        except (ValueError, OverflowError):  # a date such as 2026-99-99
-            text = f"{node.value[:40]!r} is a date that does not exist: put quotes around what is to be text"
-            self.mistakes.append(Mistake(self._place(node), dotted, text))
-            return None
+    def read(self) -> Any:
+        """Return the value of the only document, or ``None``; raises ``YAMLError`` and ``ConfigError``."""
+        values = None
+        for number, event in self._events:
+            kind = type(event).__name__
+            if kind == "DocumentStartEvent":
+                if number > 1:
+                    raise ConfigError(f"{self._place(event)}: one file holds one configuration: remove the line `---`")
+                values = self._value(self._next(), "", 0)
+        return values
 
-    def _below(self, key: Any, value: Any, dotted: str) -> Any:
-        name = f"{dotted}.{str(key.value)[:MAX_NUMBER]}".lstrip(".")
-        if key.tag != "tag:yaml.org,2002:str" or not key.value.isprintable():
-            text = f"expected one line of text as the name of a section or key, got {key.value!r:.80}"
-            self.mistakes.append(Mistake(self._place(key), "", text))
-        elif name in self.places:  # YAML would silently take the last one
-            self.mistakes.append(Mistake(self._place(key), name, f"it is given twice: first at {self.places[name]}"))
-        return self._placed(key, value, name)
+    def _next(self) -> Any:
+        number, event = next(self._events)
+        wrong = ""
+        if number > MAX_EVENTS:
+            wrong = f"more than {MAX_EVENTS} values: is this the right file?"
+        elif type(event).__name__ == "AliasEvent" or getattr(event, "value", "") == "<<":
+            wrong = "aliases (*name) and merge keys (<<) are not supported: write the values out"
+        elif getattr(event, "tag", None) is not None:
+            wrong = f"tags ({event.tag}) are not supported: quote what is to be text"
+        if wrong:
+            raise ConfigError(f"{self._place(event)}: {wrong}")
+        return event
 
-    def _placed(self, at: Any, node: Any, dotted: str) -> Any:
-        self.places.setdefault(dotted, self._place(at))
-        return self.of(node, dotted)
+    def _value(self, event: Any, dotted: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{self._place(event)}: lists and mappings are nested more than {MAX_DEPTH} deep")
+        kind = type(event).__name__
+        if kind == "MappingStartEvent":
+            return self._mapping(dotted, depth + 1)
+        if kind == "SequenceStartEvent":
+            return self._sequence(dotted, depth + 1)
+        if "\0" in event.value:
+            self.mistakes.append(
+                Mistake(self._place(event), dotted, "a NUL byte stands in it: it ends no text of ours")
+            )
+        if event.style:
+            return event.value
+        return None if event.value in NOTHING else Plain(event.value)
 
-    def _place(self, node: Any) -> Place:
-        return _place(self._path, node.start_mark)
+    def _sequence(self, dotted: str, depth: int) -> list[Any]:
+        found: list[Any] = []
+        while type(event := self._next()).__name__ != "SequenceEndEvent":
+            path = f"{dotted}[{len(found)}]"
+            self.places[path] = self._place(event)
+            found.append(self._value(event, path, depth))
+        return found
 
+    def _mapping(self, dotted: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while type(event := self._next()).__name__ != "MappingEndEvent":
+            place, key = self._place(event), self._value(event, dotted, depth)
+            path = f"{dotted}.{key}".lstrip(".")
+            if not isinstance(key, str) or not key.isprintable() or len(key) > LONGEST_KEY:
+                text = f"expected one line of text as the name of a section or key, got {key!r:.80}"
+                self.mistakes.append(Mistake(place, "", text))
+            elif key in found:
+                self.mistakes.append(Mistake(place, path, f"it is given twice: first at {self.places[path]}"))
+            self.places.setdefault(path, place)
+            found[str(key)] = self._value(self._next(), path, depth)
+        return found
 
-def _place(path: Path, mark: Any) -> Place:
-    return Place(str(path), mark.line + 1, mark.column + 1)
+    def _place(self, event: Any) -> Place:
+        return Place(str(self._path), event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 def _not_yaml(error: Any, text: str, path: Path) -> Mistake:
-    """Return what PyYAML refuses, as a sentence, and what to do about it."""
+    """Return what PyYAML refuses, with its place."""
+    said = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).removeprefix("but ")
     mark = getattr(error, "problem_mark", None)
-    said = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())
-    if mark is None:  # a byte that is no text; of such an error the position is known, and no mark
+    if mark is not None:
+        place = Place(str(path), mark.line + 1, mark.column + 1)
+    else:  # a byte that is no text: of such an error the position is known
         before = text[: getattr(error, "position", 0)]
         place = Place(str(path), before.count("\n") + 1, len(before) - before.rfind("\n"))
-    else:
-        place = _place(path, mark)
-    line = text.splitlines()[place.line - 1] if 0 < place.line <= len(text.splitlines()) else ""
-    if "cannot start any token" in said and line[place.column - 1 : place.column] == "\t":
-        return Mistake(place, "", "this is not YAML: lines are indented with spaces: replace the tab")
-    about = f"{getattr(error, 'context', None) or ''} {said}"
-    advice = next((advice for parts, advice in _ADVICE if any(part in about for part in parts)), "")
-    return Mistake(place, "", f"this is not YAML: {said.removeprefix('but ')}" + (f": {advice}" if advice else ""))
+    tabs = ": indent with spaces, not with tabs" if "\n\t" in text else ""
+    return Mistake(place, "", f"this is not YAML: {' '.join(said.split())}{tabs}")
 
 
 def _read_text(path: Path) -> str:
     try:
         with open_file(path) as file:
             content = file.read(MAX_FILE + 1)
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: this is a directory: name the file in it") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > MAX_FILE:
@@ -148,27 +163,3 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: this is not UTF-8 text: save the file as UTF-8") from None
-
-
-def _check_bounds(events: Iterable[Any], path: Path) -> None:
-    """Raise ``ConfigError`` for a file that would cost too much to load.
-
-    ``events`` are those of ``yaml.parse``, which needs no recursion. libyaml's composer does, and crashes the process
-    where the stack ends. Aliases and merge keys can make gigabytes out of a few hundred bytes.
-    """
-    depth = 0
-    for number, event in enumerate(events):
-        place = _place(path, event.start_mark)
-        kind = type(event).__name__
-        depth += kind.endswith("StartEvent")
-        depth -= kind.endswith("EndEvent")
-        if number > MAX_NODES:
-            raise ConfigError(f"{place}: more than {MAX_NODES} values: is this the right file?")
-        if depth > MAX_DEPTH + 2:  # the stream and the document count as well
-            raise ConfigError(f"{place}: lists and mappings are nested more than {MAX_DEPTH} deep")
-        if kind == "AliasEvent" or (kind == "ScalarEvent" and event.value == "<<"):
-            raise ConfigError(f"{place}: aliases (*name) and merge keys (<<) are not supported: write the values out")
-        if getattr(event, "tag", None) is not None:
-            raise ConfigError(f"{place}: tags ({event.tag}) are not supported: quote what is to be text")
-        if kind == "ScalarEvent" and not event.style and len(event.value) > MAX_NUMBER and event.value[0] in NUMERIC:
-            raise ConfigError(f"{place}: a number of more than {MAX_NUMBER} digits; quote what is to be text")

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from notbefore.config.forms import Headers
+from notbefore.config.constraints import Headers
 from notbefore.config.model import Otlp
 from notbefore.core.duration import back_off
 from notbefore.core.record import Vm, identity

@@ -1,4 +1,4 @@
-"""What is not an error in a configuration, but probably not intended: a route that never matches, a sink without one.
+"""What is no mistake in a configuration, but probably not intended: a route that never matches, a sink without one.
 
 ``warnings`` needs no connection; ``run`` logs what it returns, ``check-config`` shows it.
 """
@@ -13,12 +13,11 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from notbefore.config import otel
-from notbefore.config.checks import command_problem, webhook_problem
+from notbefore.config.checks import Finding, broken
 from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
+from notbefore.config.otel import ignored_variables
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import OtlpConnection, SinkConfig
 from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
@@ -27,41 +26,26 @@ from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
 from notbefore.errors import Mistake
 
-Finding = tuple[str, str]  # the path of a key, and what is doubtful about it
 LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
-SHORTEST_NOTICE: Final = 30.0  # seconds, of a Preempt
 SERVICES: Final = {  # host of a service that does not understand the record that a webhook is sent -> the sink for it
     "hooks.slack.com": "slack",
     "events.pagerduty.com": "pagerduty",
-    "events.eu.pagerduty.com": "pagerduty",
-    "outlook.office.com": "apprise",
     "webhook.office.com": "apprise",
     "discord.com": "apprise",
-    "api.telegram.org": "apprise",
 }
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
     places = read(path)[1] if path is not None else Places()
-    doubtful = [*broken(config), *_of_sinks(config), *_of_routes(config), *_of_addresses(config), *_of_others(config)]
+    logs = any(sink.otlp_logs is not None for sink in config.sinks.values())
+    doubtful = [*broken(config), *_of_sinks(config), *_of_addresses(config), *_of_routes(config), *_of_state(config)]
     return [
-        *_of_otlp_variables(config, os.environ),
+        *ignored_variables(os.environ, metrics=config.otlp is not None, logs=logs),
         *_misspelt_variables(os.environ),
         *_of_files(config, path, places),
         *(str(Mistake(places.nearest(key), key, text)) if places else f"{key}: {text}" for key, text in doubtful),
     ]
-
-
-def broken(config: Config) -> Iterator[Finding]:
-    """Yield what cannot work: an error in ``check-config``. The agent warns of it, and watches all the same."""
-    for name, sink in config.sinks.items():
-        if sink.command is not None and (problem := command_problem(sink.command.command[0])):
-            yield f"sinks.{name}.command.command", problem
-        if problem := webhook_problem(sink):
-            yield f"sinks.{name}.webhook.url", problem
-    if Path(config.state.dir).is_file():
-        yield "state.dir", f"{config.state.dir} is a file: name a directory"
 
 
 def plain_secrets(config: Config) -> list[str]:
@@ -82,8 +66,8 @@ def _holds_no_key(url: SplitResult) -> bool:
     return words and not (url.username or url.password or url.query or url.fragment)
 
 
-def _split(secret: Secret | None) -> SplitResult:
-    return urlsplit(secret.reveal() if secret is not None else "")
+def _split(secret: Secret) -> SplitResult:
+    return urlsplit(secret.reveal())
 
 
 def _of_sinks(config: Config) -> Iterator[Finding]:
@@ -95,42 +79,31 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
             yield f"sinks.{name}", text
         if sink.email is not None and (sink.email.port, sink.email.tls) == (465, "starttls"):
             yield f"sinks.{name}.email.port", "at 465 a mail server expects TLS from the first byte on: `tls: tls`"
-        yield from ((f"sinks.{name}.{sink.kind}.{key}", text) for key, text in _of_address(sink))
-
-
-def _of_address(sink: SinkConfig) -> Iterator[Finding]:
-    """What is probably the address of something else: a page for a webhook, another service, a path that is added."""
-    if sink.slack is not None:
-        url = _split(sink.slack.url)
-        if (url.hostname or "").endswith("slack.com") and not url.path.startswith("/services/"):
-            yield "url", "this is not an incoming webhook: its address begins with https://hooks.slack.com/services/"
-    host = (_split(sink.webhook.url).hostname or "") if sink.webhook is not None else ""
-    for service, kind in SERVICES.items():
-        if host == service or host.endswith(f".{service}"):
-            yield "url", f"{service} does not understand what a webhook is sent: use the sink `{kind}`"
-    for member in sink.alertmanager.urls if sink.alertmanager is not None else ():
-        if "/api/v" in member:
-            yield "urls", f"/api/v2/alerts is added to it: leave the path out of {member}"
 
 
 def _of_addresses(config: Config) -> Iterator[Finding]:
-    connections: dict[str, OtlpConnection | None] = {"otlp": config.otlp}
-    connections |= {f"sinks.{name}.otlp_logs": sink.otlp_logs for name, sink in config.sinks.items()}
-    for key, connection in connections.items():
-        endpoint = connection.endpoint if connection is not None else None
-        if added := re.search(r"/v1/(?:metrics|logs|traces)(?=/?$)", endpoint or ""):
-            yield f"{key}.endpoint", f"{added[0]} is added to it: leave it out here"
-    if config.peers is not None and urlsplit(config.peers.url).path in ("", "/"):
-        yield "peers.url", "a page answers there even where the agent is not ready: write /readyz behind it"
+    """What is probably the address of something else: another service, or one with a path that is added."""
+    added = {"otlp.endpoint": config.otlp.endpoint} if config.otlp is not None else {}
+    for name, sink in config.sinks.items():
+        host = f".{_split(sink.webhook.url).hostname}" if sink.webhook is not None else ""
+        for service, kind in SERVICES.items():
+            if host.endswith(f".{service}"):
+                text = f"{service} does not understand what a webhook is sent: use the sink `{kind}`"
+                yield f"sinks.{name}.webhook.url", text
+        if sink.otlp_logs is not None:
+            added[f"sinks.{name}.otlp_logs.endpoint"] = sink.otlp_logs.endpoint
+        for member in sink.alertmanager.urls if sink.alertmanager is not None else ():
+            added[f"sinks.{name}.alertmanager.urls"] = member
+    for key, url in added.items():
+        if path := re.search(r"/v1/(?:metrics|logs|traces)(?=/?$)|/api/v2.*", url or ""):
+            yield key, f"{path[0]} is added to it: leave it out here"
 
 
 def _of_routes(config: Config) -> Iterator[Finding]:
     for number, route in enumerate(config.routes):
-        fleet = config.fleet
-        match = route.match if fleet is None else _without_silent(route.match)
-        alone = _alone(route) if fleet is None else _of_many(route.match)
-        for key, text in (*_never_matching(match), *_without_use(route), *alone):
-            yield f"routes[{number}].{key}", text
+        fleet = config.fleet is not None
+        for key, text in (*_never_matching(route.match, fleet=fleet), *(() if fleet else _alone(route))):
+            yield f"routes[{number}].match.{key}", text
     for number, before in _hidden([(route.match, not route.go_on) for route in config.routes]):
         text = f"it is never reached, since routes[{before}] matches all that it matches: move it up"
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
@@ -138,40 +111,14 @@ def _of_routes(config: Config) -> Iterator[Finding]:
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
 
 
-def _without_silent(match: Match) -> Match:
-    """Without the type that only a fleet has."""
-    return msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
-
-
-def _never_matching(match: EventMatch) -> Iterator[Finding]:
+def _never_matching(match: Match, *, fleet: bool) -> Iterator[Finding]:
+    if fleet:  # only it knows this type
+        match = msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
     for key, text in unknown_words(match):
-        yield f"match.{key}", f"{text}. This word matches no event"
-    for word in getattr(match, "event_status", ()):
+        yield key, f"{text}. This word matches no event"
+    for word in match.event_status:
         if word.casefold() not in (SCHEDULED.casefold(), STARTED.casefold()):
-            yield "match.event_status", f"Azure has no {word!r}{one_of(word, (SCHEDULED, STARTED))}"
-    for region in getattr(match, "location", ()):
-        if " " in region:
-            yield "match.location", f"Azure writes regions without spaces: {''.join(region.split()).lower()}"
-    if found := re.search(r"[\w-](?=\*)", getattr(match, "resource", None) or ""):
-        text = f"this is a regular expression, and `{found[0]}*` means any number of `{found[0]}`"
-        yield "match.resource", f"{text}: for any text write `.*`"
-
-
-def _without_use(route: Route) -> Iterator[Finding]:
-    """Keys of a route that change nothing."""
-    types = {one.casefold() for one in route.match.event_type}
-    if types == {"preempt"} and any(one.seconds >= SHORTEST_NOTICE for one in route.remind_before):
-        yield "remind_before", "a Preempt has 30 s of notice: nobody is reminded so long before it"
-    if not route.fallback and route.fallback_after != Route().fallback_after:
-        yield "fallback_after", "there is no `fallback`: name the sinks that are tried then"
-
-
-def _of_many(match: Match) -> Iterator[Finding]:
-    """What a route of the fleet asks, and what no notification of it has."""
-    if match.scope and "self" not in match.scope:
-        yield "match.scope", "whatever the fleet notifies of has the scope self: leave it out"
-    if match.change and set(match.change) <= set(APPROVAL_KINDS):
-        yield "match.change", "the fleet reads no approvals, so nothing matches: route them on the agents"
+            yield "event_status", f"Azure has no {word!r}{one_of(word, (SCHEDULED, STARTED))}"
 
 
 def _alone(route: Route) -> Iterator[Finding]:
@@ -179,11 +126,11 @@ def _alone(route: Route) -> Iterator[Finding]:
     approvals = set(route.match.change) & set(APPROVAL_KINDS)
     if route.match.scope == ("peer",) and route.announce_by != "all" and not approvals:
         text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"
-        yield "match.scope", f"{text}: write `announce_by: all`"
+        yield "scope", f"{text}: write `announce_by: all`"
     own = [key for key in ("vm", "zone", "tags") if getattr(route.match, key)]
     if own and route.announce_by == "leader":
         text = "where the VMs of an event differ in it, this route may not apply to the leader, and nobody is notified"
-        yield f"match.{own[0]}", f"{text}: write `announce_by: affected`"
+        yield own[0], f"{text}: write `announce_by: affected`"
 
 
 def _hidden(matchers: Sequence[tuple[EventMatch, bool]]) -> Iterator[tuple[int, int]]:
@@ -203,12 +150,10 @@ def _covers(earlier: object, later: object) -> bool:
     return {str(word).casefold() for word in later} <= {str(word).casefold() for word in earlier}
 
 
-def _of_others(config: Config) -> Iterator[Finding]:
+def _of_state(config: Config) -> Iterator[Finding]:
     if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
         text = "is relative to the directory in which the agent is started: give an absolute path"
         yield "state.dir", f"{config.state.dir} {text}"
-    if config.fleet is not None and config.records.tags:
-        yield "records.tags", "`notbefore fleet` has the tags from the agents' records: set it in their configuration"
     inventory = config.fleet.inventory_file if config.fleet is not None else None
     if inventory is not None and not os.access(inventory, os.R_OK):
         yield "fleet.inventory_file", f"{inventory} cannot be read: until it can, no VM is missing"
@@ -241,12 +186,3 @@ def _of_files(config: Config, path: Path | None, places: Places) -> Iterator[str
                 f"{file} can be written by every user of this machine: who writes it decides which commands the agent"
                 f" runs, and who may read from it: chmod o-w {file}"
             )
-
-
-def _of_otlp_variables(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
-    ignored = otel.variables(environment, "METRICS")[2] if config.otlp is not None or otel.asked(environment) else []
-    if any(sink.otlp_logs is not None for sink in config.sinks.values()):
-        ignored += otel.variables(environment, "LOGS")[2]
-    yield from dict.fromkeys(ignored)
-    if config.otlp is None and (missing := otel.missing_library(environment)):
-        yield f"OTEL_* variables ask for OTLP, and nothing is exported: {missing}"

@@ -1,4 +1,4 @@
-"""What values must be like beyond their type, as annotations of the fields: ``config.reading`` holds them all."""
+"""What values must be like beyond their type, as annotations of the fields: ``config.reading`` applies them."""
 
 import re
 from collections.abc import Callable
@@ -15,9 +15,10 @@ from notbefore.core.duration import Duration
 
 MAX_PORT: Final = 65_535
 NO_URL: Final = "not a URL: a port is at most 65535, and special characters in a password are written as %XX"
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 
 
-class Form(Struct, frozen=True):
+class Constraint(Struct, frozen=True):
     """An annotation: ``check`` raises ``ValueError`` that says what was expected, and never shows a secret.
 
     Of a ``Secret`` it is given the text. ``pattern``: for the JSON schema. ``looks``: it looks at files, so that it is
@@ -29,45 +30,54 @@ class Form(Struct, frozen=True):
     looks: bool = False
 
 
-def expect(fits: Callable[[Any], object], expected: str, pattern: str = "") -> Form:
-    """Return the form of values for which ``fits`` holds; ``expected`` says what they are like."""
+def expect(fits: Callable[[Any], object], expected: str, pattern: str = "") -> Constraint:
+    """Return the constraint that ``fits`` holds; ``expected`` says what such values are like."""
 
     def check(value: Any) -> None:
         if not fits(value):
             raise ValueError(f"expected {expected}")
 
-    return Form(check, pattern)
+    return Constraint(check, pattern)
 
 
-def matching(pattern: str, expected: str) -> Form:
-    """Return the form of texts that match a regular expression as a whole."""
+def matching(pattern: str, expected: str) -> Constraint:
+    """Return the constraint that a text matches a regular expression as a whole."""
     return expect(re.compile(pattern, re.ASCII).fullmatch, expected, f"^(?:{pattern})$")
 
 
-def between(least: str, most: str = "", why: str = "") -> Form:
-    """Return the form of durations from ``least`` to ``most``."""
+def between(least: str, most: str = "", why: str = "") -> Constraint:
+    """Return the constraint that a duration is from ``least`` to ``most``."""
     low, high = Duration(least).seconds, Duration(most).seconds if most else float("inf")
     return expect(
         lambda given: low <= given.seconds <= high, (f"{least} to {most}" if most else f"{least} or more") + why
     )
 
 
-def _http(text: str) -> SplitResult:
-    """Return the parts of an address over HTTP; raises ``ValueError``, which does not show it: it may hold a key."""
+def at_most(characters: int, what: str = "a text") -> Constraint:
+    """Return the constraint on the length of a text."""
+    return expect(lambda text: len(text) <= characters, f"{what} of {characters} characters or less")
+
+
+def _url(text: str, schemes: tuple[str, ...], expected: str) -> SplitResult:
+    """Return the parts of an address; raises ``ValueError``, which does not show it: it may hold a key."""
     try:
         url = urlsplit(text)
         _ = url.port
     except ValueError:
         raise ValueError(NO_URL) from None
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueError("expected http://HOST or https://HOST")
-    _without_blanks(text)
+    if url.scheme not in schemes or not (url.hostname or "mailto" in schemes):
+        raise ValueError(f"expected {expected}")
+    if re.search(r"\s", text):
+        raise ValueError("expected an address without blanks")
     return url
 
 
-def _without_blanks(text: str) -> None:
-    if re.search(r"\s", text):
-        raise ValueError("expected an address without blanks")
+def _http(text: str) -> SplitResult:
+    return _url(text, ("http", "https"), "http://HOST or https://HOST")
+
+
+def _mail_url(text: str) -> None:
+    _url(text, ("mailto", "mailtos"), "mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org")
 
 
 def check_address(text: str) -> None:
@@ -77,24 +87,14 @@ def check_address(text: str) -> None:
         raise ValueError("user and password do not belong in the address")
 
 
-def _mail_url(text: str) -> None:
+def _is_host(text: str) -> bool:
+    if ":" not in text:
+        return re.fullmatch(r"[A-Za-z0-9._-]+", text, re.ASCII) is not None
     try:
-        scheme = urlsplit(text).scheme
+        ip_address(text)
     except ValueError:
-        raise ValueError(NO_URL) from None
-    if scheme not in ("mailto", "mailtos"):
-        raise ValueError("expected mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org")
-    _without_blanks(text)
-
-
-def _host(text: str) -> None:
-    if ":" in text:
-        try:
-            ip_address(text)
-        except ValueError:
-            raise ValueError("expected a name or an address alone: a port stands under its own key") from None
-    elif not re.fullmatch(r"[A-Za-z0-9._-]+", text, re.ASCII):
-        raise ValueError("expected a name or an address")
+        return False
+    return True
 
 
 def check_header(text: str) -> None:
@@ -103,9 +103,6 @@ def check_header(text: str) -> None:
     if wrong is not None or text != text.strip():
         where = f"its character {wrong}" if wrong else "the space around it"
         raise ValueError(f"expected one line of text that a header can hold: check {where}")
-
-
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)  # RFC 9110's token
 
 
 def _header_names(headers: dict[str, Any]) -> None:
@@ -117,48 +114,35 @@ def _header_names(headers: dict[str, Any]) -> None:
             raise ValueError(f"{other!r} and {name!r} are one header: give it once")
 
 
-def _parts(text: str) -> set[str]:
-    """Return the names in ``Name=value;Name=value``; raises ``ValueError`` for anything else."""
-    pairs = [part.partition("=") for part in text.strip().rstrip(";").split(";")]
-    if not all(equals for _, equals, _ in pairs):
-        raise ValueError
-    return {name.strip().lower() for name, _, value in pairs if value}
-
-
-def names_hub(text: str) -> bool:
-    """Return whether a connection string says which hub it is for."""
-    return "entitypath" in _parts(text)
+def parts_of(connection_string: str) -> set[str]:
+    """Return the names in ``Name=value;Name=value``, in small letters; none if it is something else."""
+    pairs = [part.partition("=") for part in connection_string.strip().rstrip(";").split(";")]
+    return (
+        {name.strip().lower() for name, _, value in pairs if value} if all(equals for _, equals, _ in pairs) else set()
+    )
 
 
 def _signed(*ways: set[str]) -> Callable[[str], bool]:
-    def fits(text: str) -> bool:
-        try:
-            names = _parts(text)
-        except ValueError:
-            return False
-        return any(way <= names for way in ways)
-
-    return fits
+    return lambda text: any(way <= parts_of(text) for way in ways)
 
 
 def _readable(name: str) -> None:
     try:
         open_file(Path(name)).close()
     except OSError as error:
-        hint = "" if name.isprintable() else r": in double quotes \t is a tab: write a path in single quotes"
-        raise ValueError(f"{name} cannot be read: {error.strerror}{hint}") from None
+        raise ValueError(f"{name} cannot be read: {error.strerror}") from None
 
 
 Port = Annotated[int, Meta(ge=1, le=MAX_PORT)]
-HttpUrl = Annotated[str, Form(check_address, pattern=r"^https?://\S+$")]
-HostName = Annotated[str, Form(_host)]
-ReadableFile = Annotated[str, Form(_readable, looks=True)]
+HttpUrl = Annotated[str, Constraint(check_address, pattern=r"^https?://\S+$")]
+HostName = Annotated[str, expect(_is_host, "a name or an address alone: a port stands under its own key")]
+ReadableFile = Annotated[str, Constraint(_readable, looks=True)]
 MailAddress = Annotated[str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")]
 Password = Annotated[Secret, expect(lambda text: len(text.splitlines()) == 1, "one line: this secret has several")]
-SecretUrl = Annotated[Secret, Form(check_address)]
-MailUrl = Annotated[Secret, Form(_mail_url)]
-HeaderValue = Annotated[Secret, Form(check_header)]
-Headers = Annotated[dict[str, HeaderValue], Form(_header_names)]
+SecretUrl = Annotated[Secret, Constraint(check_address)]
+MailUrl = Annotated[Secret, Constraint(_mail_url)]
+HeaderValue = Annotated[Secret, Constraint(check_header)]
+Headers = Annotated[dict[str, HeaderValue], Constraint(_header_names)]
 HubConnection = Annotated[
     Secret,
     expect(
