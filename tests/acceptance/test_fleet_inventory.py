@@ -53,12 +53,12 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         (wave,) = [json.loads(line) for line in events(fleet, "--json").splitlines()]
         assert (wave["event_id"], wave["vms"], wave["reported_by"]) == ("E-1", ["web_0"], 1)
 
-        inventory.write_text('{"data": [')  # as a program writes it that is not done
+        inventory.write_text("web 0\n")
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="inventory"}'))
         assert "the 3 VMs that it named before stay" in fleet.log
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
 
-        inventory.write_text(json.dumps({"data": [{"name": "web_0"}, {"name": "DATA_0"}]}))
+        inventory.write_text("web_0\nDATA_0\n")
         eventually(lambda: fleet.json("/api/v1/fleet/events")["missing"] == [])
         assert fleet.stop() == 0
 

@@ -1,7 +1,4 @@
-"""The inventory: files of names and of ``az graph query``, and the VMs in it that are not heard from."""
-
-import json
-from typing import Any
+"""The inventory: its file, and the VMs in it that are not heard from."""
 
 import pytest
 
@@ -14,22 +11,6 @@ from unit.test_fleet_merge import written
 from unit.test_fleet_silence import Vms
 
 A, B = vm("web_0"), vm("web_1")
-SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"
-
-
-def row(name: str, **columns: Any) -> dict[str, Any]:
-    """As `az graph query` writes it."""
-    return {
-        "id": f"/subscriptions/{SUBSCRIPTION}/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/{name}",
-        "location": "westeurope", "name": name, "resourceGroup": "rg", "subscriptionId": SUBSCRIPTION, "tags": None,
-        "type": "microsoft.compute/virtualmachines", "zones": ["2"], **columns,
-    }  # fmt: skip
-
-
-def export(*rows: dict[str, Any], **fields: Any) -> bytes:
-    return json.dumps(
-        {"count": len(rows), "data": rows, "skip_token": None, "total_records": len(rows)} | fields
-    ).encode()
 
 
 def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
@@ -37,45 +18,23 @@ def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
     assert found == {"web_0": ExpectedVm("Web_0"), "web_1": ExpectedVm("web_1")}
 
 
-def test_the_export_of_az_graph_query_says_where_each_vm_is() -> None:
-    found = read_inventory(export(row("db-A")))
-    assert found == {f"{SUBSCRIPTION}/rg/db-a": ExpectedVm("db-A", Place(SUBSCRIPTION, "rg", "westeurope", ""), "2")}
-    assert (
-        read_inventory(json.dumps([row("db-A")]).encode()) == found
-    )  # as older versions wrote it, and PowerShell does
-
-
-def test_a_vm_of_a_uniform_scale_set_has_the_name_that_imds_gives_it() -> None:
-    of = "/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/web/virtualMachines/12"
-    kind = "microsoft.compute/virtualmachinescalesets/virtualmachines"
-    for name in ("12", "web_12"):
-        (one,) = read_inventory(export(row(name, id=of, type=kind))).values()
-        assert (one.name, one.place.scale_set) == ("web_12", "web")
-
-
-def test_a_vm_of_a_flexible_scale_set_names_it_in_its_properties() -> None:
-    of = "/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/flex"
-    (one,) = read_inventory(export(row("flex_ab12", properties={"virtualMachineScaleSet": {"id": of}}))).values()
-    assert one.place.scale_set == "flex"
-
-
-def test_what_is_no_vm_is_left_out() -> None:
-    disk = row("disk", type="microsoft.compute/disks")
-    assert list(read_inventory(export(row("a"), disk))) == [f"{SUBSCRIPTION}/rg/a"]
+def test_what_az_graph_query_writes_says_where_each_vm_is() -> None:
+    found = read_inventory(b"s-1/RG/db-A\twesteurope\t\ns-1/rg/web_12\teastus\tweb\n")
+    assert [(key, vm.name, vm.place) for key, vm in found.items()] == [
+        ("s-1/rg/db-a", "db-A", Place("s-1", "RG", "westeurope", "")),
+        ("s-1/rg/web_12", "web_12", Place("s-1", "rg", "eastus", "web")),
+    ]
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "it names no VM"),
-        (b"# nothing\n", "it names no VM"),
-        (b"{", "truncated"),
-        (b'{"data": [{"id": "x"}]}', "name"),
-        (b'{"rows": []}', "data"),
-        (b"web 0\n", "line 1"),
+        (b"# nothing\n", "0 VMs"),
+        (b'{"data": []}', "line 1"),
         (b"web_0\nweb\x00\n", "line 2"),
+        (b"a\tb\tc\td\n", "line 1"),
         (b"\xff\xfe", "utf-8"),
-        (export(row("a"), total_records=5000, skip_token="x"), "1 of 5000 rows"),
+        (b"rg/web_0\nRG/web_0\n", "line 2: rg/web_0 stands there twice"),
     ],
 )
 def test_a_broken_file_says_what_is_wrong(data: bytes, why: str) -> None:

@@ -60,7 +60,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     takeover: Duration = Duration("60s")  # without a sign from an instance, others take over its partitions
     history_keep: Duration | None = None  # such as 400d: what was over before that is deleted. Without it, never
     metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # labels that the metrics have as well
-    inventory_file: str | None = None  # the VMs that are to be heard from: names, or the JSON of `az graph query`
+    inventory_file: str | None = None  # the VMs that are to be heard from, one a line
     missing_after: Duration = Duration("15m")  # a VM of it that is not heard from for so long is missing
 
     def __post_init__(self) -> None:

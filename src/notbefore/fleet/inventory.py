@@ -1,114 +1,49 @@
-"""``Inventory``: the VMs that are to be heard from: a file of names, or what ``az graph query`` exports as JSON."""
+"""``Inventory``: the VMs that are to be heard from: a file with one VM a line."""
 
 import logging
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Final
-
-import msgspec
-from msgspec import Meta, Struct, field
+from typing import Final
 
 from notbefore.core.document import MAX_NAME
 from notbefore.fleet.reading import Place
 from notbefore.fleet.silence import ExpectedVm
 
-MAX_BYTES: Final = 64 * 1024 * 1024  # of the file: a row of `az graph query` with all its properties is some 5 KB
+MAX_BYTES: Final = 64 * 1024 * 1024  # of the file
 MAX_VMS: Final = 200_000
-OF_VMS: Final = "virtualmachines"  # the end of the type of a VM, in a scale set as well
-_INSTANCE: Final = re.compile(r"/virtualmachinescalesets/([^/]+)/virtualmachines/(\d+)/?$", re.IGNORECASE)
-_SCALE_SET: Final = re.compile(r"/virtualmachinescalesets/([^/]+)", re.IGNORECASE)
+MAX_LINE: Final = 4 * MAX_NAME  # characters
 
 log = logging.getLogger("notbefore.fleet.inventory")
-
-Text = Annotated[str, Meta(max_length=MAX_NAME * 8)]
-
-
-class _ScaleSet(Struct):
-    id: Text = ""
-
-
-class _Properties(Struct):
-    scale_set: _ScaleSet | None = field(default=None, name="virtualMachineScaleSet")  # of a flexible scale set
-
-
-class _Row(Struct):
-    name: Text
-    id: Text = ""
-    type: Text = ""
-    resource_group: Text = field(default="", name="resourceGroup")
-    subscription: Text = field(default="", name="subscriptionId")
-    location: Text = ""
-    zones: list[Text] | None = None
-    properties: _Properties | None = None
-
-
-class _Export(Struct):
-    data: list[_Row]
-    total_records: int | None = None
 
 
 def read_inventory(data: bytes) -> dict[str, ExpectedVm]:
     """The VMs of a file, by their keys; raises ``ValueError`` that says what is wrong with it.
 
-    JSON is what ``az graph query`` writes: an object with ``data``, or the list alone. Each row has a ``name``; the
-    other columns say where the VM is. Rows of another ``type`` are left out. Anything else is VMs, one a line: NAME,
-    RESOURCE_GROUP/NAME or SUBSCRIPTION/RESOURCE_GROUP/NAME; ``#`` begins a comment.
+    A line has up to three columns with tabs between: NAME, RESOURCE_GROUP/NAME or SUBSCRIPTION/RESOURCE_GROUP/NAME;
+    the region; the scale set. ``#`` begins a comment.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
-    found = _of_json(data) if data.lstrip()[:1] in (b"{", b"[") else _of_lines(data)
-    if not found:
-        raise ValueError("it names no VM")
-    if len(found) > MAX_VMS:
-        raise ValueError(f"{len(found)} VMs, expected {MAX_VMS} at most")
-    named = Counter(one.key for one in found)
-    twice = next((one for one in found if named[one.key] > 1), None)
-    if twice is not None:
-        raise ValueError(
-            f"{twice.key} stands there {named[twice.key]} times: write RESOURCE_GROUP/NAME or"
-            " SUBSCRIPTION/RESOURCE_GROUP/NAME, so that VMs of one name are distinguished"
-        )
-    return {one.key: one for one in found}
-
-
-def _of_lines(data: bytes) -> list[ExpectedVm]:
-    names = [line.partition("#")[0].strip() for line in data.decode("utf-8-sig").splitlines()]
-    for number, name in enumerate(names, start=1):
-        if len(name) > MAX_NAME or not name.isprintable() or " " in name:
-            raise ValueError(f"line {number}: expected the name of a VM, got {name[:40]!r}")
-    return [_of_line(name) for name in names if name]
-
-
-def _of_line(line: str) -> ExpectedVm:
-    place, _, name = line.rpartition("/")
-    subscription, _, group = place.rpartition("/")
-    return ExpectedVm(name, Place(subscription, group))
-
-
-def _of_json(data: bytes) -> list[ExpectedVm]:
-    export = msgspec.json.decode(data, type=_Export | list[_Row])
-    rows = export if isinstance(export, list) else export.data
-    if not isinstance(export, list) and (export.total_records or 0) > len(rows):
-        raise ValueError(
-            f"it has {len(rows)} of {export.total_records} rows: `az graph query` gives 100 at a time, and 1,000 with"
-            " --first 1000; join the answers that --skip-token brings"
-        )
-    return [_expected(row) for row in rows if not row.type or row.type.lower().endswith(OF_VMS)]
-
-
-def _expected(row: _Row) -> ExpectedVm:
-    name, scale_set = row.name, ""
-    instance = _INSTANCE.search(row.id)
-    if instance is not None:  # of a uniform scale set: IMDS calls it SET_NUMBER
-        scale_set = instance[1]
-        name = f"{scale_set}_{instance[2]}" if name.isdigit() else name
-    elif row.properties is not None and row.properties.scale_set is not None:
-        found = _SCALE_SET.search(row.properties.scale_set.id)
-        scale_set = found[1] if found is not None else ""
-    zone = row.zones[0] if row.zones else ""
-    return ExpectedVm(name, Place(row.subscription, row.resource_group, row.location, scale_set), zone)
+    found: dict[str, ExpectedVm] = {}
+    for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        vm, region, scale_set, *more = [*text.split("\t"), "", ""]
+        if any(more) or len(text) > MAX_LINE or " " in vm or not vm.isprintable():
+            raise ValueError(f"line {number}: expected the name of a VM, got {text[:40]!r}")
+        place, _, name = vm.rpartition("/")
+        subscription, _, group = place.rpartition("/")
+        one = ExpectedVm(name, Place(subscription, group, region, scale_set))
+        if one.key in found:
+            raise ValueError(
+                f"line {number}: {one.key} stands there twice: write RESOURCE_GROUP/NAME or"
+                " SUBSCRIPTION/RESOURCE_GROUP/NAME, so that VMs of one name are distinguished"
+            )
+        found[one.key] = one
+    if not 0 < len(found) <= MAX_VMS:
+        raise ValueError(f"{len(found)} VMs, expected 1 to {MAX_VMS}")
+    return found
 
 
 class Inventory:
@@ -130,7 +65,7 @@ class Inventory:
                 return
             with self._path.open("rb") as file:
                 vms = read_inventory(file.read(MAX_BYTES + 1))
-        except (OSError, ValueError) as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+        except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
             self._fail(str(error))
             return
         self._seen, self._trouble, self.vms = seen, "", vms

@@ -47,7 +47,6 @@ class ExpectedVm(Struct, frozen=True):
 
     name: str
     place: Place = Place()
-    zone: str = ""
 
     @property
     def key(self) -> str:
@@ -92,7 +91,7 @@ class Silence:
         """
         for key, vm in vms.items():
             if key not in self.heard:
-                self._add(key, Heard(vm.name, now, patience / INTERVALS, vm.place, vm.zone))
+                self._add(key, Heard(vm.name, now, patience / INTERVALS, vm.place))
         for key in self.heard.keys() - vms.keys():
             self._forget(key)
 
