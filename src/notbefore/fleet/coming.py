@@ -1,38 +1,69 @@
 """What is coming over the fleet, as ``/api/v1/fleet/events`` returns it to the page and the commands. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from notbefore.core.document import Event
 from notbefore.core.text import natural
+from notbefore.fleet.merge import OVER, STARTED, Story
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.waves import Wave, event_of_wave, facts_of, vm_of
+from notbefore.fleet.waves import Wave, event_of_wave, reporters, vm_of
 
 
-class ShownWave(Struct, frozen=True):
-    """One wave in ``/api/v1/fleet/events``; durations in seconds."""
+class EventFacts(Struct, frozen=True, kw_only=True):
+    """What is shown of an event, or of a wave of them; of a wave it is what all of its events have in common."""
 
     event_id: str  # of the event, or of the wave
     event_type: str
     event_source: str | None
-    status: str  # scheduled, started
-    subscription: str  # this and the next four: what all of its VMs have in common; empty where they differ
-    region: str
+    subscription: str  # this and the next five: what all of its VMs have in common; empty where they differ
     resource_group: str
     scale_set: str
+    region: str
+    zone: str
     tags: dict[str, str]
+    vms: tuple[str, ...]  # that it affects
+    reported_by: int  # VMs
+    first_seen: datetime
+    not_before: datetime | None
+    started: datetime | None  # the first of them
+    description: str | None
+
+
+def facts(event: Event, stories: Collection[Story]) -> dict[str, Any]:
+    """The fields of ``EventFacts``."""
+    vm = vm_of(stories)
+    return {
+        "event_id": event.event_id,
+        "event_type": event.event_type,
+        "event_source": event.event_source,
+        "subscription": vm.subscription_id,
+        "resource_group": vm.resource_group,
+        "scale_set": vm.scale_set,
+        "region": vm.location,
+        "zone": vm.zone,
+        "tags": vm.tags,
+        "vms": event.resources,
+        "reported_by": len(reporters(stories)),
+        "first_seen": min(one.first_seen for one in stories),
+        "not_before": event.not_before,
+        "started": min((one.started for one in stories if one.started is not None), default=None),
+        "description": event.description,
+    }
+
+
+class ShownWave(EventFacts, frozen=True, kw_only=True):
+    """One wave in ``/api/v1/fleet/events``."""
+
+    status: str  # scheduled, started
     events: int
     under_way: int  # of them
     over: int  # of them
-    vms: tuple[str, ...]  # that it affects
-    reported_by: int
-    first_seen: datetime
-    not_before: datetime | None
     seconds_to_not_before: float | None
-    started: datetime | None
-    description: str | None
 
     @property
     def to_come(self) -> int:
@@ -85,31 +116,15 @@ def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
 
 def shown(wave: Wave, now: datetime) -> ShownWave:
     """A wave that has stories, as it is at ``now``."""
-    stories = list(wave.stories.values())
-    standing = wave.standing
-    event, facts, vm = event_of_wave(wave, standing, now), facts_of(stories), vm_of(stories)
-    starts = [one.started for one in stories if one.started is not None]
-    not_before = event.not_before
+    stories, standing = list(wave.stories.values()), wave.standing
+    event = event_of_wave(wave, standing, now)
     return ShownWave(
-        event_id=event.event_id,
-        event_type=event.event_type,
-        event_source=event.event_source,
+        **facts(event, stories),
         status=standing.name.lower(),
-        subscription=vm.subscription_id,
-        region=vm.location,
-        resource_group=vm.resource_group,
-        scale_set=vm.scale_set,
-        tags=vm.tags,
-        events=facts.events,
-        under_way=facts.under_way,
-        over=facts.over,
-        vms=event.resources,
-        reported_by=facts.reported_by,
-        first_seen=min(one.first_seen for one in stories),
-        not_before=not_before,
-        seconds_to_not_before=(not_before - now).total_seconds() if not_before is not None else None,
-        started=min(starts, default=None),
-        description=event.description,
+        events=len(stories),
+        under_way=sum(one.standing is STARTED for one in stories),
+        over=sum(one.standing in OVER for one in stories),
+        seconds_to_not_before=(event.not_before - now).total_seconds() if event.not_before is not None else None,
     )
 
 

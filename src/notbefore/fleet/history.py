@@ -14,17 +14,17 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import Outcome
-from notbefore.fleet.merge import CANCELED, FINISHED, Standing, Story, from_unix
+from notbefore.fleet.coming import EventFacts, facts
+from notbefore.fleet.merge import OUTCOMES, Story, from_unix
 from notbefore.fleet.private import private
 
 FILE_NAME: Final = "fleet-history.db"
 MAX_NOTIFIED: Final = 10_000  # notifications that are kept
 MAX_ANSWER: Final = 100_000  # events in one answer
 BUSY_SECONDS: Final = 2.0  # to wait for another connection to the file
-
-_OUTCOMES: Final[dict[Standing, Outcome]] = {FINISHED: "finished", CANCELED: "canceled"}
 
 log = logging.getLogger("notbefore.fleet.history")
 
@@ -38,26 +38,11 @@ class VmMeasures(Struct, frozen=True):
     interruption: float | None = None
 
 
-class PastEvent(Struct, frozen=True):
+class PastEvent(EventFacts, frozen=True, kw_only=True):
     """An event that is over, as all VMs together saw it."""
 
-    event_id: str
     nth: int  # how often an event of this id was over before
-    event_type: str
-    event_source: str | None
-    region: str
-    zone: str
-    scale_set: str
-    resource_group: str
-    subscription: str
-    tags: dict[str, str]  # that its VMs have in common
-    description: str | None
     expected_seconds: int | None  # the interruption that Azure expected
-    vms: tuple[str, ...]  # that it affected
-    reported_by: int  # VMs
-    first_seen: datetime
-    not_before: datetime | None
-    started: datetime | None
     over: datetime | None  # by the last VM's word
     closed: datetime  # by the hub's clock
     outcome: Outcome
@@ -68,37 +53,17 @@ class PastEvent(Struct, frozen=True):
     @classmethod
     def of(cls, story: Story, closed: float) -> "PastEvent":
         """What is kept of a story; ``closed``: Unix seconds of the hub's clock."""
-        event, place = story.event, story.place
+        measured = story.measured.items()
         return cls(
-            event_id=event.event_id,
+            **facts(replace(story.event, not_before=story.not_before), [story]),
             nth=story.nth,
-            event_type=event.event_type,
-            event_source=event.event_source,
-            region=place.region,
-            zone=story.zone,
-            scale_set=place.scale_set,
-            resource_group=place.resource_group,
-            subscription=place.subscription,
-            tags=dict(place.tags),
-            description=event.description,
-            expected_seconds=event.duration,
-            vms=story.affected,
-            reported_by=len(story.reported),
-            first_seen=story.first_seen,
-            not_before=story.not_before,
-            started=story.started,
+            expected_seconds=story.event.duration,
             over=story.over,
             closed=from_unix(closed),
-            outcome="finished"
-            if story.standing is FINISHED
-            else "canceled"
-            if story.standing is CANCELED
-            else "unknown",
+            outcome=OUTCOMES[story.standing],
             as_far_as_known=story.given_up,
             exercise=story.exercise,
-            measured=tuple(
-                VmMeasures(vm, one.notice, one.started_for, one.interruption) for vm, one in story.measured.items()
-            ),
+            measured=tuple(VmMeasures(vm, one.notice, one.started_for, one.interruption) for vm, one in measured),
         )
 
     @property

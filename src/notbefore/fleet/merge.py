@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import LifecycleKind
+from notbefore.core.change import LifecycleKind, Outcome
 from notbefore.core.document import VANISHING, Event
 from notbefore.fleet.reading import NOBODY, NOWHERE, Place, Report, group_of
 
@@ -42,7 +42,8 @@ STRENGTH: Final[dict[LifecycleKind, Standing]] = {
 }
 """What a VM claims with a change. Of contradicting claims the one stands that takes more to have been seen."""
 
-OVER: Final = frozenset({ENDED, CANCELED, FINISHED})
+OUTCOMES: Final[dict[Standing, Outcome]] = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
+OVER: Final = frozenset(OUTCOMES)
 
 OUTCOME: Final[dict[Standing, Standing]] = {  # once the VMs say that it is over: by the strongest claim
     SCHEDULED: ENDED,  # only after the limit: nobody said how

@@ -10,7 +10,7 @@ All times are those at which the hub took the records in. So whoever reads the s
 same notifications at the same moments, under the same ids.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from typing import Final
@@ -30,7 +30,7 @@ from notbefore.fleet.merge import (
     ENDED,
     FINISHED,
     NEW,
-    OUTCOME,
+    OUTCOMES,
     OVER,
     SCHEDULED,
     STARTED,
@@ -64,7 +64,6 @@ LABELS: Final[dict[str, Callable[[Story], str]]] = {
 SEVEREST: Final = (PREEMPT, TERMINATE, REDEPLOY, REBOOT)
 """The types of a wave by which it is named, in this order; then any other."""
 
-_OUTCOMES: Final = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "announced": "first_seen_scheduled",
     "updated": "content_changed",
@@ -101,7 +100,7 @@ class Wave(Struct, array_like=True):
     notified: Standing = NEW  # what was notified last
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock
-    not_before: datetime | None = None  # as people know it: a quiet update says nothing
+    not_before: datetime | None = None  # as people know it, before the quiet updates since then
     due: float | None = None  # when the next notification is to be made
     number: int = 0  # of the digests so far
     nth: int = 0  # of an event that came back: how often it was over before
@@ -155,8 +154,7 @@ class Waves:
             story.labels = self._key_of(story)
         wave = self.open.get(story.labels)
         if wave is None:
-            again = 2 * story.nth + (notified is not NEW)
-            key = self._event_key(story, again)
+            key = self._event_key(story, notified)
             wave = self.open[story.labels] = Wave(story.labels, key, notified=notified, nth=story.nth)
         wave.count(story)
         self._route(wave, story)
@@ -201,10 +199,12 @@ class Waves:
         ways = () if self._grouping.each_event else (ways_of(story, self._grouping.routes),)
         return (story.group, *labels, *ways)
 
-    def _event_key(self, story: Story, again: int) -> str:
+    def _event_key(self, story: Story, notified: Standing) -> str:
+        """Of a new wave; one that begins again with the same event, which was over, is another one."""
         if self._grouping.each_event and not story.shares_id:
             return story.event.key
-        return WAVE + change_id("\n".join(story.labels), "announced", story.event.key, again)[:24]
+        first = f"{story.event.key} {notified.name}"
+        return WAVE + change_id("\n".join(story.labels), "announced", first, story.nth)[:24]
 
     def _route(self, wave: Wave, story: Story) -> None:
         """Have the wave notified by where a story goes: the first one, and one that goes another way by now."""
@@ -233,19 +233,15 @@ class Waves:
 
     def _notify(self, wave: Wave, moment: float) -> Notification | None:
         wave.due = None  # first: if it fails, it keeps no other wave waiting
-        standing = wave.standing
-        if wave.notified is STARTED and standing is SCHEDULED:
-            standing = STARTED
+        stays_started = wave.notified is STARTED and wave.standing is SCHEDULED
+        standing, now = STARTED if stays_started else wave.standing, from_unix(moment)
         kind = STEPS[wave.notified, standing]
-        event = event_of_wave(wave, standing, from_unix(moment))
+        event = event_of_wave(wave, standing, now)
         before = wave.notified_event
-        if kind == "updated" and before is not None and content(event) == content(before):
-            kind = None
-        if kind is None:
+        if kind is None or (kind == "updated" and before is not None and content(event) == content(before)):
             return None
         wave.number += kind == "updated"
-        identity = change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth)
-        made = _notification(wave, event, (kind, identity, standing), from_unix(moment))
+        made = _notification(wave, event, kind, standing, now)
         if before is None or kind != "updated" or not quiet(before, event, wave.not_before):
             wave.not_before = event.not_before
         wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
@@ -322,33 +318,31 @@ def _urgency(story: Story) -> tuple[int, datetime, str]:
     return _severity(story.event.event_type), story.not_before or story.first_seen, story.event.key
 
 
-def _notification(wave: Wave, event: Event, step: tuple[LifecycleKind, str, Standing], time: datetime) -> Notification:
-    kind, identity, standing = step
+def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
     stories = list(wave.stories.values())
-    facts = facts_of(stories)
+    facts, over = facts_of(stories), standing in OVER
     first_seen = min(story.first_seen for story in stories)
-    starts = [story.started for story in stories if story.started is not None]
-    started, notice = min(starts, default=None), facts.notice
+    started = min((story.started for story in stories if story.started is not None), default=None)
     ended = max((story.over for story in stories if story.over is not None), default=None)
-    gap = facts.interruption.max if facts.interruption is not None and standing in OVER else None
+    gap = facts.interruption.max if facts.interruption is not None and over else None
     change = Change(
-        id=identity,
+        id=change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth),
         kind=kind,
         reason=_reason(stories, kind),
-        time=time,
+        time=now,
         event=event,
         scope="self",  # of the fleet
         incarnation=0,
         first_seen=first_seen,
         previous=wave.notified_event,
-        previous_not_before=wave.notified_event.not_before if wave.notified_event is not None else None,
-        outcome=_OUTCOMES[OUTCOME[standing]] if standing in OVER else None,  # type: ignore[arg-type]
+        previous_not_before=wave.not_before,
+        outcome=OUTCOMES.get(standing),
         not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
-        notice_seconds=notice.min if notice is not None else None,
+        notice_seconds=facts.notice.min if facts.notice is not None else None,
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
-        started_seconds=_seconds(started, ended) if standing in OVER else None,
+        started_seconds=_seconds(started, ended) if over else None,
         interruption=Gap(gap, gap) if gap is not None else None,
-        over_since=ended if standing in OVER else None,
+        over_since=ended if over else None,
     )
     return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)
 
@@ -367,7 +361,7 @@ def facts_of(stories: Iterable[Story]) -> FleetFacts:
     return FleetFacts(
         events=len(stories),
         vms=len({name for story in stories for name in story.event.vms}),
-        reported_by=len(set[str]().union(*(story.reported for story in stories))),
+        reported_by=len(reporters(stories)),
         under_way=sum(story.standing is STARTED for story in stories),
         over=sum(story.standing in OVER for story in stories),
         notice=Spread.of(one.notice for one in measured),
@@ -376,11 +370,16 @@ def facts_of(stories: Iterable[Story]) -> FleetFacts:
     )
 
 
+def reporters(stories: Iterable[Story]) -> set[str]:
+    """The VMs that have reported any of them."""
+    return set[str]().union(*(story.reported for story in stories))
+
+
 def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
     return max(0.0, (end - begin).total_seconds()) if begin is not None and end is not None else None
 
 
-def vm_of(stories: list[Story]) -> Vm:
+def vm_of(stories: Collection[Story]) -> Vm:
     """What the VMs have in common, and the name where there is one alone."""
     place = reduce(Place.shared, (story.place for story in stories))
     names = {name for story in stories for name in story.affected}
