@@ -168,9 +168,16 @@ def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is
 
 def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
     config, state = configured(tmp_path, hub, hook.url), tmp_path / "state"
-    state.mkdir(mode=0o700)
-    muted = ("fleet", "mute", config, "--state-dir", state, "--match", "scale_set=data", "--for", "1h")
-    assert notbefore(*muted, "--comment", "moves today").returncode == 0
+    mute = ("fleet", "mute", config, "--state-dir", state)
+    muted = (*mute, "--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
+    refused = notbefore(*muted)
+    assert (refused.returncode, state.exists()) == (1, False)  # made by root it would be of no use to the service
+    assert "start the instance first" in refused.stderr
+    with RunningFleet(config, state) as fleet:
+        fleet.ready()
+        eventually((state / "partitions").exists)
+        assert notbefore(*muted).returncode == 0
+        fleet.stop()
     with RunningFleet(config, state) as fleet:
         fleet.ready()
         send(hub, [report(A, "announced", "E-web"), report(SETS[1], "announced", "E-data")])
@@ -178,9 +185,9 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook:
         eventually(lambda: len(fleet.json("/api/v1/history")["changes"]) == 4)
         eventually(lambda: kinds(hook).count("canceled") == 1)
         assert {one["azure.scheduled_event.id"] for one in bodies(hook)} == {"E-web"}
-        (listed,) = notbefore("fleet", "mute", config, "--state-dir", state).stdout.splitlines()
+        (listed,) = notbefore(*mute).stdout.splitlines()
         assert "scale_set data. moves today" in listed
-        ended = notbefore("fleet", "mute", config, "--state-dir", state, "--end", listed.split()[0])
+        ended = notbefore(*mute, "--end", listed.split()[0])
         assert (ended.returncode, ended.stdout) == (0, "")
 
 

@@ -5,7 +5,8 @@ import importlib.metadata
 import ssl
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
 from notbefore.fleet.checkpoints import FileSnapshots, LostPartitionError, Position
-from notbefore.fleet.consumer import WAIT, Consumer
+from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
+from notbefore.fleet.poison import PoisonFile
 from notbefore.fleet.sdk import READ_IN, kept_tags, namespace_of
 from notbefore.fleet.waves import Notification
 from support.agent import eventually
@@ -42,11 +44,11 @@ class Failing(FleetOutbox):
 
     at = 0
 
-    def commit(self, partition: str, made: Sequence[Notification], sent: Collection[str]) -> list[bytes]:
+    def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
         self.at -= 1
         if self.at == 0:
             raise KeyError("nobody foresaw it")
-        return super().commit(partition, made, sent)
+        return super().commit(partition, made, sent=sent)
 
 
 @contextmanager
@@ -57,14 +59,14 @@ def consuming(
     config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
     assert config.fleet
     written, clock = list[bytes](), HubClock()
-    outbox = Failing(config.routing, lambda: None, lambda: clock.now(time.monotonic(), time.time()))
+    outbox = Failing(config.routing, lambda: None, lambda _: None, lambda: clock.now(time.monotonic(), time.time()))
     outbox.at = fails_at
     parts = Parts(
         snapshots=lambda _: snapshots or FileSnapshots(directory / "partitions"),
         outbox=outbox,
         clock=clock,
         history=History(directory),
-        on_poison=lambda *_: None,
+        poison=PoisonFile(directory / "poison.jsonl"),
         write_record=written.append,
     )
     consumer = Consumer(config.fleet, parts)
@@ -117,42 +119,55 @@ def test_what_the_outbox_did_not_take_is_made_again_from_the_log(hub: Hub, tmp_p
 
 
 class Losing(FileSnapshots):
-    """Once ``lost`` is there, another instance has written the snapshots, and nobody learns it before it is set."""
+    """Once ``lost`` is set, another instance has written the snapshots, and writes no more than that."""
 
-    lost: asyncio.Event | None = None
-    asked = False
+    lost = False
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        if self.lost is None:
-            return await super().write(partition, body, position)
-        self.asked = True
-        await self.lost.wait()
-        raise LostPartitionError(partition)
+        if self.lost:
+            raise LostPartitionError(partition)
+        await super().write(partition, body, position)
 
 
-def test_of_a_partition_that_is_lost_while_its_records_are_read_nothing_more_is_sent(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_partition_that_is_lost_while_the_sdk_still_feeds_it_is_sent_nothing_of_until_another_client_takes_it(
+    hub: Hub, tmp_path: Path
 ) -> None:
-    snapshots, take, late = Losing(tmp_path / "partitions"), Failing.commit, list[Notification]()
-
-    def commit(self: Failing, partition: str, made: Sequence[Notification], sent: Collection[str]) -> list[bytes]:
-        if snapshots.lost is not None and snapshots.lost.is_set():
-            late.extend(made)
-        elif snapshots.lost is not None and snapshots.asked and len(made) > 1:  # the last of its batch is still to come
-            snapshots.lost.set()
-        return take(self, partition, made, sent)
-
-    monkeypatch.setattr(Failing, "commit", commit)
-    with consuming(tmp_path, hub, snapshots=snapshots) as (consumer, written):
+    snapshots = Losing(tmp_path / "partitions")
+    with consuming(tmp_path, hub, snapshots=snapshots, rebalance="1s", takeover="2s") as (consumer, written):
         send(hub, [report(A, "announced", "E0")])
-        eventually(lambda: len(written) == 1, patience=60)
-        snapshots.lost = asyncio.Event()
+        eventually(lambda: len(written) == 1 and len(consumer.folds) == 2, patience=60)
+        first, snapshots.lost = consumer.client, True
         send(hub, [report(A, "announced", "E1")])
-        eventually(lambda: snapshots.asked, patience=60)
-        send(hub, [report(A, "announced", f"E-{number}") for number in range(20)])
         eventually(lambda: len(consumer.folds) == 1, patience=60)
-        time.sleep(2 * WAIT)
-    assert not late
+        snapshots.lost, known = False, len(written)
+        send(hub, [report(A, "announced", "E2")])
+        eventually(lambda: len(written) > known, patience=60)
+        assert consumer.client is not first
+        eventually(lambda: any(b"E2" in one for one in written), patience=60)
+
+
+class Hanging(FileSnapshots):
+    """From ``hangs`` on it never says what there is."""
+
+    hangs = False
+    asked = threading.Event()
+
+    async def versions(self) -> Mapping[str, str]:
+        if self.hangs:
+            self.asked.set()
+            await asyncio.Event().wait()
+        return await super().versions()
+
+
+def test_whoever_asks_for_the_others_while_the_consumer_ends_is_shown_what_is_known(hub: Hub, tmp_path: Path) -> None:
+    snapshots = Hanging(tmp_path / "partitions")
+    with ThreadPoolExecutor(1) as asking, consuming(tmp_path, hub, snapshots=snapshots) as (consumer, _):
+        eventually(lambda: consumer.folds, patience=60)
+        snapshots.hangs = True
+        found = asking.submit(consumer.others)
+        assert snapshots.asked.wait(60)
+        consumer.stop()
+        assert found.result(60) == {}
 
 
 def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path) -> None:
@@ -168,23 +183,19 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
         asyncio.run(run())
         send(hub, [report(A, "announced")])
         eventually(lambda: written, patience=60)
-        eventually(lambda: consumer.poison.total() == len(values), patience=60)
+        eventually(lambda: consumer.figures.poison.total() == len(values), patience=60)
 
 
-def test_the_sdk_keeps_nothing_of_the_records_that_were_read(hub: Hub, tmp_path: Path) -> None:
-    with consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: consumer.connected, patience=60)
-        send(hub, [report(A, "announced")] * 500)
-        eventually(lambda: consumer.records.total() == 500, patience=60)
-        eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
-
-
-def test_the_private_attributes_of_the_sdk_are_those_of_the_version_they_were_read_in(hub: Hub, tmp_path: Path) -> None:
+def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_of_its_version(
+    hub: Hub, tmp_path: Path
+) -> None:
     assert importlib.metadata.version("azure-eventhub") == READ_IN  # another one: see that the lines below still hold
     with consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: consumer.connected, patience=60)
         assert namespace_of(consumer.client).startswith("127.0.0.1")
-        assert kept_tags(consumer.client) == 0
+        send(hub, [report(A, "announced")] * 500)
+        eventually(lambda: consumer.figures.records.total() == 500, patience=60)
+        eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
 
 
 def test_the_root_certificates_are_loaded_once_for_all_connections(
@@ -199,24 +210,10 @@ def test_the_root_certificates_are_loaded_once_for_all_connections(
 
     monkeypatch.setattr(ssl, "SSLContext", Context)
     with consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: len(consumer.lag) == 2, patience=60)  # each partition has a connection, and was asked for
+        eventually(lambda: len(consumer.folds) == 2, patience=60)  # each partition has a connection, and was asked for
         assert len(loaded) == 1
 
 
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: "the hub has no consumer group $Default" in consumer.trouble, patience=60)
-
-
-def test_who_goes_on_where_another_configuration_was_says_so_once(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    configurations: list[dict[str, Any]] = [{}, {}, {"group_by": ["event_id", "scale_set"]}]
-    for number, fleet in enumerate(configurations):
-        with consuming(tmp_path, hub, **fleet) as (_, written):
-            for who in (A, vm("data_0", scale_set="data"), vm("batch_0", scale_set="batch")):  # in both partitions
-                send(hub, [report(who, "announced", f"E{number}-{who.name}")])
-            wanted = 3
-            eventually(lambda: len(written) >= wanted, patience=60)  # noqa: B023 - now
-        said = [one for one in caplog.messages if "another configuration" in one]
-        assert len(said) == (number == 2)

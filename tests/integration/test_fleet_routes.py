@@ -48,7 +48,7 @@ def deliveries_of(
     hub = {"namespace": "a.servicebus.windows.net", "hub": "changes"}
     path.write_text(yaml.safe_dump({"fleet": {"hub": hub}, "sinks": hooks, "routes": ROUTES}), encoding="utf-8")
     routing = load(path, {}, {}).routing
-    outbox = FleetOutbox(routing, lambda: None, time.time)
+    outbox = FleetOutbox(routing, lambda: None, lambda _: None, time.time)
     fold, now = Partition("0", replace(grouping, routes=routing.routes), lambda *_: None), time.time()
     found: list[Delivery] = []
     for records in parts:
@@ -59,7 +59,8 @@ def deliveries_of(
         for later in (1, after, 2 * after):
             made += filter(None, fold.advance(now + later))
         now += 2 * after
-        outbox.commit("0", made, {one.change.id for one in made})
+        for one in made:
+            outbox.commit("0", one, sent=True)
         found += [row.delivery for row in outbox.rows()]
         outbox.leave("0")
     return found

@@ -456,6 +456,8 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
         at.progress(12)
         time.sleep(6)  # snapshots are written
         at.blobs.delete_container()
+        eventually(lambda: at.metric("notbefore_store_degraded") or at.metric("notbefore_fleet_errors_total"))
+        at.blobs.make_container()  # by whoever deleted it
         at.progress(12)
         victim = at.instances[-1]
         victim.kill()

@@ -1,4 +1,4 @@
-"""What a keeper mutes, and what an instance shows of the others, without a hub."""
+"""What a keeper mutes and writes, and what an instance shows of the others, without a hub."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from notbefore.fleet.keeper import Held, Keeper, Parts
 from notbefore.fleet.mutes import Mute
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import Partition, compressed
-from notbefore.fleet.waves import Grouping
+from notbefore.fleet.partition import compressed
+from notbefore.fleet.poison import PoisonFile
 from unit.test_fleet_merge import T0, A, Log
 
 CONFIG = """
@@ -26,31 +26,41 @@ sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 """
 
 
-def keeper_in(directory: Path, snapshots: FileSnapshots | None = None) -> tuple[Keeper, FleetOutbox]:
-    path = directory / "fleet.yaml"
-    path.write_text(CONFIG, encoding="utf-8")
-    config, clock = load(path, {}, {}), HubClock()
-    assert config.fleet
-    outbox = FleetOutbox(config.routing, lambda: None, T0.timestamp)
-    snapshots = snapshots or FileSnapshots(directory)
-    parts = Parts(lambda _: snapshots, outbox, clock, History(directory), lambda *_: None, lambda _: None)
-    return Keeper(config.fleet, snapshots, parts, lambda *_: None), outbox
+class Kept:
+    """A keeper without a hub, and what it says of failures."""
+
+    def __init__(self, directory: Path, snapshots: FileSnapshots | None = None) -> None:
+        path = directory / "fleet.yaml"
+        path.write_text(CONFIG, encoding="utf-8")
+        config = load(path, {}, {})
+        assert config.fleet
+        self.outbox = FleetOutbox(config.routing, lambda: None, lambda _: None, T0.timestamp)
+        self.failures: list[tuple[str, Exception]] = []
+        self.failed = asyncio.Semaphore(0)
+        used = snapshots or FileSnapshots(directory)
+        history, poison = History(directory), PoisonFile(directory / "poison.jsonl")
+        parts = Parts(lambda _: used, self.outbox, HubClock(), history, poison, lambda _: None)
+        self.keeper = Keeper(config.fleet, used, parts, self._fail)
+
+    def _fail(self, where: str, error: Exception) -> None:
+        self.failures.append((where, error))
+        self.failed.release()
 
 
 @pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"finished"})])
 def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(
     tmp_path: Path, muted_from: int, sent: set[str]
 ) -> None:
-    keeper, outbox = keeper_in(tmp_path)
-    log = Log()
+    kept, log = Kept(tmp_path), Log()
     held = Held(log.fold)
     for number, kind in enumerate(("announced", "started", "finished")):
         if number == muted_from:
-            keeper.mutes = [Mute("id", {"event_type": "Reboot"}, "me", "why", time.time() + 3600)]
+            kept.keeper.mutes = [Mute("id", {"event_type": "Reboot"}, "me", "why", time.time() + 3600)]
         before = len(log.made)
         log.add(A, kind)
-        keeper.commit(held, log.made[before:])
-    assert {row.delivery.kind for row in outbox.rows()} == sent
+        for made in log.made[before:]:
+            kept.keeper.commit(held, made)
+    assert {row.delivery.kind for row in kept.outbox.rows()} == sent
 
 
 def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,26 +86,55 @@ def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeyp
 
 
 class Slow(FileSnapshots):
-    """A store that is slow with the first partition: so slow that the second one is written meanwhile."""
+    """A store that is slow with the first partition, until the second one is written a second time."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
+        self.writes: list[str] = []
         self.second = asyncio.Event()
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        if partition == "0":
+        self.writes.append(partition)
+        if self.writes.count(partition) == 2 and partition == "0":
             await self.second.wait()
         await super().write(partition, body, position)
-        self.second.set()
+        if self.writes.count(partition) == 2:
+            self.second.set()
 
 
 def test_before_a_client_is_closed_all_snapshots_are_written_at_once(tmp_path: Path) -> None:
-    keeper, _ = keeper_in(tmp_path, snapshots := Slow(tmp_path))
-
     async def write() -> None:
+        kept = Kept(tmp_path, snapshots := Slow(tmp_path))
         for name in ("0", "1"):
-            keeper.partitions[name] = Held(Partition(name, Grouping(), lambda *_: None))
-        await asyncio.wait_for(keeper.write_all(), 20)
+            await kept.keeper.take(name)
+        await asyncio.wait_for(kept.keeper.write_all(), 20)
         assert await snapshots.read("0")
+
+    asyncio.run(write())
+
+
+class Broken(FileSnapshots):
+    """Fails from the second writing on, as nobody foresaw it."""
+
+    tried = 0
+
+    async def write(self, partition: str, body: bytes, position: Position) -> None:
+        self.tried += 1
+        if self.tried > 1:
+            raise KeyError("nobody foresaw it")
+        await super().write(partition, body, position)
+
+
+def test_an_error_that_nobody_foresaw_is_counted_and_what_could_not_be_written_is_tried_again_after_a_pause(
+    tmp_path: Path,
+) -> None:
+    async def write() -> None:
+        kept = Kept(tmp_path, snapshots := Broken(tmp_path))
+        await kept.keeper.take("0")
+        kept.keeper.note_news({"0"})
+        for _ in range(2):
+            await asyncio.wait_for(kept.failed.acquire(), 30)
+        assert [where for where, _ in kept.failures] == ["fold", "fold"]
+        assert (snapshots.tried, "nobody foresaw it" in kept.keeper.trouble) == (3, True)
 
     asyncio.run(write())

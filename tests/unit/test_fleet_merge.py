@@ -331,7 +331,7 @@ def test_an_event_that_comes_back_while_its_wave_is_open_is_counted_and_its_wave
     assert log.add(A, "started", "E0", id="again-started")[-1] == "started"
     log.add(A, "finished", "E0", id="again-finished")
     assert log.wait(400) == ["announced", "started", "finished"]
-    assert [story.nth for story, _ in log.fold.figures.closed] == [0, 1]
+    assert [one.nth for one in log.fold.past] == [0, 1]
 
 
 def test_an_event_that_comes_back_in_another_wave_is_in_that_one_alone() -> None:
@@ -540,7 +540,7 @@ def test_an_event_that_comes_back_twice_is_counted_whatever_its_wave_began_with(
             log.wait(10)
             log.add(A, "canceled", event, id=f"{event}-{number}-canceled")
         log.wait(400)
-    times = [(story.event.event_id, story.nth) for story, _ in log.fold.figures.closed]
+    times = [(one.event_id, one.nth) for one in log.fold.past]
     assert sorted(times) == [("E0", 0), ("E0", 1), ("E0", 2), ("E1", 0)]
     assert len({one.change.id for one in log.made}) == len(log.made)
 

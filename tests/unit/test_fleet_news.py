@@ -258,7 +258,7 @@ def test_what_was_cut_off_corrects_the_story_once() -> None:
     assert log.kinds == ["announced", "ended", "finished"]
     assert (log.last.change.reason, log.last.change.outcome) == ("corrected", "finished")
     assert log.last.change.over_since == at(1200)
-    assert [story.standing.name for story, _ in log.fold.figures.closed] == ["ENDED", "FINISHED"]
+    assert [one.outcome for one in log.fold.past] == ["unknown", "finished"]
     assert titles(log)[2:] == ["Reboot of web_0 is over (correction)"]
 
 
@@ -293,7 +293,7 @@ def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -
     assert {one.event_id for made in log.made for one in [made.change.event]} <= {"E2", "E3", *_waves(log)}
     assert log.kinds[0] == "announced"
     assert set(log.kinds) <= {"announced", "updated"}
-    closed = [story.event.event_id for story, _ in log.fold.figures.closed]
+    closed = [one.event_id for one in log.fold.past]
     assert sorted(closed) == ["E0", "E1"]
 
 
@@ -311,7 +311,7 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     second.add(A, "finished")
     second.wait(60)
     assert second.made == []
-    assert [story.standing.name for story, _ in second.fold.figures.closed] == ["FINISHED"]
+    assert second.fold.past[-1].outcome == "finished"
 
 
 # ---- what one bad record may do

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from notbefore.fleet.instance import open_snapshots  # noqa: PLC0415
     from notbefore.fleet.keeper import STORE_ERRORS  # noqa: PLC0415
 
-    change = _ending(options.end) if options.end else _beginning(options) if options.match else list
+    change = _ending(options.end) if options.end else _beginning(options) if options.match else None
     try:
         left = asyncio.run(_changed(open_snapshots(load_configuration(options)), change))
     except (*STORE_ERRORS, ValueError) as error:
@@ -80,11 +80,15 @@ def _ending(which: str) -> Callable[[list[Mute]], list[Mute]]:
 
 
 async def _changed(
-    opened: "AbstractAsyncContextManager[Snapshots]", change: Callable[[list[Mute]], list[Mute]]
+    opened: "AbstractAsyncContextManager[Snapshots]", change: Callable[[list[Mute]], list[Mute]] | None
 ) -> list[Mute]:
+    """What is muted now, after a change of it."""
+
+    def changed(body: bytes) -> bytes:
+        before = [one for one in read_mutes(body) if one.until > time.time()]
+        return write_mutes(change(before) if change is not None else before, time.time())
+
     async with opened as snapshots:
-        before = [one for one in read_mutes(await snapshots.read_note(NOTE)) if one.until > time.time()]
-        after = change(before)
-        if after != before:
-            await snapshots.write_note(NOTE, write_mutes(after, time.time()))
-        return after
+        if change is not None:
+            await snapshots.change(NOTE, changed)
+        return [one for one in read_mutes(await snapshots.read(NOTE)) if one.until > time.time()]

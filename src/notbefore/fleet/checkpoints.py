@@ -5,12 +5,17 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from azure.eventhub.aio import CheckpointStore
+
+from notbefore.fleet.partition import read_snapshot
 from notbefore.fleet.private import private
+from notbefore.store.lock import OwnerLock
 
 
 class LostPartitionError(Exception):
@@ -18,7 +23,7 @@ class LostPartitionError(Exception):
 
 
 class SnapshotGoneError(Exception):
-    """Somebody has deleted the snapshot, or the whole container: it is to be written anew."""
+    """Somebody has deleted the snapshot: it is to be written anew."""
 
 
 class Position(NamedTuple):
@@ -29,13 +34,11 @@ class Position(NamedTuple):
     enqueued: float  # Unix seconds of the hub's clock; 0 before the first one
 
 
-class Snapshots(Protocol):
-    """Where snapshots are kept."""
+class Snapshots(CheckpointStore):
+    """Where snapshots are kept; the SDK has its checkpoints from there, and shares the partitions out by it."""
 
-    @property
-    def sdk_store(self) -> Any:
-        """The checkpoint store with which the SDK shares the partitions out; ``None`` for one instance alone."""
-        ...
+    _prefix = ""
+    _takeover = _created = 0.0
 
     def of_hub(self, prefix: str, takeover: float, created: float) -> None:
         """Whose snapshots these are: ``NAMESPACE/HUB/GROUP``.
@@ -43,94 +46,122 @@ class Snapshots(Protocol):
         ``takeover``: seconds after which the partitions of who is gone are others'. ``created``: Unix seconds of the
         hub's clock: an earlier position is of another hub of this name.
         """
-        ...
+        self._prefix, self._takeover, self._created = f"{prefix}/".lower(), takeover, created
+
+    async def list_checkpoints(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **_: Any
+    ) -> Iterable[dict[str, Any]]:
+        """For the SDK: where to go on, of the partitions that have a position of this hub. Raises what the store does.
+
+        Whatever is left out is read from the window on.
+        """
+        whose = {
+            "fully_qualified_namespace": fully_qualified_namespace,
+            "eventhub_name": eventhub_name,
+            "consumer_group": consumer_group,
+        }
+        return [
+            whose | {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
+            for name, one in (await self.positions()).items()
+            if one.offset and one.enqueued >= self._created
+        ]
+
+    async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:
+        """Nothing: ``write`` does it."""
 
     async def take(self, partition: str) -> bytes:
         """The last snapshot of a partition. From now on no other instance that had it can write; empty without one."""
-        ...
+        return await self.read(partition)
 
+    @abstractmethod
+    async def positions(self) -> dict[str, Position]:
+        """The positions that can be read, by partition."""
+
+    @abstractmethod
     async def write(self, partition: str, body: bytes, position: Position) -> None:
         """Replace the snapshot and the checkpoint.
 
         Raises ``LostPartitionError`` where another instance has it, ``SnapshotGoneError`` where it was deleted.
         """
-        ...
 
+    @abstractmethod
     async def versions(self) -> Mapping[str, str]:
         """What there is, by partition: another version is another snapshot."""
-        ...
 
-    async def read(self, partition: str) -> bytes:
-        """The snapshot of a partition, whoever has it."""
-        ...
+    @abstractmethod
+    async def read(self, name: str) -> bytes:
+        """The snapshot of a partition, whoever has it, or a note, which all instances share; empty without one."""
 
-    async def put_aside(self, partition: str, body: bytes) -> str:
-        """Keep what cannot be read, for people; returns where."""
-        ...
+    @abstractmethod
+    async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
+        """Replace a note by what ``change`` makes of it, unless somebody else changes it meanwhile.
 
-    def begin_anew(self, partition: str) -> None:
-        """Its offset is of no use: the next reading starts at the window, whatever is written."""
-        ...
+        Raises what ``change`` does.
+        """
 
-    async def read_note(self, name: str) -> bytes:
-        """A small text that all instances share; empty without one."""
-        ...
-
-    async def write_note(self, name: str, body: bytes) -> None:
-        """Replace it."""
-        ...
-
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
-        ...
 
 
-class FileSnapshots:
-    """One file a partition, for one instance alone: nobody else can read them."""
-
-    sdk_store = None
+class FileSnapshots(Snapshots):
+    """One file a partition, for one instance alone: nobody else can read them. Everything raises ``OSError``."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def of_hub(self, prefix: str, takeover: float, created: float) -> None:
-        """One directory is for one hub."""
+    async def list_ownership(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
+        """For the SDK: nobody else has a partition."""
+        return []
 
-    async def take(self, partition: str) -> bytes:
-        """See ``Snapshots``; raises ``OSError``."""
-        return await self.read(partition)
+    async def claim_ownership(self, ownership_list: Iterable[dict[str, Any]], **_: Any) -> Iterable[dict[str, Any]]:
+        """For the SDK: this instance has all that it claims."""
+        return [one | {"last_modified_time": 0.0} for one in ownership_list]
 
-    async def write(self, partition: str, body: bytes, position: Position) -> None:  # noqa: ARG002 - as above
-        """See ``Snapshots``; raises ``OSError``. The position stands in the snapshot as well."""
+    async def positions(self) -> dict[str, Position]:
+        """See ``Snapshots``; they stand in the snapshots."""
+        found = {}
+        for name in await self.versions():
+            with suppress(ValueError):  # whoever takes it puts it aside
+                one = await asyncio.to_thread(read_snapshot, await self.read(name))
+                found[name] = Position(one.offset, one.sequence, one.enqueued)
+        return found
+
+    async def write(self, partition: str, body: bytes, position: Position) -> None:  # noqa: ARG002 - it is in the body
+        """See ``Snapshots``."""
         await asyncio.to_thread(self._replace, partition, body)
 
     async def versions(self) -> Mapping[str, str]:
-        """See ``Snapshots``; raises ``OSError``."""
+        """See ``Snapshots``."""
+        return await asyncio.to_thread(self._versions)
+
+    def _versions(self) -> dict[str, str]:
         found = self._directory.glob("*") if self._directory.is_dir() else ()
         return {path.name: str(path.stat().st_mtime_ns) for path in found if path.name.isdigit()}
 
-    async def read(self, partition: str) -> bytes:
-        """See ``Snapshots``; raises ``OSError``."""
-        with suppress(FileNotFoundError), open(self._directory / partition, "rb", opener=private) as file:  # noqa: ASYNC230 - small, and on the local disk
+    async def read(self, name: str) -> bytes:
+        """See ``Snapshots``."""
+        return await asyncio.to_thread(self._read, name)
+
+    async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
+        """See ``Snapshots``."""
+        await asyncio.to_thread(self._change, note, change)
+
+    def _change(self, name: str, change: Callable[[bytes], bytes]) -> None:
+        # the instance makes the directory: made by root for a command, it would be of no use to a service
+        if not self._directory.is_dir():
+            raise FileNotFoundError(f"there is no {self._directory}: start the instance first")
+        lock = OwnerLock(self._directory)
+        lock.acquire()
+        try:
+            self._replace(name, change(self._read(name)))
+        finally:
+            lock.release()
+
+    def _read(self, name: str) -> bytes:
+        with suppress(FileNotFoundError), open(self._directory / name, "rb", opener=private) as file:
             return file.read()
         return b""
-
-    async def put_aside(self, partition: str, body: bytes) -> str:
-        """See ``Snapshots``; raises ``OSError``."""
-        path = self._directory / f"{partition}.unreadable"
-        await asyncio.to_thread(self._replace, path.name, body)
-        return str(path)
-
-    def begin_anew(self, partition: str) -> None:
-        """Nobody else asks for the position."""
-
-    async def read_note(self, name: str) -> bytes:
-        """See ``Snapshots``; raises ``OSError``."""
-        return await self.read(name)
-
-    async def write_note(self, name: str, body: bytes) -> None:
-        """See ``Snapshots``; raises ``OSError``."""
-        await asyncio.to_thread(self._replace, name, body)
 
     def _replace(self, name: str, body: bytes) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -46,4 +46,6 @@ def store_explained(error: BaseException) -> str:
             f"the checkpoint store refuses the key or the identity: it needs the role {STORE_ROLE} on the container,"
             f" and the account's firewall has to let it in ({code[1] if code is not None else said[:MAX_CAUSE]})"
         )
+    if getattr(error, "error_code", "") == "ContainerNotFound":
+        return "the container of `fleet.checkpoints` does not exist: make it with `az storage container create`"
     return f"{type(error).__name__}: {said}"[:MAX_CAUSE]

@@ -54,7 +54,12 @@ class FleetInstance:
         self._main = MainThread()
         self._lock = _locked(directory)
         clock = HubClock()
-        outbox = FleetOutbox(config.routing, self._wake_courier, lambda: clock.now(time.monotonic(), time.time()))
+        outbox = FleetOutbox(
+            config.routing,
+            self._wake_courier,
+            self._settled,
+            lambda: clock.now(time.monotonic(), time.time()),
+        )
         self._couriers = CourierManager(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
         self._stdout = StdoutWriter()
         parts = Parts(
@@ -62,7 +67,7 @@ class FleetInstance:
             outbox=outbox,
             clock=clock,
             history=History(directory, fleet.history_keep.seconds if fleet.history_keep is not None else None),
-            on_poison=PoisonFile(directory / "poison.jsonl").add,
+            poison=PoisonFile(directory / "poison.jsonl"),
             write_record=self._stdout,
             inventory=Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None,
         )
@@ -74,6 +79,9 @@ class FleetInstance:
 
     def _wake_courier(self) -> None:
         self._couriers.wake()
+
+    def _settled(self, partitions: set[str]) -> None:
+        self._consumer.settled(partitions)
 
     def run(self) -> int:
         """Read and notify; returns the exit code."""

@@ -32,36 +32,39 @@ BOUNDS: Final = Bounds(rows=10_000, size=64 * 1024 * 1024)
 class FleetOutbox:
     """For several threads. ``wake`` is called when there is something to deliver; it may not wait.
 
+    ``settled`` is called with the partitions of which something was accepted or refused; it may not wait either.
     ``hub_time`` gives the time by the hub, in Unix seconds, which notifications are dated by.
     """
 
-    def __init__(self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        routing: Routing,
+        wake: Callable[[], None],
+        settled: Callable[[set[str]], None],
+        hub_time: Callable[[], float],
+    ) -> None:
         self.routing = routing
         self.totals = Totals()  # what was notified since the start
         self._wake = wake
+        self._settled = settled
         self._hub_time = hub_time
         self._lock = threading.Lock()  # of all below; held over nothing that waits
         self._outbox = Outbox(random.random, BOUNDS, patience=0.0)
         self._partition_of: dict[str, str] = {}  # event key -> partition
         self._given: dict[str, str] = {}  # id of a delivery that the courier has -> its event key
-        self._settled: set[str] = set()  # partitions of which something was accepted or refused since the last look
 
     # ---- for the partitions
 
-    def commit(self, partition: str, made: Sequence[Notification], sent: Collection[str]) -> list[bytes]:
-        """Take notifications of a partition; returns their records. ``sent``: the ids of the changes to be sent."""
-        lines: list[bytes] = []
-        for one in made:
-            line = Record.of(one.change, one.vm, exercise=one.exercise, fleet=one.facts).line()
-            new = self._deliveries(one, line) if one.change.id in sent else []
-            with self._lock:
-                self._partition_of[one.change.event.key] = partition
-                self._outbox.take(one.change, line, new, time.monotonic(), self._hub_time())
-                self.totals = self.totals.plus(one.change)
-            lines.append(line)
-        if lines:
-            self._wake()
-        return lines
+    def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
+        """Take a notification of a partition; returns its record. ``sent``: somebody is to be notified of it."""
+        line = Record.of(made.change, made.vm, exercise=made.exercise, fleet=made.facts).line()
+        new = self._deliveries(made, line) if sent else []
+        with self._lock:
+            self._partition_of[made.change.event.key] = partition
+            self._outbox.take(made.change, line, new, time.monotonic(), self._hub_time())
+            self.totals = self.totals.plus(made.change)
+        self._wake()
+        return line
 
     def _deliveries(self, made: Notification, line: bytes) -> list[Delivery]:
         """By each place that it is routed by; one for each sink and step."""
@@ -78,6 +81,7 @@ class FleetOutbox:
             for key in keys - wanted:
                 del self._partition_of[key]
             self._outbox.leave(keys - wanted)
+            self._outbox.take_changes()  # nobody writes them one by one
             return image
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:
@@ -95,12 +99,6 @@ class FleetOutbox:
             self._partition_of = {key: name for key, name in self._partition_of.items() if name != partition}
             self._outbox.leave(keys)
 
-    def settled(self) -> set[str]:
-        """The partitions of which something was accepted, or refused, since the last call."""
-        with self._lock:
-            found, self._settled = self._settled, set()
-        return found
-
     # ---- for the courier: see ``supervisor.OutboxOwner``
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
@@ -108,10 +106,12 @@ class FleetOutbox:
         results = list(results)
         with self._lock:
             keys = {self._given.pop(one.delivery_id, "") for one in results if one.outcome != "returned"}
-            self._settled |= {self._partition_of[key] for key in keys if key in self._partition_of}
+            settled = {self._partition_of[key] for key in keys if key in self._partition_of}
             given = self._outbox.exchange(results, room, time.monotonic())
             self._given |= {one.delivery_id: one.event_key for one in given}
-            return given
+        if settled:
+            self._settled(settled)
+        return given
 
     def courier_ended(self) -> None:
         """What the courier had is due again."""

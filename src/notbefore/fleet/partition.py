@@ -7,7 +7,7 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from notbefore.fleet.merge import (
 from notbefore.fleet.reading import NOBODY, Beat, Poison, Report, one_place, read
 from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
+from notbefore.metrics.fleet import Measured
 
 FORM: Final = 3  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
@@ -78,7 +79,6 @@ class Snapshot(Struct, array_like=True):
     offset: str
     enqueued: float  # of the last record
     partitions: int  # of the hub
-    configured: str  # see ``Grouping``
     backlog: int  # see ``Partition``
     waves: list[Wave] = []
     silent: list[Wave] = []
@@ -93,15 +93,15 @@ class Snapshot(Struct, array_like=True):
 
 
 class PartitionFigures(Struct):
-    """What was counted since the last look."""
+    """What was counted since the start, of all partitions that this instance has had."""
 
     records: Counter[str] = msgspec.field(default_factory=Counter)  # by RESULTS
     poison: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
     given_up: int = 0
     fell_silent: int = 0
     missing: int = 0  # records that were gone before they were read
-    failures: list[str] = []  # errors that nobody foresaw, with their tracebacks
-    closed: list[tuple[Story, float]] = []  # events that are over, and since when: Unix seconds of the hub's clock
+    failures: list[str] = []  # errors that nobody foresaw, with their tracebacks, until somebody logs them
+    measured: Measured = msgspec.field(default_factory=Measured)
 
 
 class Partition:
@@ -111,7 +111,7 @@ class Partition:
     time: what is over by then is history, and no news; -1 without one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is told of its hub, and whom it tells
         self,
         name: str,
         grouping: Grouping,
@@ -119,11 +119,13 @@ class Partition:
         *,
         partitions: int = 0,
         backlog: int = -1,
+        figures: PartitionFigures | None = None,
     ) -> None:
         self.name = name
         self.partitions = partitions
-        self._configured = grouping.configured
-        self.figures = PartitionFigures()
+        self.figures = figures or PartitionFigures()
+        self.past: list[PastEvent] = []  # events that are over, and not in the history yet
+        self.muted: set[str] = set()  # event keys of open waves that nobody was notified of
         self.sequence = -1  # of the last record
         self.offset = ""
         self.enqueued = 0.0
@@ -147,9 +149,7 @@ class Partition:
         every = (self.waves, self.silence.waves, self.missing.waves)
         return {wave.event_key for waves in every for wave in waves.open.values()}
 
-    def snapshot(
-        self, at: float, outbox: OutboxImage | None = None, past: Sequence[PastEvent] = (), muted: Iterable[str] = ()
-    ) -> bytes:
+    def snapshot(self, at: float, outbox: OutboxImage | None = None) -> bytes:
         """All that is needed to go on from here, as MessagePack: see ``read_snapshot``."""
         return msgspec.msgpack.encode(
             Snapshot(
@@ -159,7 +159,6 @@ class Partition:
                 offset=self.offset,
                 enqueued=self.enqueued,
                 partitions=self.partitions,
-                configured=self._configured,
                 backlog=self._backlog,
                 waves=list(self.waves.open.values()),
                 silent=list(self.silence.waves.open.values()),
@@ -169,8 +168,8 @@ class Partition:
                 heard=self.silence.heard,
                 expected=self.missing.heard,
                 outbox=outbox or OutboxImage(),
-                past=list(past),
-                muted=list(muted),
+                past=self.past,
+                muted=list(self.muted),
             )
         )
 
@@ -188,6 +187,7 @@ class Partition:
             for story in wave.stories.values():
                 self._keep(story.group + story.event.key, story)
         self.closed, self._vanished = found.closed, found.vanished
+        self.past, self.muted = found.past, set(found.muted)
         for key, closed in found.closed.items():
             self._by_id.setdefault(closed.event_key, key)
 
@@ -389,7 +389,9 @@ class Partition:
     def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
         self._count(story.sender, -_weight(story.event.resources))
-        self.figures.closed.append((story, now))
+        self.past.append(PastEvent.of(story, now))
+        for one in story.measured.values():
+            self.figures.measured.add((story.event.event_type, story.place.region), one.notice, one.interruption)
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(story.vms, now)
         self.closed[key] = Closed(story.event.key, story.standing, now, story.nth, story.over or from_unix(now))

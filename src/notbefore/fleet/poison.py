@@ -2,6 +2,7 @@
 
 import base64
 import logging
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -12,19 +13,21 @@ from notbefore.fleet.reading import Poison
 
 MAX_BYTES: Final = 16 * 1024 * 1024  # of the file, of which there are two
 MAX_BODY: Final = 8 * 1024  # bytes of one record that are kept
+MAX_WAITING: Final = 1_000  # records that wait for the disk; more of them are only counted
 
 log = logging.getLogger("notbefore.fleet.poison")
 
 
 class PoisonFile:
-    """JSON lines in one file; what is older is in a second one, until that is replaced. Of one thread."""
+    """JSON lines in one file; what is older is in a second one, until that is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._logged: set[tuple[str, str]] = set()
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
 
     def add(self, partition: str, item: Item, poison: Poison) -> None:
-        """Append a record; log the first of each kind."""
+        """Have a record written soon; log the first of each kind."""
         if (partition, poison.reason) not in self._logged:
             self._logged.add((partition, poison.reason))
             log.warning(
@@ -40,11 +43,17 @@ class PoisonFile:
             "bytes": len(item.body),
             "body": base64.b64encode(item.body[:MAX_BODY]).decode(),
         }
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._path.exists() and self._path.stat().st_size > MAX_BYTES:
-                self._path.replace(self._path.with_suffix(".jsonl.1"))
-            with open(self._path, "ab", opener=private) as file:
-                file.write(json_line(row) + b"\n")
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._path, error)
+        self._waiting.append(json_line(row) + b"\n")
+
+    def write(self) -> None:
+        """Append what was added; raises ``OSError``, and what could not be written waits. Not for an event loop."""
+        lines = list(self._waiting)
+        if not lines:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._path.exists() and self._path.stat().st_size > MAX_BYTES:
+            self._path.replace(self._path.with_suffix(".jsonl.1"))
+        with open(self._path, "ab", opener=private) as file:
+            file.write(b"".join(lines))
+        for _ in lines:
+            self._waiting.popleft()

@@ -29,12 +29,11 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
         # at one of them, which takes 20 ms and 0.5 MB each time
         context = options["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(certifi.where())
-    if snapshots.sdk_store is not None:
-        options |= {
-            "checkpoint_store": snapshots.sdk_store,
-            "load_balancing_interval": config.rebalance.seconds,
-            "partition_ownership_expiration_interval": config.takeover.seconds,
-        }
+    options |= {
+        "checkpoint_store": snapshots,
+        "load_balancing_interval": config.rebalance.seconds,
+        "partition_ownership_expiration_interval": config.takeover.seconds,
+    }
     if hub.connection_string is not None:
         return EventHubConsumerClient.from_connection_string(
             hub.connection_string.reveal(), config.consumer_group, eventhub_name=hub.hub, **options

@@ -177,7 +177,7 @@ class FleetView:
 
     def _families(self) -> Iterator[Family]:
         consumer = self._consumer
-        folds = consumer.folds
+        folds, figures = consumer.folds, consumer.figures
         heard, silent, missing = dict[Labels, float](), dict[Labels, float](), dict[Labels, float]()
         for fold in folds:
             for one in list(fold.silence.heard.values()):
@@ -193,17 +193,17 @@ class FleetView:
             heard=heard,
             silent=silent,
             missing_vms=missing,
-            fell_silent=consumer.counts["fell_silent"],
-            records=consumer.records,
-            poison=consumer.poison,
+            fell_silent=figures.fell_silent,
+            records=figures.records,
+            poison=figures.poison,
             errors=self._errors(),
-            given_up=consumer.counts["given_up"],
-            missing=consumer.counts["missing"],
+            given_up=figures.given_up,
+            missing=figures.missing,
             lag={name: (float(lag.events), lag.seconds) for name, lag in list(consumer.lag.items())},
             partitions=len(folds),
             connected=consumer.connected,
-            notice=consumer.measured.notice,
-            interruption=consumer.measured.interruption,
+            notice=figures.measured.notice,
+            interruption=figures.measured.interruption,
             since=self._began,
         )
         process = Snapshot(

@@ -81,7 +81,6 @@ class Grouping(Struct, frozen=True):
     group_wait: float = 10.0
     group_interval: float = 300.0
     over_after: float = 3600.0  # after NotBefore, or the start: then it is over, whoever says so
-    configured: str = ""  # a digest of all that instances have to have in common
     routes: tuple[Route, ...] = ()  # stories that go different ways are no group
 
     @property
