@@ -350,6 +350,14 @@ def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
     assert "notbefore outbox list" in text.plain
 
 
+def test_a_fleets_sink_that_fails_is_not_reported_with_the_commands_of_an_agent() -> None:
+    refused = message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token")
+    text = text_of(recording(refused, fleet_vms=2))
+    assert text.title == "notbefore fleet: sink oncall refused a message: 403: invalid_token"
+    assert "does not send a refused message again" in text.plain
+    assert "notbefore outbox" not in text.plain
+
+
 @pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Defragment"])
 @pytest.mark.parametrize("kind", ["announced", "started", "finished", "ended", "approved", "approval_failed"])
 def test_the_advice_for_several_vms_is_not_about_one(event_type: str, kind: str) -> None:

@@ -174,7 +174,7 @@ class Courier:
         text = f"did not accept {_what(delivery)} ({cause}): it will be tried again"
         if not (attempt.again or delivery.repetition):
             level = logging.ERROR
-            way_out = f"correct the cause, then `notbefore outbox retry {delivery.delivery_id[:8]}`"
+            way_out = f"correct the cause, then, on an agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
             text = f"refused {_what(delivery)} for good ({cause}): {way_out}"
         self._failures.failed(Failure(delivery.sink, level, f"sink {delivery.sink} {text}", cause))
 

@@ -131,3 +131,7 @@ FAILED_ADVICE: Final = (
     "On the VM, as root, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
     " `notbefore outbox retry --all`."
 )
+FLEET_FAILED_ADVICE: Final = (
+    "Correct the cause. `notbefore fleet` does not send a refused message again: its page shows the events, and"
+    " `/api/v1/history` has all messages. What comes next of the event is sent."
+)
