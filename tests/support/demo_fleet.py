@@ -132,7 +132,7 @@ class _Show:
         since = now - timedelta(seconds=time.monotonic() - self._begun)
         report = Report.of(read_past(history.past(since.timestamp(), now.timestamp())), since, now)
         self._say("\nnotbefore fleet report:")
-        show_report(report, sys.stdout, as_json=False)
+        show_report(report)
         complete = waves == 1 and len(report.events) == SETS["web"] // AT_A_TIME and ("Silent", "started") in self._seen
         self._say("\nThe demo is complete." if complete else "\nSomething was expected that did not come: see above.")
         return complete

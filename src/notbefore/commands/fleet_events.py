@@ -6,26 +6,18 @@ from notbefore.commands.tables import Listing, due
 from notbefore.core.text import some_of
 
 HEAD: Final = (
-    "TYPE",
-    "STATUS",
-    "NOT BEFORE",
-    "DUE",
-    "EVENTS",
-    "VMS",
-    "REPORTED BY",
-    "REGION",
-    "GROUP",
-    "EVENT ID",
-    "NAMES",
-)
+    "TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID", "NAMES",
+)  # fmt: skip
 NOTHING: Final = "Nothing is coming over the fleet."
+NOT_KNOWN: Final = "It is not known what is coming: no partition of the hub is read yet."
 MAX_SHOWN: Final = 5  # names of affected VMs in a row
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
 
 def _remarks(answer: dict[str, Any]) -> list[str]:
-    """Who is silent or missing, and that nothing is coming."""
-    return ([] if answer["waves"] else [NOTHING]) + [
+    """Who is silent or missing, and that nothing is coming, where that is known."""
+    nothing = NOTHING if answer["partitions"] else NOT_KNOWN
+    return ([] if answer["waves"] else [nothing]) + [
         f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {some_of(names, MAX_NAMES)}"
         for what, names in (("silent", answer["silent"]), ("missing", answer["missing"]))
         if names

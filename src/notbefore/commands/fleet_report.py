@@ -6,11 +6,11 @@ import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.history import start_time
@@ -23,9 +23,9 @@ from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.history import read_past
 from notbefore.fleet.report import COLUMNS, USUAL, Report, ReportRow
 
-HEAD: Final = (
-    "EVENTS", "VMS", "NOTICE MIN", "MEDIAN", "MAX", "TOO SHORT",
-    "INTERRUPTION MIN", "MEDIAN", "MAX", "FINISHED", "CANCELED", "UNKNOWN",
+IN_TABLE: Final = (
+    "events", "vms", "notice_min", "notice_median", "notice_max", "short_notice",
+    "interruption_min", "interruption_median", "interruption_max", "finished", "canceled", "unknown",
 )  # fmt: skip
 
 
@@ -60,10 +60,15 @@ def run(options: argparse.Namespace) -> int:
     asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
     found = [event for client in asked for one in _instances(client) for event in _past(one, since)]
     report = Report.of(read_past(found), since, until, by)
-    if options.csv:
-        write_csv(report, by, sys.stdout)
+    rows = [_flat(row, by) for row in report.rows]
+    if options.json:
+        print_json(rows, sys.stdout)
+    elif options.csv:
+        writer = csv.DictWriter(sys.stdout, rows[0] if rows else by, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     else:
-        show(report, sys.stdout, by=by, as_json=options.json)
+        show(report, by)
     return 0
 
 
@@ -90,56 +95,33 @@ def _past(client: AgentClient, since: datetime) -> list[bytes]:
 def _flat(row: ReportRow, by: tuple[str, ...]) -> dict[str, Any]:
     """A row as names and values."""
     found: dict[str, Any] = dict(zip(by, row.key, strict=True))
-    for name in row.__struct_fields__[1:]:
-        value = getattr(row, name)
+    for name, value in asdict(row).items():
         if name in ("notice", "interruption"):
-            low, middle, high = value or (None, None, None)
-            found |= {f"{name}_min": low, f"{name}_median": middle, f"{name}_max": high}
-        else:
+            found |= {f"{name}_{part}": getattr(value, part, None) for part in Spread._fields}
+        elif name != "key":
             found[name] = value
     return found
 
 
-def write_csv(report: Report, by: tuple[str, ...], out: TextIO) -> None:
-    """Print a report as CSV."""
-    rows = [_flat(row, by) for row in report.rows]
-    names = list(rows[0]) if rows else [*by]
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
-def show(report: Report, out: TextIO, *, by: tuple[str, ...] = USUAL, as_json: bool) -> None:
-    """Print a report: a table for people, or a JSON object a row."""
-    if as_json:
-        print_json([_flat(row, by) for row in report.rows], out)
-        return
-    vms = sum(row.vms for row in report.rows)
-    days = (report.until - report.since).total_seconds()
-    out.write(f"{len(report.events)} events of {vms} VMs in {span(days)}, since {report.since:%Y-%m-%d %H:%M} UTC.\n")
+def show(report: Report, by: tuple[str, ...] = USUAL) -> None:
+    """Print a report as a table for people."""
+    rows, columns = [_flat(row, by) for row in report.rows], (*by, *IN_TABLE)
+    out, vms = sys.stdout, sum(row.vms for row in report.rows)
+    days = span((report.until - report.since).total_seconds())
+    out.write(f"{len(report.events)} events of {vms} VMs in {days}, since {report.since:%Y-%m-%d %H:%M} UTC.\n")
     if report.exercises:
         out.write(f"{report.exercises} exercises are left out.\n")
-    heads = ("TYPE" if name == "event_type" else name.replace("_", " ").upper() for name in by)
-    table((*heads, *HEAD), [_cells(row) for row in report.rows], out)
+    head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
+    table(head, [tuple(_cell(row[name]) for name in columns) for row in rows], out)
     guessed = sum(row.as_far_as_known for row in report.rows)
     if guessed:
         out.write(f"{guessed} events are over as far as is known: not every VM said so.\n")
-    if report.rows:
-        out.write("Notice and interruption are of each affected VM. Too short: less than nine tenths of the promise.\n")
+    if rows:
+        out.write(
+            "Notice and interruption are of each affected VM; short notice: less than nine tenths of the promise.\n"
+        )
 
 
-def _cells(row: ReportRow) -> tuple[str, ...]:
-    short = "-" if row.short_notice is None else f"{row.short_notice} of {row.measured_notice}"
-    return (
-        *(one or "-" for one in row.key),
-        str(row.events),
-        str(row.vms),
-        *_spread(row.notice),
-        short,
-        *_spread(row.interruption),
-        *map(str, (row.finished, row.canceled, row.unknown)),
-    )
-
-
-def _spread(found: Spread | None) -> tuple[str, ...]:
-    return tuple(map(span, found or (None, None, None)))
+def _cell(value: float | str | None) -> str:
+    """Seconds are floats."""
+    return span(value) if isinstance(value, float) else "-" if value in (None, "") else str(value)
