@@ -206,7 +206,7 @@ class Account(RuleBasedStateMachine):
         if not self.outbox.time_known:
             self.outbox.advance(0.0)
         for _ in range(200):
-            due = self.outbox.next_due(self.now)
+            due = self.outbox.next_due()
             if due is None and not self.under_way:
                 break
             self.now = max(self.now, due or 0.0)

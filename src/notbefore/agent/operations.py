@@ -154,7 +154,7 @@ class Operations:
         store = self._store
         rows = [] if request.ids else store.rows(request.state, request.sink)
         for prefix in request.ids:
-            matching = store.find(prefix)
+            matching = [row for row in store.rows() if row.id.startswith(prefix)]
             if len(matching) != 1:
                 return OutboxReply(unclear=prefix, several=bool(matching))
             rows += matching

@@ -12,7 +12,6 @@ from typing import Final
 
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.outbox import (
-    LATENCY_BOUNDS,
     Bounds,
     GivenDelivery,
     Outbox,
@@ -23,8 +22,8 @@ from notbefore.core.outbox import (
 )
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
-from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.totals import Histogram, Totals
+from notbefore.metrics.outbox import OutboxView, view_of
+from notbefore.metrics.totals import Totals
 
 BOUNDS: Final = Bounds(rows=10_000, size=64 * 1024 * 1024)
 
@@ -123,7 +122,7 @@ class FleetOutbox:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
         with self._lock:
             now = time.monotonic()
-            due = self._outbox.next_due(now)
+            due = self._outbox.next_due()
             return None if due is None else due - now
 
     # ---- for readers
@@ -136,18 +135,4 @@ class FleetOutbox:
     def view(self) -> OutboxView:
         """What metrics and the page show of it."""
         with self._lock:
-            now, wall = time.monotonic(), time.time()
-            ledger = self._outbox.ledger
-            rows: dict[tuple[str, str], int] = {}
-            errors: dict[str, str] = {}
-            for row in self._outbox.rows():
-                key = row.delivery.sink, row.state
-                rows[key] = rows.get(key, 0) + 1
-                errors |= {row.delivery.sink: row.error} if row.error else {}
-            return OutboxView(
-                rows=rows,
-                oldest={key: wall - one.oldest for key, one in self._outbox.waiting(now).items()},
-                counts=dict(ledger.counts),
-                latency={sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()},
-                errors=errors,
-            )
+            return view_of(self._outbox, time.monotonic(), time.time())

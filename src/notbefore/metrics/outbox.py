@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from notbefore.core.outbox import LATENCY_BOUNDS, Outbox
 from notbefore.metrics.totals import Histogram
 
 
@@ -17,3 +18,21 @@ class OutboxView(Struct, frozen=True):
     def oldest_of(self, sink: str) -> float | None:
         """When the oldest change was seen that is pending for the sink, in Unix seconds; ``None`` without one."""
         return min((time for (name, _), time in self.oldest.items() if name == sink), default=None)
+
+
+def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
+    """The numbers of an outbox. ``now``: on its clock, in seconds; ``wall``: the same moment as a Unix time."""
+    rows: dict[tuple[str, str], int] = {}
+    oldest: dict[tuple[str, str], float] = {}
+    errors: dict[str, str] = {}
+    for row in outbox.rows():
+        one, key = row.delivery, (row.delivery.sink, row.state)
+        rows[key] = rows.get(key, 0) + 1
+        if row.error:
+            errors[one.sink] = row.error
+        if row.state == "pending" and not row.waits_for_others:
+            waits = one.sink, one.severity
+            oldest[waits] = min(oldest.get(waits, wall), row.since - now + wall)
+    ledger = outbox.ledger
+    latency = {sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()}
+    return OutboxView(rows, oldest, ledger.counts, latency, errors)

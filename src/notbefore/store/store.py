@@ -24,11 +24,10 @@ from msgspec.structs import replace
 
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, MessageKind
-from notbefore.core.outbox import LATENCY_BOUNDS, GivenDelivery, Outbox, OutboxChanges, Row, RowState, SendResult
+from notbefore.core.outbox import GivenDelivery, Outbox, OutboxChanges, Row, RowState, SendResult
 from notbefore.core.record import Record
 from notbefore.errors import StoreError
-from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.totals import Histogram
+from notbefore.metrics.outbox import OutboxView, view_of
 from notbefore.store.disk import DiskHangsError, DiskThread
 from notbefore.store.file import (
     FILE_NAME,
@@ -249,7 +248,7 @@ class Store:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
         with self._memory:
             now = self._clock.boot_time()
-            due = self._outbox.next_due(now)
+            due = self._outbox.next_due()
             return None if due is None else due - now
 
     def use_sinks(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]]) -> None:
@@ -291,11 +290,6 @@ class Store:
         with self._memory:
             return list(self._outbox.rows(state, sink))
 
-    def find(self, prefix: str) -> list[Row]:
-        """The deliveries whose id begins with ``prefix``."""
-        with self._memory:
-            return self._outbox.find(prefix)
-
     def retry(self, ids: Collection[str], expire_after: Mapping[str, float]) -> int:
         """Make deliveries due now, as if never tried; returns how many. ``expire_after``: in seconds, by sink."""
         with self._memory:
@@ -314,21 +308,7 @@ class Store:
     def outbox_view(self) -> OutboxView:
         """The numbers of the outbox now."""
         with self._memory:
-            now, wall, ledger = self._clock.boot_time(), self._clock.time(), self._outbox.ledger
-            rows: dict[tuple[str, str], int] = {}
-            errors: dict[str, str] = {}
-            for row in self._outbox.rows():
-                key = row.delivery.sink, row.state
-                rows[key] = rows.get(key, 0) + 1
-                if row.error:
-                    errors[row.delivery.sink] = row.error
-            return OutboxView(
-                rows=rows,
-                oldest={key: wall - found.oldest for key, found in self._outbox.waiting(now).items()},
-                counts=ledger.counts,
-                latency={sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()},
-                errors=errors,
-            )
+            return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
 
     def history(
         self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES, before: int | None = None
