@@ -209,7 +209,7 @@ def _document(number: int, item: dict[str, Any] | None) -> Document:
 
 def mail(message: Message, now: datetime) -> str:
     """The e-mail as text."""
-    account = email.account_of(Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",)))
+    account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
     found = email.compose(message, Renderer(MessageSettings(), SETTINGS)(message, now), account, now)
     body = found.get_body(("plain",))
     if body is None:

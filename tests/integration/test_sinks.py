@@ -4,7 +4,6 @@ import gc
 import hashlib
 import hmac
 import json
-import logging
 import os
 import socket
 import sys
@@ -423,18 +422,6 @@ def test_of_five_hundred_vms_ten_are_named() -> None:
         sent(alertmanager(peer.url), message({"Resources": names}))
         resources = alert_of(peer.requests[0])["annotations"]["resources"]
     assert resources == ", ".join(f"web_{number}" for number in range(10)) + " and 490 more"
-
-
-def test_a_member_that_fails_is_logged_once_and_once_more_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "notbefore")
-    with HttpPeer() as one, HttpPeer() as two:
-        two.answers.extend([Say(500), Say(500), Say(200), Say(200), Say(500)])
-        sent(alertmanager(one.url, two.url), *[message()] * 5)
-    fails, back = (
-        f"sink it: {two.url} does not accept alerts (500: ok); another member does",
-        f"sink it: {two.url} accepts alerts again",
-    )
-    assert caplog.messages == [fails, back, fails]
 
 
 def test_an_exercise_says_so_in_a_label() -> None:

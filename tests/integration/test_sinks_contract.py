@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -32,7 +32,6 @@ from notbefore.config.sinks import (
 from notbefore.core.duration import Duration
 from notbefore.courier.message import Sink
 from notbefore.courier.redact import Redactor
-from notbefore.courier.sinks import windows_event_log
 from notbefore.errors import SendError
 from peers.otlp import decoded
 from support.azure import ID, STARTED
@@ -91,7 +90,7 @@ class MailReceiver(Receiver):
 
     @staticmethod
     def _config(port: int) -> SinkConfig:
-        url = f"mailto://127.0.0.1:{port}?from=vm@example.org&mode=insecure&name={CANARY}"
+        url = f"mailto://127.0.0.1:{port}?from={CANARY}@example.org&mode=insecure"
         return SinkConfig(email=Email(url=Secret(url), to=("ops@example.org",)))
 
     def fails(self) -> None:
@@ -213,7 +212,10 @@ class WindowsReceiver(Receiver):
 
         util.ReportEvent = report
         monkeypatch.setitem(sys.modules, "win32evtlogutil", util)
-        monkeypatch.setattr(windows_event_log, "registered", lambda _: True)
+        registry: Any = ModuleType("winreg", "a stand-in")
+        registry.HKEY_LOCAL_MACHINE = 0
+        registry.OpenKey = lambda _key, _name: SimpleNamespace(Close=lambda: None)
+        monkeypatch.setitem(sys.modules, "winreg", registry)
         monkeypatch.setattr(sys, "platform", "win32")
         self.config = SinkConfig(windows_event_log=WindowsEventLog())
         self.down = SinkConfig(windows_event_log=WindowsEventLog(source="down"))

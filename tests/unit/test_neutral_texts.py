@@ -23,7 +23,7 @@ from support.messages import message
 
 NOW = at(60)
 SETTINGS = Messages(time_zone="Europe/Berlin")
-ACCOUNT = email.account_of(Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",)))
+ACCOUNT = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
 TEMPLATES = {
     "built in": MessageSettings(),
     "templates": MessageSettings(

@@ -9,8 +9,7 @@ an instance that takes a partition over would have to continue that. Its ``endsA
 """
 
 import base64
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -34,87 +33,68 @@ REPEATS: Final = 3  # within resolve_timeout
 MAX_NAMES: Final = 10  # VMs that the annotation `resources` lists by name
 FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: `over_after` ends each event of a fleet, by default in 1 h
 
-log = logging.getLogger("notbefore.alertmanager")
-
 
 class Sink:
     """A cluster of Alertmanagers."""
 
-    def __init__(self, name: str, settings: Alertmanager, messages: Messages) -> None:
-        self._name = name
+    def __init__(self, _name: str, settings: Alertmanager, messages: Messages) -> None:
         self._settings = settings
+        self._urls = [url.rstrip("/") for url in dict.fromkeys(settings.urls)]
         self._render = Renderer(settings, messages)
         # one connection pool a member; the timeout is for all of them together
-        seconds = settings.timeout.seconds / len(settings.urls)
-        self._http = Http(seconds, ca_file=settings.ca_file)
+        self._http = Http(settings.timeout.seconds / len(settings.urls), ca_file=settings.ca_file)
         self._headers = {"Content-Type": "application/json"} | _authorization(settings)
-        self._failing: set[str] = set()  # members that did not accept the last alert
 
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster hands it on."""
         text = self._render(message.shared)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
-        failures: dict[str, SendError] = {}
-        for url in self._settings.urls:
-            try:
-                answer = self._http.post(f"{url.rstrip('/')}/api/v2/alerts", body, self._headers)
-                answer.check()
-                if not _is_json_or_empty(answer):  # such as a captive portal
-                    raise SendError(f"this is not an answer of Alertmanager: {answer.cause}")  # noqa: TRY301 - as below
-            except SendError as error:
-                failures[url] = error
-        if len(failures) == len(set(self._settings.urls)):
+        failures = self._ask_all(lambda url: _check(self._http.post(f"{url}/api/v2/alerts", body, self._headers)))
+        if len(failures) == len(self._urls):
             raise SendError(
                 "; ".join(map(str, failures.values())),
                 permanent=all(error.permanent for error in failures.values()),
                 may_pass=any(error.may_pass for error in failures.values()),
                 retry_after=max(error.retry_after or 0.0 for error in failures.values()) or None,
             )
-        self._log_failures(failures)
         # of an event that no longer affects this VM, those repeat it which it still affects
-        repeat = (
-            None
-            if message.over or message.record.no_longer_affected or message.record.fleet_events is not None
-            else self._settings.resolve_timeout.seconds / REPEATS
-        )
-        return Receipt(thread=json_line(sent[0]["labels"]).decode(), repeat=repeat, fallback=bool(text.trouble))
-
-    def _log_failures(self, failures: Mapping[str, SendError]) -> None:
-        """Log once that a member fails, and once that it is back: while another accepts, no delivery fails."""
-        for url in self._settings.urls:
-            if url in failures and url not in self._failing:
-                log.warning(
-                    "sink %s: %s does not accept alerts (%s); another member does", self._name, url, failures[url]
-                )
-            elif url in self._failing and url not in failures:
-                log.info("sink %s: %s accepts alerts again", self._name, url)
-        self._failing = set(failures)
+        lasts = not (message.over or message.record.no_longer_affected or message.record.fleet_events is not None)
+        repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
+        return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat, fallback=bool(text.trouble))
 
     def connect(self) -> Asked:
         """Ask each member whether it is ready; one is enough, as for an alert."""
-        failures: dict[str, str] = {}
-        for url in self._settings.urls:
+        failures = self._ask_all(lambda url: self._http.request("GET", f"{url}/-/ready", self._headers).check())
+        remark = "; ".join(f"{url} is not ready ({error})" for url, error in failures.items())
+        if len(failures) == len(self._urls):
+            raise SendError(remark)
+        return Asked(remark=remark)
+
+    def _ask_all(self, ask: Callable[[str], None]) -> dict[str, SendError]:
+        """Ask every member; returns the errors by address."""
+        failures: dict[str, SendError] = {}
+        for url in self._urls:
             try:
-                self._http.request("GET", f"{url.rstrip('/')}/-/ready", self._headers).check()
+                ask(url)
             except SendError as error:
-                failures[url] = str(error)
-        words = "; ".join(f"{url} is not ready ({error})" for url, error in failures.items())
-        if len(failures) == len(set(self._settings.urls)):
-            raise SendError(words)
-        return Asked(remark=words)
+                failures[url] = error
+        return failures
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
 
-def _is_json_or_empty(answer: HttpResponse) -> bool:
+def _check(answer: HttpResponse) -> None:
     """What Alertmanager answers is empty; what stands before it may say something in JSON."""
+    answer.check()
     try:
-        return not answer.body.strip() or answer.said() is not None
+        accepted = not answer.body.strip() or answer.said() is not None
     except ValueError:
-        return False
+        accepted = False
+    if not accepted:  # such as a captive portal
+        raise SendError(f"this is not an answer of Alertmanager: {answer.cause}")
 
 
 def _authorization(settings: Alertmanager) -> dict[str, str]:
@@ -133,11 +113,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         return [_alert(message, text, _labels(message, settings), settings)]
     severity = next(one for one in SEVERITIES if one in (message.severity, first["severity"]))
     now = _alert(message, text, first | {"severity": severity}, settings)
-    return [now] if severity == first["severity"] else [now, now | {"labels": first, "endsAt": _now()}]
-
-
-def _now() -> str:
-    return rfc3339(datetime.now(UTC))
+    return (
+        [now] if severity == first["severity"] else [now, now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}]
+    )
 
 
 def _first_labels(message: Message) -> dict[str, str] | None:

@@ -8,7 +8,7 @@ is closed, and the next attempt makes a new one. A send whose answer is lost is 
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,6 +37,10 @@ MAX_CAUSE: Final = 8_000  # characters
 STRUCTURED: Final = "application/cloudevents+json"
 
 # conditions of AMQP that a rejection names: https://learn.microsoft.com/azure/service-bus-messaging/service-bus-amqp-troubleshoot
+BUSY: Final = {
+    "com.microsoft:server-busy": "the hub is busy",
+    "amqp:resource-limit-exceeded": "the hub's quota is exhausted",
+}
 PERMANENT: Final = (
     "amqp:unauthorized-access",
     "amqp:not-found",
@@ -99,9 +103,12 @@ class Sink:
 
     async def _send_many(self, messages: Sequence[Message]) -> list[Outcome]:
         outcomes: dict[str, Outcome] = {}
+        groups: dict[str, list[Message]] = {}
+        for message in messages:
+            groups.setdefault(message.event_key, []).append(message)
         deadline = asyncio.get_running_loop().time() + self._settings.timeout.seconds
         broken: SendError | None = None
-        for group in _by_event(messages):
+        for group in groups.values():
             failure = broken
             if failure is None:
                 try:
@@ -113,44 +120,37 @@ class Sink:
                     # a refusal concerns one message; a lost connection concerns all of them
                     broken = None if isinstance(error, EventDataSendError) else failure
             if failure is not None:
-                outcomes.update({one.delivery_id: failure for one in group if one.delivery_id not in outcomes})
+                outcomes |= {one.delivery_id: failure for one in group if one.delivery_id not in outcomes}
         return [outcomes[message.delivery_id] for message in messages]
 
     async def _send_group(self, group: Sequence[Message], outcomes: dict[str, Outcome]) -> None:
         """The changes of one event: as few batches as they fit in."""
-        client = self._open()
-        key = partition_key(group[0].content, group[0].event_key)
+        client, key = self._open(), partition_key(group[0].content, group[0].event_key)
         batch, inside = await client.create_batch(partition_key=key), list[Message]()
+
+        async def send() -> None:
+            await client.send_batch(batch)
+            outcomes.update({message.delivery_id: Receipt() for message in inside})
+
         for message in group:
-            if not self._add(batch, message):
+            if not self._add(batch, message, message.content):
                 if inside:
-                    await self._send_batch(client, batch, inside, outcomes)
+                    await send()
                     batch, inside = await client.create_batch(partition_key=key), []
-                if not self._add(batch, message) and not self._add_cut(batch, message):
+                smaller = cut(message.content) if isinstance(message.content, Record) else ()
+                if not any(self._add(batch, message, content) for content in (message.content, *smaller)):
                     outcomes[message.delivery_id] = SendError("too large for the hub, even cut down", permanent=True)
                     continue
             inside.append(message)
         if inside:
-            await self._send_batch(client, batch, inside, outcomes)
+            await send()
 
-    async def _send_batch(
-        self, client: EventHubProducerClient, batch: Any, inside: list[Message], outcomes: dict[str, Outcome]
-    ) -> None:
-        await client.send_batch(batch)
-        outcomes.update({message.delivery_id: Receipt() for message in inside})
-
-    def _add(self, batch: Any, message: Message, record: Record | None = None) -> bool:
+    def _add(self, batch: Any, message: Message, content: Record | Heartbeat) -> bool:
         try:
-            batch.add(event_data(message, record or message.content, self._settings.format))
+            batch.add(event_data(message, content, self._settings.format))
         except ValueError:  # it is full
             return False
         return True
-
-    def _add_cut(self, batch: Any, message: Message) -> bool:
-        """Without the description, then with a few of the resources; what was cut is said."""
-        return not isinstance(message.content, Heartbeat) and any(
-            self._add(batch, message, record) for record in cut(message.content)
-        )
 
     def _open(self) -> EventHubProducerClient:
         if self._client is None:
@@ -163,13 +163,6 @@ class Sink:
                 with suppress(Exception):  # it is broken already
                     await asyncio.wait_for(closing.close(), CLOSE_SECONDS)
         self._client = self._credential = None
-
-
-def _by_event(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    groups: dict[str, list[Message]] = {}
-    for message in messages:
-        groups.setdefault(message.event_key, []).append(message)
-    yield from groups.values()
 
 
 def event_data(message: Message, record: Record | Heartbeat, form: str) -> EventData:
@@ -263,9 +256,9 @@ def outcome_of(error: Exception) -> SendError:
         return _by_status(cause)
     if isinstance(error, EventDataSendError | ConnectError | ConnectionLostError):
         return _by_condition(error, cause)
-    if type(error).__name__ in _NO_TOKEN or (isinstance(error, EventHubError) and "token" in cause.casefold()):
-        return SendError(f"no token could be obtained: {cause}")
-    return SendError(f"{type(error).__name__}: {cause}", permanent=isinstance(error, ValueError))
+    of_token = type(error).__name__ in _NO_TOKEN or (isinstance(error, EventHubError) and "token" in cause.casefold())
+    what = "no token could be obtained" if of_token else type(error).__name__
+    return SendError(f"{what}: {cause}", permanent=isinstance(error, ValueError) and not of_token)
 
 
 _NO_TOKEN: Final = ("ClientAuthenticationError", "CredentialUnavailableError")  # of azure-identity
@@ -283,19 +276,13 @@ def _by_status(cause: str) -> SendError:
 
 def _by_condition(error: Exception, cause: str) -> SendError:
     text = f"{cause} {error.__cause__ or ''} {error.__context__ or ''}"
-    if _names(text, "com.microsoft:server-busy"):
-        return SendError(f"the hub is busy: {cause}", retry_after=BUSY_SECONDS)
-    if _names(text, "amqp:resource-limit-exceeded"):
-        return SendError(f"the hub's quota is exhausted: {cause}", retry_after=BUSY_SECONDS)
-    if _names(text, "amqp:unauthorized-access") and "expired" in text.casefold():
-        return SendError(f"the token has expired: {cause}")  # the next connection has another one
-    if "certificate verify failed" in text:
-        return SendError(f"the certificate of the server is not trusted: {cause}")
-    for condition in PERMANENT:
-        if _names(text, condition):
-            return SendError(f"{condition}: {cause}", permanent=True)
-    words = "refused" if isinstance(error, EventDataSendError) else "the hub cannot be reached"
-    return SendError(f"{words}: {cause}")
+    condition = next((one for one in (*BUSY, *PERMANENT) if _names(text, one)), "")
+    if condition in BUSY:
+        return SendError(f"{BUSY[condition]}: {cause}", retry_after=BUSY_SECONDS)
+    if condition and "expired" not in text.casefold():  # the next connection has another token
+        return SendError(f"{condition}: {cause}", permanent=True)
+    what = "refused" if isinstance(error, EventDataSendError) else "the hub cannot be reached"
+    return SendError(f"{what}: {cause}")
 
 
 def _names(text: str, condition: str) -> bool:

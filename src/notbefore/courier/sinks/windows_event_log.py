@@ -50,8 +50,10 @@ class Sink:
         self._log: Any = win32evtlogutil
         self._settings = settings
         self._render = Renderer(settings, messages)
-        if not registered(settings):  # Windows accepts the entries all the same
-            log.warning("sink %s: %s", name, how_to_register(settings))
+        try:
+            self.connect()
+        except SendError as error:  # Windows accepts the entries all the same
+            log.warning("sink %s: %s", name, error)
 
     def send(self, message: Message) -> Receipt:
         """Write one entry."""
@@ -65,9 +67,18 @@ class Sink:
         return Receipt(fallback=bool(text.trouble))
 
     def connect(self) -> Asked:
-        """Ask whether the source is registered; writes nothing."""
-        if not registered(self._settings):
-            raise SendError(how_to_register(self._settings))
+        """Ask whether the source is registered; writes nothing. Raises ``SendError`` with what to do, once."""
+        import winreg  # noqa: PLC0415 - on Windows alone
+
+        registry: Any = winreg
+        source, name = self._settings.source, self._settings.log
+        try:
+            registry.OpenKey(registry.HKEY_LOCAL_MACHINE, rf"{KEY}\{name}\{source}").Close()
+        except OSError:
+            raise SendError(
+                f"the source {source} is not registered in the log {name}, and its entries go to Application with a"
+                f" note about it: once, as administrator: New-EventLog -LogName '{name}' -Source '{source}'"
+            ) from None
         return Asked()
 
     def close(self) -> None:
@@ -79,31 +90,10 @@ def entry(message: Message, text: Text) -> tuple[int, int, list[str]]:
     # the escape is the same JSON; what is too large is cut as it is for an Event Hub
     lines = (one.line().decode().replace("%", r"\u0025") for one in (message.record, *cut(message.record)))
     record = next((line for line in lines if len(line) <= MAX_RECORD), "{}")
-    kind, body = TYPES[message.shown_severity], f"{text.plain}\n\n{text.footer}"
-    return EVENT_IDS[message.kind], kind, [harmless(text.title, MAX_TITLE), harmless(body, MAX_TEXT), record]
+    strings = [_harmless(text.title, MAX_TITLE), _harmless(text.whole, MAX_TEXT), record]
+    return EVENT_IDS[message.kind], TYPES[message.shown_severity], strings
 
 
-def harmless(text: str, most: int) -> str:
+def _harmless(text: str, most: int) -> str:
     """As a string of an entry: without NUL, and with no number right after a ``%``."""
     return re.sub(r"%(?=[%\d])", "% ", text.replace("\0", ""))[:most]
-
-
-def registered(settings: WindowsEventLog) -> bool:
-    """Whether Windows knows the source in that log."""
-    import winreg  # noqa: PLC0415 - on Windows alone
-
-    registry: Any = winreg
-    try:
-        registry.OpenKey(registry.HKEY_LOCAL_MACHINE, rf"{KEY}\{settings.log}\{settings.source}").Close()
-    except OSError:
-        return False
-    return True
-
-
-def how_to_register(settings: WindowsEventLog) -> str:
-    """What an administrator is to do, once."""
-    return (
-        f"the source {settings.source} is not registered in the log {settings.log}, and its entries go to Application"
-        f" with a note about it: once, as administrator: New-EventLog -LogName '{settings.log}' -Source"
-        f" '{settings.source}'"
-    )
