@@ -16,7 +16,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from notbefore.metrics.fleet import FleetSnapshot
+from notbefore.metrics import fleet
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures
 from support.agent import run
@@ -793,31 +793,46 @@ CASES += [
 
 # ---- `notbefore fleet`
 
-READING: Final = FleetSnapshot(now=at(0), connected=True, partitions=1, lag={"0": (0.0, 0.0)})
+Counts = fleet.Counts
+READING: Final[Counts] = {
+    fleet.CONNECTED: {(): 1},
+    fleet.PARTITIONS: {(): 1},
+    fleet.LAG_RECORDS: {("0",): 0},
+    fleet.LAG_SECONDS: {("0",): 0},
+    fleet.MISSING: {(): 0},
+}
 FLEET: Final = {"job": "notbefore-fleet"}
 
 
-def instances(**chapters: tuple[tuple[int, FleetSnapshot | None], ...]) -> Callable[[], list[FleetInstance]]:
+def instances(**chapters: tuple[tuple[int, Counts | None], ...]) -> Callable[[], list[FleetInstance]]:
     """Instances, and what each has to show from each second on; ``None``: it is down."""
 
-    def looking(own: tuple[tuple[int, FleetSnapshot | None], ...]) -> Callable[[int], FleetSnapshot | None]:
+    def looking(own: tuple[tuple[int, Counts | None], ...]) -> Callable[[int], Counts | None]:
         return lambda second: [view for since, view in own if since <= second][-1]
 
     return lambda: [FleetInstance(name, looking(own)) for name, own in chapters.items()]
 
 
-def reading(**values: Any) -> FleetSnapshot:
-    return replace(READING, **values)
+def reading(values: Counts, base: Counts = READING) -> Counts:
+    return {**base, **values}
 
 
-OTHER: Final = reading(lag={"1": (0.0, 0.0)})
-AWAY: Final = reading(connected=False, partitions=0, lag={})
+def lagging(**lag: tuple[float, float]) -> Counts:
+    """``lag``: records and seconds of each partition, whose name has a letter before it."""
+    return {
+        metric: {(name[1:],): one[number] for name, one in lag.items()}
+        for number, metric in enumerate((fleet.LAG_RECORDS, fleet.LAG_SECONDS))
+    }
+
+
+OTHER: Final = reading(lagging(p1=(0, 0)))
+AWAY: Final = reading({fleet.CONNECTED: {(): 0}, fleet.PARTITIONS: {(): 0}}, reading(lagging()))
 UNREAD: Final = "NotbeforeFleetPartitionUnread"
 LAGGING: Final = "NotbeforeFleetLagging"
 CASES += [
     Case(
         "an instance is killed, and another has its partition at once",
-        instances(one=((0, READING), (300, None)), two=((0, OTHER), (315, reading(lag={"0": (0, 0), "1": (0, 0)})))),
+        instances(one=((0, READING), (300, None)), two=((0, OTHER), (315, reading(lagging(p0=(0, 0), p1=(0, 0)))))),
         [
             seen(585, "NotbeforeFleetInstanceDown"),
             seen(
@@ -861,7 +876,7 @@ CASES += [
     ),
     Case(
         "a partition is read late for two minutes",
-        instances(one=((0, READING), (60, reading(lag={"0": (5_000.0, 45.0)})), (600, READING)), two=((0, OTHER),)),
+        instances(one=((0, READING), (60, reading(lagging(p0=(5_000, 45)))), (600, READING)), two=((0, OTHER),)),
         [
             seen(165, LAGGING),
             seen(
@@ -876,7 +891,7 @@ CASES += [
     ),
     Case(
         "the hub deleted records before they were read",
-        instances(one=((0, READING), (60, reading(missing=120)))),
+        instances(one=((0, READING), (60, reading({fleet.MISSING: {(): 120}})))),
         [
             seen(45, "NotbeforeFleetRecordsMissing"),
             seen(
@@ -891,7 +906,7 @@ CASES += [
     ),
     Case(
         "records cannot be read, also the first ones",
-        instances(one=((0, READING), (60, reading(poison={"not_json": 1})))),
+        instances(one=((0, READING), (60, reading({fleet.POISON: {("not_json",): 1}})))),
         [
             seen(45, "NotbeforeFleetRecordsSetAside"),
             seen(
@@ -908,7 +923,7 @@ CASES += [
     ),
     Case(
         "the checkpoint store fails again and again",
-        lambda: [FleetInstance("one", lambda second: reading(errors={"store": max(0, second - 300) // 15}))],
+        lambda: [FleetInstance("one", lambda now: reading({fleet.ERRORS: {("store",): max(0, now - 300) // 15}}))],
         [
             seen(300, "NotbeforeFleetCheckpointStoreFailing"),
             seen(
@@ -921,8 +936,8 @@ CASES += [
     Case(
         "VMs are silent in the partitions of two instances",
         instances(
-            one=((0, READING), (60, reading(silent={("westeurope", "web", "", ""): 2.0})), (600, READING)),
-            two=((0, OTHER), (60, replace(OTHER, silent={("westeurope", "web", "", ""): 1.0})), (600, OTHER)),
+            one=((0, READING), (60, reading({fleet.SILENT: {("westeurope", "web", "", ""): 2}})), (600, READING)),
+            two=((0, OTHER), (60, reading({fleet.SILENT: {("westeurope", "web", "", ""): 1}}, OTHER)), (600, OTHER)),
         ),
         [
             seen(345, "NotbeforeFleetVmsSilent"),

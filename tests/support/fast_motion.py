@@ -14,7 +14,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Family, Snapshot, fresh, is_named
-from notbefore.metrics.fleet import FleetSnapshot
+from notbefore.metrics.fleet import Counts
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
@@ -102,7 +102,7 @@ class FleetInstance:
     def __init__(
         self,
         name: str,
-        look: Callable[[int], FleetSnapshot | None],
+        look: Callable[[int], Counts | None],
         outbox: Callable[[int], OutboxView] = lambda _: OutboxView(),
     ) -> None:
         self.name, self.look, self.outbox = name, look, outbox

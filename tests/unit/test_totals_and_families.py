@@ -299,23 +299,12 @@ def test_no_label_holds_what_could_forge_a_line_or_turn_text_around() -> None:
 def test_a_fleet_of_many_scale_sets_shows_the_largest_and_adds_up_the_rest() -> None:
     heard: dict[Labels, float] = {("westeurope", f"set{number}"): float(number) for number in range(1, 2 * MAX_SERIES)}
     process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures())
-    view = fleet.FleetSnapshot(now=at(0), heard=heard)
-    found = {family.metric: family for family in fleet.samples(view, process)}[fleet.HEARD].samples
+    found = {one.metric: one for one in fleet.samples({fleet.HEARD: heard}, process)}[fleet.HEARD].samples
     assert len(found) == MAX_SERIES
     assert sum(found.values()) == sum(heard.values())  # type: ignore[arg-type] # a gauge has no histograms
     assert ("westeurope", f"set{2 * MAX_SERIES - 1}") in found
     assert ("westeurope", "set1") not in found
     assert found["other", "other"] > 1  # type: ignore[operator]
-
-
-def test_the_events_of_a_fleet_are_counted_by_status_and_their_vms_without_it() -> None:
-    process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures())
-    place = ("Reboot", "westeurope", "web", "1")
-    shown = [fleet.Shown(place, status, vms) for status, vms in (("Scheduled", 2), ("Scheduled", 3), ("Started", 4))]
-    view = fleet.FleetSnapshot(now=at(0), events=tuple(shown))
-    found = {family.metric: family.samples for family in fleet.samples(view, process)}
-    assert found[fleet.EVENTS] == {(*place, "Scheduled"): 2, (*place, "Started"): 1}
-    assert found[fleet.VMS] == {place: 9}
 
 
 def test_what_the_vms_of_a_fleet_measured_stays_bounded_and_nothing_is_left_out() -> None:

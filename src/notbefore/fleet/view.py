@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -21,8 +22,8 @@ from notbefore.fleet.merge import OVER
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.reading import Place
 from notbefore.fleet.report import Report
-from notbefore.metrics.families import Family, Snapshot, fresh
-from notbefore.metrics.fleet import FleetSnapshot, Shown, samples
+from notbefore.metrics import fleet as metrics
+from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
 from notbefore.web.page.model import PageModel
@@ -156,10 +157,6 @@ class FleetView:
             self._month_at = time.monotonic()
         return self._month
 
-    def _errors(self) -> dict[str, int]:
-        inventory = self._parts.inventory
-        return dict(self._consumer.errors) | ({"inventory": inventory.failures} if inventory is not None else {})
-
     def _owner(self, place: Place) -> tuple[str, str]:
         """The labels by which the metrics are divided, where that is asked for."""
         by = self._config.fleet.metrics_by if self._config.fleet is not None else ()
@@ -168,50 +165,57 @@ class FleetView:
             place.resource_group if "resource_group" in by else "",
         )
 
-    def _events(self, fold: Partition) -> Iterator[Shown]:
-        for story in list(fold.stories.values()):
-            if story.standing not in OVER:
-                place = story.place
-                labels = (story.event.event_type, place.region, place.scale_set, story.zone, *self._owner(place))
-                yield Shown(labels, story.standing.name.lower(), len(story.affected))
+    def _gauges(self, folds: list[Partition]) -> dict[Metric, Counter[Labels]]:
+        """The events that are not over, and the VMs, by place."""
+        events, vms, heard, silent, missing = (Counter[Labels]() for _ in range(5))
+        for fold in folds:
+            for story in list(fold.stories.values()):
+                if story.standing not in OVER:
+                    place = story.place
+                    labels = (story.event.event_type, place.region, place.scale_set, story.zone, *self._owner(place))
+                    events[(*labels, story.standing.name.lower())] += 1
+                    vms[labels] += len(story.affected)
+            for one in list(fold.silence.heard.values()):
+                where = (one.place.region, one.place.scale_set, *self._owner(one.place))
+                heard[where] += 1
+                silent[where] += one.silent
+            for one in fold.missing.silent:
+                missing[one.place.region, one.place.scale_set, *self._owner(one.place)] += 1
+        return {
+            metrics.EVENTS: events,
+            metrics.VMS: vms,
+            metrics.HEARD: heard,
+            metrics.SILENT: silent,
+            metrics.MISSING_VMS: missing,
+        }
 
     def _families(self) -> Iterator[Family]:
-        consumer = self._consumer
-        folds, figures = consumer.folds, consumer.figures
-        heard, silent, missing = dict[Labels, float](), dict[Labels, float](), dict[Labels, float]()
-        for fold in folds:
-            for one in list(fold.silence.heard.values()):
-                place = (one.place.region, one.place.scale_set, *self._owner(one.place))
-                heard[place] = heard.get(place, 0.0) + 1.0
-                silent[place] = silent.get(place, 0.0) + float(one.silent)
-            for one in fold.missing.silent:
-                place = (one.place.region, one.place.scale_set, *self._owner(one.place))
-                missing[place] = missing.get(place, 0.0) + 1.0
-        snapshot = FleetSnapshot(
-            now=datetime.now(UTC),
-            events=tuple(one for fold in folds for one in self._events(fold)),
-            heard=heard,
-            silent=silent,
-            missing_vms=missing,
-            fell_silent=figures.fell_silent,
-            records=figures.records,
-            poison=figures.poison,
-            errors=self._errors(),
-            given_up=figures.given_up,
-            missing=figures.missing,
-            lag={name: (float(lag.events), lag.seconds) for name, lag in list(consumer.lag.items())},
-            partitions=len(folds),
-            connected=consumer.connected,
-            notice=figures.measured.notice,
-            interruption=figures.measured.interruption,
-            since=self._began,
-        )
+        consumer, parts = self._consumer, self._parts
+        folds, figures, lag = consumer.folds, consumer.figures, dict(consumer.lag)
+        errors = dict(consumer.errors)
+        if parts.inventory is not None:
+            errors["inventory"] = parts.inventory.failures
+        counts: metrics.Counts = {
+            **self._gauges(folds),
+            metrics.RECORDS: {(result,): count for result, count in figures.records.items()},
+            metrics.POISON: {(reason,): count for reason, count in figures.poison.items()},
+            metrics.ERRORS: {(part,): count for part, count in errors.items()},
+            metrics.GIVEN_UP: {(): figures.given_up},
+            metrics.MISSING: {(): figures.missing},
+            metrics.FELL_SILENT: {(): figures.fell_silent},
+            metrics.PARTITIONS: {(): len(folds)},
+            metrics.CONNECTED: {(): int(consumer.connected)},
+            metrics.LAG_RECORDS: {(name,): one.events for name, one in lag.items()},
+            metrics.LAG_SECONDS: {(name,): one.seconds for name, one in lag.items()},
+            metrics.NOTICE: figures.measured.notice,
+            metrics.INTERRUPTION: figures.measured.interruption,
+        }
         process = Snapshot(
             tracked=Tracked(),
-            totals=self._parts.outbox.totals,
+            totals=parts.outbox.totals,
             figures=Figures(version=__version__, courier=self._courier()[0], since=self._began),
-            now=snapshot.now,
-            outbox=self._parts.outbox.view(),
+            now=datetime.now(UTC),
+            outbox=parts.outbox.view(),
             sinks=tuple(self._config.sinks),
         )
-        return samples(snapshot, process)
+        return metrics.samples(counts, process)

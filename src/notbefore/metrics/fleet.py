@@ -1,10 +1,7 @@
 """The metrics of ``notbefore fleet``. Each instance has those of its partitions: over all instances, sums are right."""
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
-from typing import Final
-
-from msgspec import Struct
+from typing import Any, Final
 
 from notbefore.metrics import families
 from notbefore.metrics.families import Family, Metric, Snapshot
@@ -89,34 +86,8 @@ COMMON: Final = frozenset(
 """What an agent has as well: of the outbox, the courier and the process."""
 
 
-class Shown(Struct, frozen=True):
-    """An event that is not over, as far as metrics show it."""
-
-    labels: Labels  # event_type, region, scale_set, zone, subscription, resource_group
-    status: str
-    vms: int
-
-
-class FleetSnapshot(Struct, frozen=True):
-    """Everything that the samples are computed from."""
-
-    now: datetime
-    events: tuple[Shown, ...] = ()
-    heard: Mapping[Labels, float] = {}  # (region, scale_set, subscription, resource_group) -> VMs
-    silent: Mapping[Labels, float] = {}
-    missing_vms: Mapping[Labels, float] = {}
-    records: Mapping[str, int] = {}
-    poison: Mapping[str, int] = {}
-    errors: Mapping[str, int] = {}
-    given_up: int = 0
-    missing: int = 0
-    fell_silent: int = 0
-    lag: Mapping[str, tuple[float, float]] = {}  # partition -> records, seconds
-    partitions: int = 0
-    connected: bool = False
-    notice: Mapping[Labels, Histogram] = {}  # (event_type, region)
-    interruption: Mapping[Labels, Histogram] = {}
-    since: datetime | None = None  # when this instance began to count
+Counts = Mapping[Metric, Mapping[Labels, Any]]
+"""By metric, label values -> a number, or a histogram."""
 
 
 class Measured:
@@ -142,46 +113,22 @@ def _observed(
     return {**found, labels: (found.get(labels) or Histogram.empty(bounds)).plus(value)}
 
 
-def samples(view: FleetSnapshot, process: Snapshot) -> Iterator[Family]:
-    """Every family with its samples; ``process``: of the outbox, the courier and the store."""
-    events: dict[Labels, float] = {}
-    vms: dict[Labels, float] = {}
-    for one in view.events:
-        events[(*one.labels, one.status)] = events.get((*one.labels, one.status), 0) + 1
-        vms[one.labels] = vms.get(one.labels, 0) + one.vms
-    yield Family(EVENTS, bounded(events))
-    yield Family(VMS, bounded(vms))
-    yield Family(HEARD, bounded(view.heard))
-    yield Family(SILENT, bounded(view.silent))
-    yield Family(MISSING_VMS, bounded(view.missing_vms))
-    for metric, values in ((RECORDS, view.records), (POISON, view.poison), (ERRORS, view.errors)):
-        yield Family(metric, {(name,): float(value) for name, value in values.items()}, view.since)
-    for metric, value in (
-        (GIVEN_UP, view.given_up),
-        (MISSING, view.missing),
-        (FELL_SILENT, view.fell_silent),
-    ):
-        yield Family(metric, {(): float(value)}, view.since)
-    yield Family(PARTITIONS, {(): float(view.partitions)})
-    yield Family(CONNECTED, {(): float(view.connected)})
-    yield Family(LAG_RECORDS, {(name,): lag[0] for name, lag in view.lag.items()})
-    yield Family(LAG_SECONDS, {(name,): lag[1] for name, lag in view.lag.items()})
+def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
+    """Every family with its samples; ``process``: of the outbox, the courier and the process."""
+    for metric, values in counts.items():
+        is_gauge = metric.kind == "gauge"
+        yield Family(metric, bounded(values) if is_gauge else dict(values), None if is_gauge else process.figures.since)
     totals = process.totals
-    yield Family(
-        CHANGES,
-        bounded({labels: float(count) for labels, count in families.by_name(CHANGES, totals.changes).items()}),
-        totals.since,
-    )
-    yield Family(NOTICE, dict(view.notice), view.since)
-    yield Family(INTERRUPTION, dict(view.interruption), view.since)
+    changes = {labels: float(count) for labels, count in families.by_name(CHANGES, totals.changes).items()}
+    yield Family(CHANGES, bounded(changes), totals.since)
     yield from (family for family in families.samples(process) if family.metric in COMMON)
 
 
-def bounded(found: Mapping[Labels, float]) -> dict[Labels, float | Histogram]:
+def bounded(found: Mapping[Labels, Any]) -> dict[Labels, Any]:
     """At most ``MAX_SERIES`` series: the smallest ones are added up under `other`."""
     if len(found) <= MAX_SERIES:
         return dict(found)
     kept = dict(sorted(found.items(), key=lambda one: -one[1])[: MAX_SERIES - 1])
     width = len(next(iter(found)))
     kept[(OTHER,) * width] = sum(found.values()) - sum(kept.values())
-    return dict(kept)
+    return kept
