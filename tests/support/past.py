@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from notbefore.core.change import Outcome
-from notbefore.fleet.history import PastEvent, VmMeasures
+from notbefore.fleet.history import PastEvent
+from notbefore.fleet.merge import Measures
 
 THEN = datetime(2026, 3, 10, 12, tzinfo=UTC)
 
@@ -22,15 +23,14 @@ def past(  # noqa: PLR0913 - an event has many sides
     """An event of as many VMs as have measured something."""
     count = max(len(notice), len(interruption), 1)
     vms = tuple(f"web_{number}" for number in range(count))
-    measured = tuple(
-        VmMeasures(
-            name,
+    measured = {
+        name: Measures(
             notice[number] if number < len(notice) else None,
             None,
             interruption[number] if number < len(interruption) else None,
         )
         for number, name in enumerate(vms)
-    )
+    }
     values: dict[str, Any] = {
         "event_id": event_id, "nth": 0, "event_type": event_type, "event_source": "Platform", "region": "westeurope",
         "zone": "1", "scale_set": "web", "resource_group": "rg", "subscription": "sub", "tags": {}, "description": None,

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -20,9 +19,6 @@ from notbefore.fleet.merge import (
     CANCELED,
     ENDED,
     FINISHED,
-    NEW,
-    OUTCOME,
-    OVER,
     STARTED,
     STEPS,
     STRENGTH,
@@ -107,18 +103,12 @@ class Log:
 # ---- the tables
 
 
-def test_every_pair_of_standings_has_a_step() -> None:
-    assert {(before, after) for before, after in product(Standing, Standing) if after is not NEW} == STEPS.keys()
-
-
-def test_every_kind_of_change_is_a_claim_and_every_claim_has_an_outcome() -> None:
+def test_every_kind_of_change_is_a_claim() -> None:
     assert set(LIFECYCLE_KINDS) == STRENGTH.keys()
-    assert set(STRENGTH.values()) == OUTCOME.keys()
-    assert set(OUTCOME.values()) == OVER
 
 
 def test_no_step_leads_back_to_one_that_was_made() -> None:
-    once = {(before, after): kind for (before, after), kind in STEPS.items() if kind not in (None, "updated")}
+    once = {(before, after): kind for (before, after), kind in STEPS.items() if kind != "updated"}
     assert all(before < after or (before, after) in ((STARTED, ENDED), (STARTED, CANCELED)) for before, after in once)
 
 

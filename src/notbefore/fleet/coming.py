@@ -142,36 +142,11 @@ def _whole_name(one: Heard) -> str:
     return "/".join(filter(None, (one.place.subscription, one.place.resource_group, one.name)))
 
 
-class Line(Struct, frozen=True):
-    """One line of the page: waves that are under way at one place, of one type."""
-
-    event_type: str
-    place: tuple[str, ...]  # the scale set or resource group, the region
-    under_way: int  # events
-    over: int
-    to_come: int
-    vms: tuple[str, ...]
-    started: datetime | None  # the first of them
-
-
-def under_way(waves: Iterable[ShownWave]) -> tuple[Line, ...]:
-    """What has started, one line for each type and place."""
+def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
+    """The waves that have started, those of each type and place together."""
     groups: dict[tuple[str, ...], list[ShownWave]] = {}
     for one in waves:
         if one.under_way:
             key = (one.event_type, one.subscription, one.resource_group, one.scale_set)
             groups.setdefault(key, []).append(one)
-    return tuple(_line(found) for _, found in sorted(groups.items()))
-
-
-def _line(found: list[ShownWave]) -> Line:
-    first = found[0]
-    return Line(
-        event_type=first.event_type,
-        place=tuple(filter(None, (first.scale_set or first.resource_group, first.region))),
-        under_way=sum(one.under_way for one in found),
-        to_come=sum(one.to_come for one in found),
-        over=sum(one.over for one in found),
-        vms=tuple(dict.fromkeys(vm for one in found for vm in one.vms)),
-        started=min((one.started for one in found if one.started is not None), default=None),
-    )
+    return [found for _, found in sorted(groups.items())]

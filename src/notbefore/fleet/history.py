@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import Outcome
 from notbefore.fleet.coming import EventFacts, facts
-from notbefore.fleet.merge import OUTCOMES, Story, from_unix
+from notbefore.fleet.merge import OUTCOMES, Measures, Story, from_unix
 from notbefore.fleet.private import private
 
 FILE_NAME: Final = "fleet-history.db"
@@ -27,15 +26,6 @@ MAX_ANSWER: Final = 100_000  # events in one answer
 BUSY_SECONDS: Final = 2.0  # to wait for another connection to the file
 
 log = logging.getLogger("notbefore.fleet.history")
-
-
-class VmMeasures(Struct, frozen=True):
-    """What one affected VM measured, in seconds; ``None`` where it did not."""
-
-    vm: str
-    notice: float | None = None
-    started_for: float | None = None
-    interruption: float | None = None
 
 
 class PastEvent(EventFacts, frozen=True, kw_only=True):
@@ -48,12 +38,11 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
     outcome: Outcome
     as_far_as_known: bool  # not every VM said that it was over
     exercise: bool
-    measured: tuple[VmMeasures, ...]
+    measured: dict[str, Measures]  # by VM
 
     @classmethod
     def of(cls, story: Story, closed: float) -> "PastEvent":
         """What is kept of a story; ``closed``: Unix seconds of the hub's clock."""
-        measured = story.measured.items()
         return cls(
             **facts(replace(story.event, not_before=story.not_before), [story]),
             nth=story.nth,
@@ -63,7 +52,7 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
             outcome=OUTCOMES[story.standing],
             as_far_as_known=story.given_up,
             exercise=story.exercise,
-            measured=tuple(VmMeasures(vm, one.notice, one.started_for, one.interruption) for vm, one in measured),
+            measured=story.measured,
         )
 
     @property

@@ -45,15 +45,10 @@ STRENGTH: Final[dict[LifecycleKind, Standing]] = {
 OUTCOMES: Final[dict[Standing, Outcome]] = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
 OVER: Final = frozenset(OUTCOMES)
 
-OUTCOME: Final[dict[Standing, Standing]] = {  # once the VMs say that it is over: by the strongest claim
-    SCHEDULED: ENDED,  # only after the limit: nobody said how
-    ENDED: ENDED,
-    CANCELED: CANCELED,
-    STARTED: FINISHED,  # Azure knows one way out of Started
-    FINISHED: FINISHED,
-}
+OUTCOME: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
+"""Once it is over: of an event that nobody has seen ending. Azure knows one way out of Started. Else as is claimed."""
 
-STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
+STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind]] = {
     (NEW, SCHEDULED): "announced",
     (NEW, STARTED): "started",
     (NEW, CANCELED): "canceled",
@@ -65,27 +60,21 @@ STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind | None]] = {
     (SCHEDULED, FINISHED): "finished",
     (SCHEDULED, ENDED): "ended",
     (STARTED, STARTED): "updated",
-    (STARTED, SCHEDULED): None,  # of a wave alone, which stays started: what had started is over, more is scheduled
     (STARTED, FINISHED): "finished",
     (STARTED, CANCELED): "finished",  # of a wave alone: the rest of it was canceled
     (STARTED, ENDED): "ended",
     (CANCELED, STARTED): "started",  # what looked canceled was not
     (CANCELED, FINISHED): "finished",
-    (CANCELED, SCHEDULED): None,
-    (CANCELED, CANCELED): None,
-    (CANCELED, ENDED): None,
     (ENDED, STARTED): "started",  # as far as was known it was over, and it starts only now
     (ENDED, FINISHED): "finished",
-    (ENDED, SCHEDULED): None,
     (ENDED, CANCELED): "canceled",  # learnt late
-    (ENDED, ENDED): None,
-} | {(FINISHED, later): None for later in (SCHEDULED, ENDED, CANCELED, STARTED, FINISHED)}
-"""From what was notified last to how it stands now: what to notify of. ``None``: nothing, and the last one stays."""
+}
+"""From what was notified last to how it stands now: what to notify of. Of other pairs nobody is notified."""
 
 MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 
 
-class Measures(Struct, array_like=True):
+class Measures(Struct):
     """What one affected VM measured, in seconds; ``None`` where it did not."""
 
     notice: float | None = None
@@ -119,7 +108,6 @@ class Story(Struct, array_like=True):
     exercise: bool = False
     late: bool = False  # it was over as far as was known, and what is learnt now corrects that
     labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
-    noted: Standing = NEW  # as which its wave counts it
     told: bool = False  # a notification of its wave has named it
     shares_id: bool = False  # an event of another resource group has its EventId: they are not mixed up
     by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others
@@ -186,11 +174,11 @@ class Story(Struct, array_like=True):
     def give_up(self) -> None:
         """The limit has passed: it is over as far as is known."""
         self.given_up = True
-        self.standing = OUTCOME[self.claim]
+        self.standing = OUTCOME.get(self.claim, self.claim)
 
     def _stands(self) -> Standing:
         if self.given_up or self._is_over():
-            return OUTCOME[self.claim]
+            return OUTCOME.get(self.claim, self.claim)
         return STARTED if self.claim >= STARTED else SCHEDULED
 
     def _is_over(self) -> bool:

@@ -1,13 +1,13 @@
 """The page of an instance as HTML, by the Jinja2 templates beside, and the agent's."""
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment
-from msgspec import Struct
 
-from notbefore.fleet.coming import FleetEvents, Line, ShownWave, under_way
+from notbefore.fleet.coming import FleetEvents, under_way
 from notbefore.fleet.report import Report
 from notbefore.web.app import FLEET_FILTERS
 from notbefore.web.page import render
@@ -16,40 +16,30 @@ from notbefore.web.page.model import MAX_PENDING, PageModel
 TEMPLATES: Final = Path(__file__).with_name("templates")
 
 
-class InstancePage(Struct, frozen=True):
-    """An instance at one moment. ``month``: the last 30 days, as far as this instance has read them."""
+def instance_page(
+    status: PageModel, fleet: FleetEvents, month: Report, wanted: Mapping[str, str], mutes: Iterable[str]
+) -> bytes:
+    """The page of an instance, in UTF-8.
 
-    status: PageModel  # how the instance is: the hub, the history, the deliveries
-    fleet: FleetEvents
-    month: Report
-    wanted: dict[str, str] = {}  # the filters
-    mutes: tuple[str, ...] = ()  # in words
-
-    @property
-    def ahead(self) -> list[ShownWave]:
-        """What can still be prepared for."""
-        return [one for one in self.fleet.waves if one.to_come]
-
-    @property
-    def shown(self) -> list[ShownWave]:
-        """The most urgent of it."""
-        return self.ahead[:MAX_PENDING]
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """What is under way."""
-        return under_way(self.fleet.waves)
-
-    @property
-    def filters(self) -> tuple[str, ...]:
-        """What may be asked for in the address."""
-        return FLEET_FILTERS
-
-
-def instance_page(page: InstancePage) -> bytes:
-    """The page of an instance, in UTF-8."""
-    status = page.status
-    made = _environment().get_template("instance.html").render(page=page, model=status, now=status.now)
+    ``status``: how the instance is; ``month``: the last 30 days, as far as it has read them; ``wanted``: the filters;
+    ``mutes``: in words.
+    """
+    made = (
+        _environment()
+        .get_template("instance.html")
+        .render(
+            model=status,
+            now=status.now,
+            fleet=fleet,
+            ahead=[one for one in fleet.waves if one.to_come],  # what can still be prepared for
+            most=MAX_PENDING,
+            lines=under_way(fleet.waves),
+            report=month,
+            wanted=wanted,
+            filters=FLEET_FILTERS,
+            mutes=mutes,
+        )
+    )
     return made.encode(errors="replace")  # the name of a file may hold what is no text
 
 

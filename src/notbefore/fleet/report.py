@@ -64,7 +64,7 @@ def _value(event: PastEvent, name: str) -> str:
 
 
 def _row(key: tuple[str, ...], events: list[PastEvent]) -> ReportRow:
-    measured = [one for event in events for one in event.measured]
+    measured = [one for event in events for one in event.measured.values()]
     notices = [one.notice for one in measured if one.notice is not None]
     interruptions = [one.interruption for one in measured if one.interruption is not None]
     promises = {PROMISED.get(event.event_type) for event in events}

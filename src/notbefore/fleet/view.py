@@ -133,7 +133,7 @@ class FleetView:
 
     def page(self, wanted: Mapping[str, str]) -> bytes:
         """The page of the fleet, as HTML."""
-        from notbefore.fleet.page import InstancePage, instance_page  # noqa: PLC0415 - only when somebody opens it
+        from notbefore.fleet.page import instance_page  # noqa: PLC0415 - only when somebody opens it
 
         config, (courier, _) = self._config, self._courier()
         agent = AgentStatus(
@@ -147,7 +147,7 @@ class FleetView:
         )
         mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
-        return instance_page(InstancePage(status, self.fleet(wanted), self._last_month(), dict(wanted), mutes))
+        return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
     def _last_month(self) -> Report:
         if self._month is None or time.monotonic() - self._month_at > MONTH_EVERY:

@@ -10,12 +10,11 @@ All times are those at which the hub took the records in. So whoever reads the s
 same notifications at the same moments, under the same ids.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -50,17 +49,6 @@ SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the no
 
 WAVE: Final = "wave-"  # begins the key of several events
 
-LABELS: Final[dict[str, Callable[[Story], str]]] = {
-    "event_id": lambda story: story.event.key,
-    "event_type": lambda story: story.event.event_type,
-    "event_source": lambda story: story.event.event_source or "",
-    "region": lambda story: story.place.region,
-    "zone": lambda story: story.zone,
-    "subscription": lambda story: story.place.subscription,
-    "resource_group": lambda story: story.place.resource_group,
-    "scale_set": lambda story: story.place.scale_set,
-}
-
 SEVEREST: Final = (PREEMPT, TERMINATE, REDEPLOY, REBOOT)
 """The types of a wave by which it is named, in this order; then any other."""
 
@@ -77,7 +65,7 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
 class Grouping(Struct, frozen=True):
     """How stories are grouped; times in seconds. Stories of two resource groups are never one group."""
 
-    group_by: tuple[str, ...] = EACH_EVENT  # of `LABELS`, or `tags.NAME`
+    group_by: tuple[str, ...] = EACH_EVENT  # see ``_label``
     group_wait: float = 10.0
     group_interval: float = 300.0
     over_after: float = 3600.0  # after NotBefore, or the start: then it is over, whoever says so
@@ -95,7 +83,6 @@ class Wave(Struct, array_like=True):
     key: tuple[str, ...]  # subscription and resource group, the values of ``group_by``, the routes
     event_key: str  # what its notifications are known by
     stories: dict[str, Story] = {}
-    counts: list[int] = msgspec.field(default_factory=lambda: [0] * len(Standing))  # of its stories, by standing
     notified: Standing = NEW  # what was notified last
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock
@@ -108,16 +95,8 @@ class Wave(Struct, array_like=True):
     @property
     def standing(self) -> Standing:
         """How it stands: started while one of its events is, over once all of them are."""
-        return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if self.counts[one]), NEW)
-
-    def count(self, story: Story) -> None:
-        """Take a story in, or note how it stands by now."""
-        before = self.stories.get(story.event.key)
-        if before is not None:
-            self.counts[before.noted] -= 1
-        self.stories[story.event.key] = story
-        self.counts[story.standing] += 1
-        story.noted = story.standing
+        found = {story.standing for story in self.stories.values()}
+        return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if one in found), NEW)
 
 
 class Notification(Struct, frozen=True):
@@ -155,10 +134,11 @@ class Waves:
         if wave is None:
             key = self._event_key(story, notified)
             wave = self.open[story.labels] = Wave(story.labels, key, notified=notified, nth=story.nth)
-        wave.count(story)
+        wave.stories[story.event.key] = story
         self._route(wave, story)
-        due = self._due(wave, story, now)
-        if wave.due is None or due < wave.due or wave.standing in OVER:
+        standing = wave.standing
+        due = self._due(wave, standing, story, now)
+        if wave.due is None or due < wave.due or standing in OVER:
             wave.due = due
         self._expect(wave.due)
 
@@ -168,7 +148,6 @@ class Waves:
         for wave in [one for one in self.open.values() if one.notified is NEW]:
             found += (over := [story for story in wave.stories.values() if story.standing in OVER])
             for story in over:
-                wave.counts[story.noted] -= 1
                 del wave.stories[story.event.key]
             if not wave.stories:
                 del self.open[wave.key]
@@ -213,8 +192,8 @@ class Waves:
             if vm not in wave.routed:
                 wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
 
-    def _due(self, wave: Wave, story: Story, now: float) -> float:
-        grouping, standing = self._grouping, wave.standing
+    def _due(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
+        grouping = self._grouping
         if story.late:
             return now + grouping.group_wait  # with what else is learnt of it: one correction
         if grouping.each_event:
@@ -234,7 +213,7 @@ class Waves:
         wave.due = None  # first: if it fails, it keeps no other wave waiting
         stays_started = wave.notified is STARTED and wave.standing is SCHEDULED
         standing, now = STARTED if stays_started else wave.standing, from_unix(moment)
-        kind = STEPS[wave.notified, standing]
+        kind = STEPS.get((wave.notified, standing))
         event = event_of_wave(wave, standing, now)
         before = wave.notified_event
         if kind is None or (kind == "updated" and before is not None and content(event) == content(before)):
@@ -286,8 +265,13 @@ def known(vm: Vm) -> Vm:
 
 
 def _label(name: str, story: Story) -> str:
-    tag = name.removeprefix("tags.")
-    return LABELS[name](story) if tag == name else dict(story.place.tags).get(tag.casefold(), "")
+    """Of an event, by a name of ``group_by``: one of its fields, of its place, or ``tags.NAME``."""
+    if name.startswith("tags."):
+        return dict(story.place.tags).get(name.removeprefix("tags.").casefold(), "")
+    own = {"event_id": story.event.key, "event_type": story.event.event_type, "zone": story.zone}
+    if name == "event_source":
+        return story.event.event_source or ""
+    return own[name] if name in own else str(getattr(story.place, name))
 
 
 def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
