@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notbefore.core.record import Heartbeat, Vm
-from support.agent import eventually, notbefore
+from support.agent import eventually, get, notbefore
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
@@ -48,6 +48,9 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         assert fleet.metric_sum("notbefore_fleet_vms_missing") == 1
         shown = events(fleet)
         assert "1 VM is missing: web_9" in shown
+        page = get(fleet.port, "/")[1].decode()
+        assert "1 VM is missing." in page
+        assert "<bdi>web_9</bdi>" in page
         head, row = [line.split() for line in shown.splitlines()[1:3]]
         assert (head[:2], row[:2], row[-2:]) == (["TYPE", "STATUS"], ["Reboot", "scheduled"], ["E-1", "web_0"])
         (wave,) = [json.loads(line) for line in events(fleet, "--json").splitlines()]

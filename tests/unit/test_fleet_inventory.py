@@ -6,9 +6,8 @@ from notbefore.core.change import MISSING
 from notbefore.fleet.inventory import read_inventory
 from notbefore.fleet.reading import Place
 from notbefore.fleet.silence import ExpectedVm
+from support.fleet_log import Log
 from support.fleet_records import vm
-from unit.test_fleet_merge import written
-from unit.test_fleet_silence import Vms
 
 A, B = vm("web_0"), vm("web_1")
 
@@ -45,17 +44,17 @@ def test_a_broken_file_says_what_is_wrong(data: bytes, why: str) -> None:
 # ---- the VMs that are missing
 
 
-def expect(log: Vms, *names: str) -> None:
+def expect(log: Log, *names: str) -> None:
     place = Place("sub", "rg", "westeurope", "web")
     log.fold.missing.expect({name: ExpectedVm(name, place) for name in names}, log.now, 900.0)
 
 
-def missing(log: Vms) -> list[str]:
+def missing(log: Log) -> list[str]:
     return [one.name for one in log.fold.missing.silent]
 
 
 def test_a_vm_that_is_never_heard_from_is_missing_after_three_intervals_and_notified_once() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(60, A)
     expect(log, "web_1")
     assert log.pass_time(840, A) == []
@@ -71,7 +70,7 @@ def test_a_vm_that_is_never_heard_from_is_missing_after_three_intervals_and_noti
 
 @pytest.mark.parametrize("left", [(), ("web_2",)])
 def test_what_is_heard_from_or_leaves_the_inventory_is_no_longer_missing(left: tuple[str, ...]) -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(60, A)
     expect(log, "web_1", *left)
     log.pass_time(1200, A)
@@ -82,7 +81,7 @@ def test_what_is_heard_from_or_leaves_the_inventory_is_no_longer_missing(left: t
 
 
 def test_who_is_missing_and_who_is_silent_are_two_notifications() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(600, A, B)
     expect(log, "web_9")
     log.pass_time(1500, A)
@@ -92,13 +91,11 @@ def test_who_is_missing_and_who_is_silent_are_two_notifications() -> None:
 
 
 def test_another_instance_goes_on_with_who_is_missing_and_notifies_nobody_again() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(60, A)
     expect(log, "web_1")
     log.pass_time(1200, A)
-    other = Vms()
-    other.now, other.sequence = log.now, log.sequence
-    other.fold.restore(written(log.fold))
+    other = log.taken_over()
     expect(other, "web_1")
     other.pass_time(1200, A)
     assert (other.kinds, missing(other), len(other.fold.silence.heard)) == ([], ["web_1"], 1)

@@ -18,7 +18,7 @@ from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import compressed
 from notbefore.fleet.poison import PoisonFile
-from unit.test_fleet_merge import T0, A, Log
+from support.fleet_log import T0, A, Log
 
 CONFIG = """
 fleet: {hub: {namespace: fleet.servicebus.windows.net, hub: changes, auth: managed_identity}}

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.change import LIFECYCLE_KINDS, LifecycleKind
+from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet import waves
@@ -20,26 +20,14 @@ from notbefore.fleet.merge import (
     ENDED,
     FINISHED,
     STARTED,
-    STEPS,
-    STRENGTH,
     Standing,
     Story,
 )
-from notbefore.fleet.partition import FORM, Item, Partition, Snapshot, compressed, read_snapshot
+from notbefore.fleet.partition import FORM, Partition, compressed, read_snapshot
 from notbefore.fleet.reading import Report, read
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.waves import Grouping
+from support.fleet_log import EACH, LIMIT, T0, VMS, WAVES, A, B, C, D, Log, at, written
 from support.fleet_records import body, report, vm
-
-T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
-VMS = [vm(f"web_{number}") for number in range(4)]
-A, B, C, D = VMS
-LIMIT = 3600.0
-EACH = Grouping()
-WAVES = Grouping(("scale_set", "event_type"), group_wait=10.0, group_interval=300.0)
-
-
-def at(seconds: float) -> datetime:
-    return T0 + timedelta(seconds=seconds)
 
 
 def reported(*words: Any, **fields: Any) -> Report:
@@ -59,57 +47,6 @@ def facts(story: Story) -> dict[str, Any]:
     """All of it, in a form that can be compared."""
     found = msgspec.structs.asdict(story)
     return found | {"sender": ""}  # the one that is heard from first
-
-
-def written(fold: Partition) -> Snapshot:
-    """What another instance would read of it."""
-    return read_snapshot(compressed(fold.snapshot(0.0)))
-
-
-class Log:
-    """A partition's log, read by a fold."""
-
-    def __init__(self, grouping: Grouping = EACH, sequence: int = 0) -> None:
-        self.fold = Partition("0", grouping, lambda *_: None)
-        self.made: list[Notification] = []
-        self.sequence = sequence
-        self.now = T0.timestamp()
-
-    def add(self, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
-        """Append a report ``after`` seconds, read it; returns the kinds that were notified by then."""
-        self.now += after
-        fields.setdefault("not_before", at(fields.get("notice", 900.0)))
-        self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
-        return self.wait(0)
-
-    def read(self, data: bytes) -> None:
-        self.made += filter(None, self.fold.add(Item(data, self.sequence, str(self.sequence), self.now)))
-        self.sequence += 1
-
-    def wait(self, seconds: float) -> list[str]:
-        self.now += seconds
-        self.made += filter(None, self.fold.advance(self.now))
-        return self.kinds
-
-    @property
-    def kinds(self) -> list[str]:
-        return [one.change.kind for one in self.made]
-
-    @property
-    def last(self) -> Notification:
-        return self.made[-1]
-
-
-# ---- the tables
-
-
-def test_every_kind_of_change_is_a_claim() -> None:
-    assert set(LIFECYCLE_KINDS) == STRENGTH.keys()
-
-
-def test_no_step_leads_back_to_one_that_was_made() -> None:
-    once = {(before, after): kind for (before, after), kind in STEPS.items() if kind != "updated"}
-    assert all(before < after or (before, after) in ((STARTED, ENDED), (STARTED, CANCELED)) for before, after in once)
 
 
 @pytest.mark.parametrize(
@@ -265,17 +202,6 @@ def test_an_event_that_comes_back_is_another_one_under_other_ids() -> None:
     assert len(log.made) == 4
 
 
-def test_an_event_that_comes_back_started_is_another_one_as_well() -> None:
-    log = Log()
-    for kind in ("announced", "started", "finished"):
-        log.add(A, kind)
-    log.add(A, "started", reason="came_back", id="again")
-    log.add(B, "started", resources=[A.name], reason="came_back", id="again")
-    assert log.kinds == ["announced", "started", "finished", "started"]
-    assert log.add(A, "finished", id="again-finished")[-1] == "finished"
-    assert len({one.change.id for one in log.made}) == 5
-
-
 def again(number: int = 1) -> dict[str, Any]:
     """What marks a report of an event that was gone and is listed again; the id is the same on each VM."""
     return {"reason": "came_back", "id": f"again-{number}"}
@@ -357,16 +283,6 @@ def test_a_not_before_that_moves_in_small_steps_is_compared_with_what_people_kno
         log.add(A, "updated", not_before=at(seconds))
     assert log.kinds == ["announced", "updated", "updated"]
     assert [one.change.previous_not_before for one in log.made[1:]] == [at(900), at(900)]
-
-
-def test_clocks_that_differ_by_minutes_change_no_step() -> None:
-    log = Log()
-    log.add(A, "announced", resources=[A.name], at=at(300), not_before=at(900))
-    log.add(B, "announced", resources=[A.name], at=at(-300), not_before=at(900))
-    log.add(B, "started", resources=[A.name], at=at(-200), not_before=at(900))
-    log.add(A, "started", resources=[A.name], at=at(400), not_before=at(900))
-    log.add(A, "finished", resources=[A.name], at=at(500), not_before=at(900))
-    assert log.kinds == ["announced", "started", "finished"]
 
 
 def test_a_notice_of_centuries_is_an_event_as_well() -> None:
@@ -520,27 +436,6 @@ def test_one_event_of_a_wave_may_start_after_all_when_the_wave_is_over() -> None
     assert len({one.change.id for one in log.made}) == 5
 
 
-def test_an_event_that_comes_back_twice_is_counted_whatever_its_wave_began_with() -> None:
-    log = Log(WAVES)
-    for number, events in enumerate((("E0",), ("E1", "E0"), ("E0",))):
-        for event in events:
-            back = number and event == "E0"
-            again: dict[str, Any] = {"reason": "came_back", "id": f"{event}-{number}"} if back else {}
-            log.add(A, "announced", event, **again)
-            log.wait(10)
-            log.add(A, "canceled", event, id=f"{event}-{number}-canceled")
-        log.wait(400)
-    times = [(one.event_id, one.nth) for one in log.fold.past]
-    assert sorted(times) == [("E0", 0), ("E0", 1), ("E0", 2), ("E1", 0)]
-    assert len({one.change.id for one in log.made}) == len(log.made)
-
-
-def test_a_preempt_does_not_wait_for_its_wave() -> None:
-    log = Log(msgspec.structs.replace(WAVES, group_wait=60.0))
-    log.add(A, "announced", event_type="Preempt", notice=30.0)
-    assert log.wait(10) == ["announced"]
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), max_size=25), st.integers(0, 25))
 def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
     steps: list[tuple[int, int, int]], cut: int
@@ -549,9 +444,8 @@ def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
     whole, taken = Log(WAVES), Log(WAVES)
     for number, (who, event, kind) in enumerate(steps):
         if number == cut:
-            second = Log(WAVES, taken.sequence)
-            second.fold.restore(written(taken.fold))
-            second.now, second.made = taken.now, taken.made
+            second = taken.taken_over()
+            second.made = taken.made
             taken = second
         for log in (whole, taken):
             log.add(VMS[who], kinds[kind], f"E{event}", after=40.0, resources=[VMS[event].name])
@@ -564,9 +458,8 @@ def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
 def test_records_before_the_snapshot_say_nothing_again() -> None:
     log = Log()
     log.add(A, "announced")
-    again = Log()
-    again.fold.restore(written(log.fold))
-    again.add(A, "announced")
+    again = log.taken_over()
+    again.sequence = 0
     again.add(A, "announced", after=0)
     assert again.made == []
 

@@ -1,7 +1,6 @@
 """What a fleet's notifications must not do: mix VMs of one name, lose notice by waiting, or tell history as news."""
 
 import random
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,7 +8,7 @@ from msgspec.structs import replace
 
 from notbefore.config.messages import Messages
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, built_in
@@ -18,8 +17,8 @@ from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
+from support.fleet_log import LIMIT, T0, WAVES, A, B, Log, at, written
 from support.fleet_records import body, report, vm
-from unit.test_fleet_merge import LIMIT, T0, WAVES, A, B, Log, at, written
 
 PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
 TEST = replace(vm("web01", scale_set=""), subscription_id="test", resource_group="lab", tags={"team": "lab"})
@@ -27,31 +26,20 @@ BOTH = tuple(replace(one, record_tags=("team",)) for one in (PROD, TEST))
 PROD, TEST = BOTH
 
 
-def beat(log: Log, *vms: Vm, seconds: float = 0.0, interval: float = 300.0) -> None:
-    """Heartbeats of these VMs each minute, for so many seconds."""
-    end = log.now + seconds
-    while True:
-        for who in vms:
-            log.read(body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(log.now, UTC), interval)))
-        if log.now >= end:
-            return
-        log.wait(60)
-
-
 # ---- who a VM is
 
 
 def test_a_vm_that_dies_is_silent_although_another_one_of_its_name_is_not() -> None:
     log = Log()
-    beat(log, PROD, TEST, seconds=300)
-    beat(log, TEST, seconds=1200)
+    log.pass_time(300, PROD, TEST)
+    log.pass_time(1200, TEST)
     (one,) = log.made
     assert (one.vm.resource_group, one.change.event.resources) == ("payments", ("web01",))
 
 
 def test_an_event_that_a_neighbour_reports_goes_to_the_team_of_its_vm() -> None:
     log = Log()
-    beat(log, PROD, TEST)
+    log.beat(PROD, TEST)
     neighbour = replace(PROD, name="web02", tags={"team": "other"})
     log.add(neighbour, "announced", resources=["web01"])
     assert [(one.resource_group, one.tags) for one in log.last.routed] == [("payments", {"team": "pay"})]
@@ -59,11 +47,11 @@ def test_an_event_that_a_neighbour_reports_goes_to_the_team_of_its_vm() -> None:
 
 def test_the_end_of_one_vm_does_not_explain_the_silence_of_another_one_of_its_name() -> None:
     log = Log()
-    beat(log, PROD, TEST, seconds=300)
+    log.pass_time(300, PROD, TEST)
     for kind in ("announced", "started"):
         log.add(TEST, kind, event_type="Preempt")
     log.add(replace(TEST, name="web02"), "finished", resources=["web01"], event_type="Preempt")
-    beat(log, replace(PROD, name="web02"), seconds=1500)
+    log.pass_time(1500, replace(PROD, name="web02"))
     silent = [one for one in log.made if one.change.event.event_type == "Silent"]
     assert [one.vm.resource_group for one in silent] == ["payments"]
 
@@ -156,53 +144,6 @@ def test_an_event_with_notice_enough_waits_for_the_digest() -> None:
         log.wait(10)
     assert log.kinds == ["announced"]
     assert log.wait(300) == ["announced", "updated"]
-
-
-Planned = tuple[float, str, str, float, str]  # after how many seconds, which event, a step, its NotBefore, its type
-
-
-def _mix(dice: random.Random) -> Iterator[Planned]:
-    """Events of a scale set, with short and long notices, of which some move, are canceled, start early."""
-    for number in range(dice.randint(2, 12)):
-        kind, notice = dice.choice([("Preempt", 30.0), ("Freeze", 900.0), ("Reboot", 900.0), ("Redeploy", 600.0)])
-        begin, event = dice.uniform(0, 900), f"E{number}"
-        due = begin + notice
-        yield begin, event, "announced", due, kind
-        if dice.random() < 0.3:
-            moved = begin + dice.uniform(1, notice * 0.6)
-            due = moved + dice.uniform(20, notice)
-            yield moved, event, "updated", due, kind
-        yield due, event, "canceled" if dice.random() < 0.2 else "started", due, kind
-        if dice.random() < 0.9:
-            yield due + dice.uniform(5, 300), event, "finished", due, kind
-
-
-@pytest.mark.parametrize("group_by", [("scale_set", "event_type"), ("region",)])
-def test_of_any_mix_of_events_everything_is_notified_while_there_is_notice(group_by: tuple[str, ...]) -> None:
-    for seed in range(300):
-        untold = _untold(sorted(_mix(random.Random(seed))), Grouping(group_by))  # noqa: S311 - a seed
-        assert not untold, f"seed {seed}: {untold}"
-
-
-def _untold(plan: Sequence[Planned], grouping: Grouping) -> list[tuple[str, float, float]]:
-    """The events whose VM and NotBefore nobody was notified of before they started, by an account of its own."""
-    log, begin = Log(grouping), T0.timestamp()
-    for after, event, kind, due, event_type in plan:
-        log.wait(max(0.0, begin + after - log.now))
-        words = {"event_type": event_type, "not_before": at(due)}
-        log.add(vm(f"vm-{event}"), kind, event, after=0, id=f"{event}-{kind}-{after}", **words)
-    log.wait(7200)
-    last = {event: (after, due) for after, event, kind, due, _ in plan if kind in ("announced", "updated")}
-    wrong = []
-    for start, event, kind, *_ in plan:
-        known, due = last[event]
-        if kind != "started" or start - known < 1.0:
-            continue
-        heard = [one.change for one in log.made if one.change.time <= at(start)]
-        told = [one for one in heard if f"vm-{event}" in one.event.resources]
-        if not any(one.not_before is None or one.not_before <= at(due) for one in told):
-            wrong.append((event, start, due))
-    return wrong
 
 
 def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
@@ -305,13 +246,11 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     log = of_backlog(Grouping(), backlog=2)
     log.add(A, "announced")
     log.add(A, "started")
-    second = Log(sequence=log.sequence)
-    second.fold.restore(written(log.fold))
-    second.now = log.now
+    second = log.taken_over()
     second.add(A, "finished")
     second.wait(60)
     assert second.made == []
-    assert second.fold.past[-1].outcome == "finished"
+    assert [(one.event_id, one.outcome) for one in second.fold.past] == [("EVENT-1", "finished")]
 
 
 # ---- what one bad record may do
@@ -389,7 +328,7 @@ def test_a_forged_duration_keeps_no_snapshot_from_being_written(seconds: int) ->
 
 def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:
     log = Log()
-    beat(log, A, interval=3e11)
+    log.beat(A, interval=3e11)
     assert log.fold.silence.heard["sub/rg/web_0"].interval == LONGEST
     for _ in range(3 * 864 + 2):
         log.wait(100)
@@ -402,18 +341,10 @@ def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:
 def test_thousands_of_vms_that_fall_silent_at_once_are_all_notified_step_by_step() -> None:
     log = Log()
     vms = [replace(vm(f"vm-{number}", scale_set=""), resource_group=f"rg-{number}") for number in range(3000)]
-    beat(log, *vms)
+    log.beat(*vms)
     for _ in range(20):
         log.wait(100)
     assert len(log.made) == len(vms)
-
-
-def test_thousands_of_vms_with_a_tag_of_their_own_are_all_named_once_they_are_silent() -> None:
-    log = Log()
-    beat(log, *(vm(f"vm-{number}", owner=f"o{number}") for number in range(1500)))
-    for _ in range(12):
-        log.wait(100)
-    assert len({name for made in log.made for name in made.change.event.resources}) == 1500
 
 
 @pytest.mark.parametrize("group_by", random_fleets.GROUPINGS)

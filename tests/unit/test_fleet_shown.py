@@ -11,8 +11,8 @@ from notbefore.fleet.coming import ShownWave, coming, names_of, under_way
 from notbefore.fleet.mutes import Mute, read_mutes, write_mutes
 from notbefore.fleet.reading import Place
 from notbefore.fleet.silence import Heard
+from support.fleet_log import WAVES, Log, at
 from support.fleet_records import vm
-from unit.test_fleet_merge import WAVES, Log, at
 
 
 def waves_of(log: Log) -> tuple[ShownWave, ...]:

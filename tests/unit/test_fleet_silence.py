@@ -1,35 +1,14 @@
 """Which VMs fall silent: three intervals without a word, and no event that explains it; once for a wave of them."""
 
-from datetime import UTC, datetime
-from typing import Any
-
-from notbefore.core.record import Heartbeat, Vm
-from notbefore.fleet.partition import Partition
-from support.fleet_records import body, report, vm
-from unit.test_fleet_merge import EACH, LIMIT, WAVES, Log, written
+from support.fleet_log import LIMIT, WAVES, Log
+from support.fleet_records import vm
 
 A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
 BEAT = 300.0
 
 
-class Vms(Log):
-    """A log in which VMs send heartbeats, each in its interval."""
-
-    def pass_time(self, seconds: float, *alive: Vm) -> list[str]:
-        end = self.now + seconds
-        while self.now < end:
-            for who in alive:
-                self.read(body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(self.now, UTC), BEAT)))
-            self.wait(60)
-        return self.kinds
-
-    @property
-    def silent(self) -> list[str]:
-        return [one.name for one in self.fold.silence.silent]
-
-
 def test_a_vm_that_is_silent_for_three_intervals_is_notified_and_counted_once() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(600, A, B, C)
     assert log.pass_time(3 * BEAT - 60, A, B) == []
     assert log.pass_time(180, A, B) == ["started"]
@@ -41,7 +20,7 @@ def test_a_vm_that_is_silent_for_three_intervals_is_notified_and_counted_once() 
 
 
 def test_silent_vms_of_a_scale_set_are_one_wave_until_all_are_back() -> None:
-    log = Vms(WAVES)
+    log = Log(WAVES)
     log.pass_time(600, A, B, C)
     log.pass_time(1200, A)
     assert (log.kinds, log.last.facts.vms) == (["started"], 2)
@@ -54,7 +33,7 @@ def test_silent_vms_of_a_scale_set_are_one_wave_until_all_are_back() -> None:
 
 
 def test_an_event_that_has_started_explains_the_silence() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(300, A, B)
     log.add(B, "announced", resources=[A.name])
     log.add(B, "started", resources=[A.name])
@@ -65,18 +44,8 @@ def test_an_event_that_has_started_explains_the_silence() -> None:
     assert log.silent == ["web_0"]  # the event is over, and the VM did not come back
 
 
-def test_a_vm_that_was_evicted_is_no_longer_expected() -> None:
-    log = Vms()
-    log.pass_time(300, A, B)
-    for kind in ("announced", "started", "finished"):
-        log.add(B, kind, resources=[A.name], event_type="Preempt")
-    log.pass_time(3600, B)
-    assert log.silent == []
-    assert "web_0" not in log.fold.silence.heard
-
-
 def test_while_the_hub_is_away_nobody_is_silent() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(600, A, B)
     log.now += 7200  # nothing was read for two hours
     assert log.pass_time(600, A, B) == []
@@ -84,7 +53,7 @@ def test_while_the_hub_is_away_nobody_is_silent() -> None:
 
 
 def test_a_vm_that_is_gone_for_a_day_is_forgotten() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(600, A, B)
     log.pass_time(86_400 + 3600, A)
     assert log.kinds == ["started", "finished"]
@@ -92,33 +61,25 @@ def test_a_vm_that_is_gone_for_a_day_is_forgotten() -> None:
 
 
 def test_who_takes_over_knows_the_vms_and_who_is_silent() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(600, A, B, C)
     log.pass_time(1200, A, B)
-    again = Vms(sequence=log.sequence)
-    again.fold = Partition("0", EACH, lambda *_: None)
-    again.fold.restore(written(log.fold))
-    again.now = log.now
+    again = log.taken_over()
     again.pass_time(1200, A, B)
     assert (again.silent, again.kinds) == (["web_2"], [])
     assert again.pass_time(600, A, B, C) == ["finished"]
 
 
 def test_a_report_is_a_sign_of_life_as_well() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(60, A)
-
-    def updated(**fields: Any) -> bytes:
-        return body(report(A, "updated", at=datetime.fromtimestamp(log.now, UTC), **fields))
-
     for _ in range(10):
-        log.read(updated())
-        log.wait(BEAT)
+        log.add(A, "updated", after=BEAT)
     assert log.silent == []
 
 
 def test_a_vm_whose_tags_are_others_now_is_heard_from_as_before() -> None:
-    log = Vms()
+    log = Log()
     before, now = vm(A.name, team="web"), vm(A.name, team="data")
     log.pass_time(600, before, vm(B.name, team="web"))
     log.pass_time(1200, now)
@@ -130,38 +91,38 @@ def test_a_vm_whose_tags_are_others_now_is_heard_from_as_before() -> None:
 
 
 def test_the_vms_of_a_place_share_it_also_after_a_restart() -> None:
-    log = Vms()
+    log = Log()
     log.pass_time(60, A, B, C)
-    again = Partition("0", EACH, lambda *_: None)
-    again.restore(written(log.fold))
-    for fold in (log.fold, again):
-        assert len({id(one.place) for one in fold.silence.heard.values()}) == 1
+    assert len({id(one.place) for one in log.taken_over().fold.silence.heard.values()}) == 1
 
 
-def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_over() -> None:
-    log = Vms()
+def evicted() -> Log:
+    """Another VM has reported to the end that one was evicted."""
+    log = Log()
     log.pass_time(300, A, B)
     for kind in ("announced", "started", "finished"):
         log.add(B, kind, resources=[A.name], event_type="Preempt")
-    again = Vms(sequence=log.sequence)
-    again.fold.restore(written(log.fold))
-    again.now = log.now
-    again.pass_time(3600, B)
-    assert again.silent == again.kinds == []
+    return log
+
+
+def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_over_either() -> None:
+    log = evicted()
+    for one in (log.taken_over(), log):
+        before = len(one.kinds)
+        one.pass_time(3600, B)
+        assert one.silent == one.kinds[before:] == []
+        assert "web_0" not in one.fold.silence.heard
 
 
 def test_a_vm_that_comes_back_after_its_eviction_is_expected_again() -> None:
-    log = Vms()
-    log.pass_time(300, A, B)
-    for kind in ("announced", "started", "finished"):
-        log.add(B, kind, resources=[A.name], event_type="Preempt")
+    log = evicted()
     log.pass_time(3600, A, B)
     log.pass_time(1200, B)
     assert log.silent == ["web_0"]
 
 
 def test_vms_with_different_tags_that_fall_silent_at_once_are_all_named() -> None:
-    log = Vms(WAVES)
+    log = Log(WAVES)
     one, two = vm("web_0", team="web"), vm("web_1", team="data")
     log.pass_time(600, one, two, C)
     log.pass_time(1200, C)

@@ -1,0 +1,85 @@
+"""The log of one partition as VMs' agents fill it, and the fold that reads it. Pure: the clock is the log's."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from notbefore.core.record import Heartbeat, Vm
+from notbefore.fleet.partition import Item, Partition, Snapshot, compressed, read_snapshot
+from notbefore.fleet.waves import Grouping, Notification
+from support.fleet_records import body, report, vm
+
+T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
+VMS = [vm(f"web_{number}") for number in range(4)]
+A, B, C, D = VMS
+LIMIT = 3600.0
+EACH = Grouping()
+WAVES = Grouping(("scale_set", "event_type"), group_wait=10.0, group_interval=300.0)
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def written(fold: Partition) -> Snapshot:
+    """What another instance would read of it."""
+    return read_snapshot(compressed(fold.snapshot(0.0)))
+
+
+class Log:
+    """A partition's log, read by a fold."""
+
+    def __init__(self, grouping: Grouping = EACH, sequence: int = 0) -> None:
+        self.grouping = grouping
+        self.fold = Partition("0", grouping, lambda *_: None)
+        self.made: list[Notification] = []
+        self.sequence = sequence
+        self.now = T0.timestamp()
+
+    def add(self, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
+        """Append a report ``after`` seconds, read it; returns the kinds that were notified by then."""
+        self.now += after
+        fields.setdefault("not_before", at(fields.get("notice", 900.0)))
+        self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
+        return self.wait(0)
+
+    def read(self, data: bytes) -> None:
+        self.made += filter(None, self.fold.add(Item(data, self.sequence, str(self.sequence), self.now)))
+        self.sequence += 1
+
+    def taken_over(self) -> "Log":
+        """The log as another instance goes on with it, from a snapshot."""
+        other = Log(self.grouping, self.sequence)
+        other.fold.restore(written(self.fold))
+        other.now = self.now
+        return other
+
+    def wait(self, seconds: float) -> list[str]:
+        self.now += seconds
+        self.made += filter(None, self.fold.advance(self.now))
+        return self.kinds
+
+    def beat(self, *vms: Vm, interval: float = 300.0) -> None:
+        """A heartbeat of each of these VMs, now."""
+        for who in vms:
+            self.read(body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval)))
+
+    def pass_time(self, seconds: float, *alive: Vm) -> list[str]:
+        """Let time pass in which these VMs send a heartbeat each minute."""
+        end = self.now + seconds
+        while self.now < end:
+            self.beat(*alive)
+            self.wait(60)
+        return self.kinds
+
+    @property
+    def silent(self) -> list[str]:
+        """The names of the VMs that are silent now."""
+        return [one.name for one in self.fold.silence.silent]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [one.change.kind for one in self.made]
+
+    @property
+    def last(self) -> Notification:
+        return self.made[-1]
