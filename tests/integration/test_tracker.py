@@ -134,22 +134,6 @@ def test_a_beat_without_an_answer_is_no_watching(agents: Agents) -> None:
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("interval", "claimed"), [(None, ("ended", "start_may_be_missed")), (2.0, ("canceled", "gone_before_start"))]
-)
-def test_how_many_polls_were_missed_depends_on_the_interval(
-    agents: Agents, interval: float | None, claimed: tuple[str, str]
-) -> None:
-    if interval is not None:
-        agents.now.tracker.use("http://imds", "2020-07-01", interval)
-    agents.sees()
-    agents.sees({**OTHERS, "NotBefore": None})
-    agents.clock.go(7)
-    agents.answers_missed(2)
-    agents.sees()
-    assert agents.last("change", "reason", event_id="other") == claimed
-
-
 def test_an_agent_that_is_restarted_and_knows_its_vm_claims_what_was_gone_over_the_boot(agents: Agents) -> None:
     agents.sees()
     agents.sees(BEGUN, OTHERS)
@@ -177,26 +161,6 @@ def test_an_update_over_a_boot_is_reported_once_the_vm_is_known(agents: Agents) 
     assert agents.last("change", "scope") == ("updated", "self")
 
 
-def test_learning_more_of_the_vm_costs_no_measurement(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    agents.identify(Vm(name=ME, location="norwayeast"))
-    agents.waits(1, UNCHANGED)
-    agents.sees()
-    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(0.9))
-
-
-def test_learning_the_name_is_no_answer(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(OTHERS)
-    agents.waits(300, REFUSED)
-    agents.identify(Vm(name=ME, location="norwayeast"))
-    agents.answers_missed(2)
-    agents.sees()
-    assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
-
-
 def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(agents: Agents) -> None:
     agents.sees()
     agents.sees(OTHERS)
@@ -220,25 +184,6 @@ def test_the_disk_of_another_vm_is_no_memory_of_this_one(agents: Agents, caplog:
     agents.sees()
     assert len(agents.said) == reported
     assert "this disk was another VM's: 2 events of that VM are forgotten" in caplog.text
-
-
-def test_a_machine_that_goes_on_as_another_vm_reports_what_is_listed_as_that_one(agents: Agents) -> None:
-    agents.identify(Vm(name=ME, vm_id="0-1"))
-    agents.sees()
-    agents.sees(MINE, OTHERS)
-    reported = len(agents.said)
-    agents.identify(Vm(name=PEER, vm_id="0-2"))
-    assert {
-        (one["azure.scheduled_event.change"], one["azure.scheduled_event.scope"]) for one in agents.said[reported:]
-    } == {
-        ("announced", "peer"),
-        ("announced", "self"),
-    }
-    assert (
-        len({one["azure.scheduled_event.change_id"] for one in agents.said}) == reported + 2
-    )  # nothing is taken for a repetition
-    agents.sees()
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported + 2 :]] == ["canceled", "canceled"]
 
 
 @pytest.mark.parametrize(
@@ -309,34 +254,6 @@ def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Age
     assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
 
 
-def test_what_was_gone_over_a_boot_and_is_listed_before_the_vm_is_known_goes_on(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.die()
-    agents.clock.go(5000)
-    agents.boot("second", vm=None)
-    reported = len(agents.said)
-    agents.sees()
-    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 15:00:00 GMT"})
-    assert len(agents.said) == reported
-    agents.identify(THIS_VM)
-    agents.waits(1, UNCHANGED)
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == ["updated"]
-
-
-def test_a_disk_that_was_another_vms_gives_no_id_twice(agents: Agents) -> None:
-    agents.identify(Vm(name=ME, vm_id="0-1"))
-    agents.sees()
-    agents.sees(OTHERS)
-    agents.die()
-    agents.boot("second", vm=None)
-    agents.sees()
-    agents.identify(Vm(name=PEER, vm_id="0-2"))
-    agents.sees(OTHERS)
-    ids = [one["azure.scheduled_event.change_id"] for one in agents.said]
-    assert len(ids) == len(set(ids)) == 2
-
-
 def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
     agents.die()
     for boot in ("second", "third"):
@@ -356,22 +273,6 @@ def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, cap
     assert "another VM's" not in caplog.text
 
 
-def test_a_vm_that_is_named_too_late_forgets_what_another_one_saw(
-    agents: Agents, caplog: pytest.LogCaptureFixture
-) -> None:
-    agents.identify(Vm(name=ME, vm_id="0-1"))
-    agents.sees()
-    agents.sees(MINE)
-    agents.die()
-    agents.boot("second", vm=None)
-    agents.sees(MINE)
-    agents.waits(10, UNCHANGED)
-    assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
-    agents.identify(Vm(name=PEER, vm_id="0-2"))
-    assert agents.last("change", "reason", "scope") == ("announced", "first_seen_scheduled", "peer")
-    assert "this disk was another VM's: 1 events of that VM are forgotten" in caplog.text
-
-
 def test_what_was_answered_while_an_event_was_started_is_known_after_a_crash(agents: Agents) -> None:
     agents.sees()
     agents.sees(MINE)
@@ -384,17 +285,12 @@ def test_what_was_answered_while_an_event_was_started_is_known_after_a_crash(age
 
 
 @pytest.mark.parametrize("clocks", [(60, 0.5), (0.5, 60)], ids=["steady clock stands", "wall clock was set back"])
-@pytest.mark.parametrize("beat_first", [True, False])
-def test_the_clock_that_moved_more_says_how_long_nobody_looked(
-    agents: Agents, clocks: tuple[float, float], *, beat_first: bool
-) -> None:
+def test_the_clock_that_moved_more_says_how_long_nobody_looked(agents: Agents, clocks: tuple[float, float]) -> None:
     agents.sees()
     agents.sees(OTHERS, MINE)
     agents.sees(OTHERS, BEGUN)
     agents.waits(2, UNCHANGED)
     agents.clock.go(clocks[0], steady=clocks[1])
-    if beat_first:
-        agents.now.state.note_running()
     agents.answers_missed(2)
     agents.sees(BEGUN)
     assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
@@ -623,16 +519,6 @@ def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_
     assert agents.last("change", "interruption_seconds") == ("finished", 30.0)
 
 
-def test_a_gap_before_the_last_good_answer_is_no_interruption(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.clock.go(30)
-    agents.now.tracker.handle(UNCHANGED)
-    agents.sees(BEGUN)
-    agents.sees()
-    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(0.9))
-
-
 def test_a_freeze_is_measured_also_where_the_list_is_unchanged_after_it(agents: Agents) -> None:
     agents.sees()
     agents.sees(MINE)
@@ -642,14 +528,6 @@ def test_a_freeze_is_measured_also_where_the_list_is_unchanged_after_it(agents: 
     agents.waits(2, UNCHANGED)
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(29.9))
-
-
-def test_without_a_meter_the_lag_of_the_poll_is_the_gap(agents: Agents) -> None:
-    agents.sees()
-    agents.clock.go(8.5)
-    agents.now.tracker.handle(Poll(7.5, 0.01, body=body(BEGUN, incarnation=9), date=agents.clock.date))
-    agents.sees()
-    assert agents.last("change", "interruption_seconds") == ("finished", 7.5)
 
 
 def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Agents) -> None:
@@ -863,18 +741,6 @@ def test_who_the_vm_is_is_logged_once_and_known_after_a_kill(agents: Agents, cap
     assert "this VM is" not in caplog.text
 
 
-def test_learning_the_name_is_no_answer_of_imds(agents: Agents) -> None:
-    agents.sees(MINE)
-    answered = agents.now.known.poll.answered
-    agents.clock.go(300)
-    agents.identify(Vm(name=PEER))
-    assert agents.now.known.poll.answered == answered
-    agents.die()
-    agents.boot(vm=None)
-    assert answered is not None
-    assert wall(agents.now.known.state.seen) == answered.wall
-
-
 def test_learning_the_name_before_the_first_answer_claims_nothing_of_the_events(agents: Agents) -> None:
     agents.sees(MINE)
     agents.die()
@@ -954,20 +820,20 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
         )
 
     with ThreadPoolExecutor(4) as pool:
-        writes = [pool.submit(approve, number) for number in range(100)]
-        for number in range(50):
+        writes = [pool.submit(approve, number) for number in range(30)]
+        for number in range(20):
             agents.sees(MINE, item(f"other-{number}", Resources=[PEER]))
         for write in writes:
             write.result(20)
     said = [one["azure.scheduled_event.change_id"] for one in agents.said]
-    assert len(said) == len(set(said)) == 1 + 100 + 50 + 49
+    assert len(said) == len(set(said)) == 1 + 30 + 20 + 19
     totals = agents.now.known.state.totals
     counted = [one for one in agents.said if one["azure.scheduled_event.scope"] != "peer"]
-    assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(counted) == 1 + 100
+    assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(counted) == 1 + 30
     agents.die()
     agents.boot()
     assert agents.now.known.state.totals == totals
-    assert len(agents.now.known.state.approvals) == 100
+    assert len(agents.now.known.state.approvals) == 30
     written = agents.now.store.history(None, 1_000).records
     assert sorted(json.loads(line)["azure.scheduled_event.change_id"] for line in written) == sorted(said)
 
@@ -989,42 +855,6 @@ def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) 
     agents.waits(1, UNCHANGED)
     assert agents.now.known.poll.failure is None
     assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
-
-
-def test_an_id_that_only_one_of_two_names_has_decides_nothing(agents: Agents) -> None:
-    agents.identify(Vm(name=ME, vm_id="one"))
-    agents.sees(BEGUN)
-    agents.die()
-    agents.boot("second", Vm(name=ME.upper()))  # IMDS gave no id this time
-    agents.sees()
-    assert agents.last("change", "outcome") == ("finished", "finished")
-
-
-def test_without_a_name_nothing_is_logged_of_who_the_vm_is(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    agents.die()
-    agents.boot("second", None)
-    agents.sees()
-    agents.identify(None)
-    assert "this VM is" not in caplog.text
-
-
-def test_a_foreign_disk_logs_no_more_than_ten_of_its_events(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
-    agents.identify(Vm(name=PEER))
-    agents.sees(*(item(f"id-{n:02}") for n in range(12)))
-    agents.die()
-    agents.boot("second")
-    agents.sees()
-    (line,) = (one.getMessage() for one in caplog.records if "another VM's" in one.getMessage())
-    assert "12 events" in line
-    assert line.count("id-") == 10
-
-
-def test_an_attribution_without_a_boot_leaves_everything_as_it_was(agents: Agents) -> None:
-    agents.sees(MINE)
-    before = agents.now.known.state
-    agents.identify(THIS_VM)
-    assert agents.now.known.state == before
 
 
 # ---- what must not be claimed
@@ -1069,13 +899,12 @@ def test_without_date_a_wall_clock_that_is_set_back_hides_no_pause(agents: Agent
     assert agents.last("change", "outcome", "started_seconds") == expected[listed["EventStatus"]]
 
 
-@pytest.mark.parametrize("seconds", [1, 2, 3])
 @pytest.mark.parametrize("dated", [True, False])
-def test_a_wall_clock_that_is_set_forward_is_no_interruption(agents: Agents, seconds: int, *, dated: bool) -> None:
+def test_a_wall_clock_that_is_set_forward_is_no_interruption(agents: Agents, *, dated: bool) -> None:
     agents.sees(dated=dated)
     agents.sees(MINE, dated=dated)
     agents.sees(BEGUN, dated=dated)
-    agents.clock.wall += timedelta(seconds=seconds)
+    agents.clock.wall += timedelta(seconds=2)
     agents.sees(dated=dated)
     (measured,) = agents.last("interruption_seconds")
     assert measured is None or measured < 1
@@ -1091,41 +920,6 @@ def test_records_of_a_clock_that_was_years_behind_stay_in_the_history(agents: Ag
     assert len(agents.now.store.history(None, 10).records) == 3
 
 
-def test_a_boot_proves_nothing_of_an_event_in_an_unknown_status(agents: Agents) -> None:
-    agents.sees()
-    agents.clock.go(895)
-    agents.sees({**MINE, "EventStatus": "Pondered"})
-    agents.waits(4, UNCHANGED)
-    agents.die()
-    agents.clock.go(40)
-    agents.clock.booted = 5.0
-    agents.boot("second")
-    agents.sees()
-    assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", "unknown")
-
-
-@pytest.mark.parametrize("years", [-2, 2])
-def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
-    agents: Agents, caplog: pytest.LogCaptureFixture, years: int
-) -> None:
-    agents.clock.true += timedelta(days=365 * years)
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    agents.waits(5, UNCHANGED)
-    agents.sees()
-    assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
-    assert agents.last("started_seconds") == (6.0,)  # the other two clocks agree
-    assert caplog.text.count("is not believed") == 1
-
-
-def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents) -> None:
-    agents.sees()
-    agents.clock.wall -= timedelta(days=800)
-    agents.sees(MINE)
-    assert agents.last("change", "notice_seconds") == ("announced", 898.0)
-
-
 @pytest.mark.parametrize("listed", [(MINE, BEGUN), (BEGUN, MINE)])
 def test_of_an_event_that_is_listed_twice_the_one_that_is_started_counts(
     agents: Agents, listed: tuple[dict[str, Any], ...]
@@ -1136,60 +930,12 @@ def test_of_an_event_that_is_listed_twice_the_one_that_is_started_counts(
     assert agents.kinds() == ["started", "finished"]
 
 
-OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}
-
-
-def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.now.tracker.use("http://imds", "2017-11-01")
-    agents.sees(OLD)
-    agents.now.tracker.use("http://imds", "2020-07-01")
-    agents.sees(MINE)
-    assert agents.kinds() == ["announced"]
-    assert agents.now.listed.events[ID.casefold()].event.event_source == "Platform"
-    agents.now.tracker.use("http://imds", "2017-11-01")
-    agents.sees({**OLD, "Resources": [ME, PEER]})
-    assert agents.kinds() == ["announced", "updated"]
-    agents.sees()
-    assert agents.kinds() == ["announced", "updated", "canceled"]
-
-
-def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE, OTHERS)
-    agents.now.tracker.use("http://elsewhere", "2020-07-01")
-    agents.sees()
-    assert not agents.now.listed.readable(ID.casefold())  # so it is not approved either
-    agents.now.tracker.use("http://imds", "2020-07-01")
-    agents.sees(MINE)
-    agents.sees(MINE)
-    assert agents.kinds() == ["announced"]
-    assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
-
-
 @pytest.mark.parametrize(("listed", "scope"), [(2_001, "unknown"), (2_000, "self")])
 def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(agents: Agents, listed: int, scope: str) -> None:
     agents.sees()
     agents.sees({**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]})
     assert agents.last("change", "scope") == ("announced", scope)
     assert agents.said[-1].get("notbefore.truncated") == (["resources"] if scope == "unknown" else None)
-
-
-def test_more_than_fifteen_seconds_without_an_answer_are_not_watched_at_any_interval(agents: Agents) -> None:
-    agents.now.tracker.use("http://imds", "2020-07-01", 5.0)
-    agents.sees()
-    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 13:15:00 GMT"})
-    agents.waits(15, REFUSED)
-    agents.answers_missed(2)
-    agents.sees()
-    assert agents.last("change", "reason") == ("ended", "not_watched")
-
-
-def test_a_bare_date_is_no_not_before(agents: Agents) -> None:
-    agents.sees()
-    agents.sees({**MINE, "NotBefore": "2026-03-01"})
-    assert agents.last("change", "not_before", "notice_seconds") == ("announced", None, None)
 
 
 def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents: Agents) -> None:
@@ -1211,3 +957,11 @@ def test_an_incarnation_in_quotes_is_a_number(agents: Agents) -> None:
     document = body(MINE).replace(b'"DocumentIncarnation":1', b'"DocumentIncarnation":"2"')
     agents.now.tracker.handle(Poll(0.0, 0.01, body=document, date=agents.clock.date))
     assert agents.last("change", "incarnation") == ("announced", 2)
+
+
+def test_of_what_another_endpoint_does_not_list_nobody_knows_how_it_ended(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.now.tracker.use("http://elsewhere", "2020-07-01")
+    agents.sees()
+    assert agents.last("change", "reason") == ("ended", "not_watched")

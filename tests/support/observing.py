@@ -162,13 +162,9 @@ class Observer:
             "id": ({**first, "EventId": 5}, {key: True, "": True}),
             "resources": ({**first, "Resources": 17}, {key: False}),
             "not_before": ({**first, "NotBefore": "soon"}, {key: False}),
-            "twice": (first, {key: False}),
         }
         item, unread = spoilt[how]
-        body = self.body([item, *rest])
-        if how == "twice":
-            body = body.replace(b'"Description"', b'"Description": "no", "Description"', 1)
-        self.answer(body, unread)
+        self.answer(self.body([item, *rest]), unread)
 
     def body(self, items: list[dict[str, Any]]) -> bytes:
         """A document as bytes."""

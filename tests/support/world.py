@@ -261,10 +261,9 @@ class Account:
             sight.at, sight.item = now, item
             sight.partial, sight.perturbed = key in unread, False
         listed = {item["EventId"] for item in items}
-        if not unread or "" not in unread:
-            for key, sight in self.sights.items():
-                if key not in listed:
-                    sight.perturbed = True
+        for key, sight in self.sights.items():
+            if key not in listed or unread.get(key):
+                sight.perturbed = True
         self.unread_before = {key for key, whole in unread.items() if whole}
         self.last_look, self.last_incarnation = now, self.world.incarnation
         self.same_boot = True

@@ -1,6 +1,5 @@
 """``parse``: what is read, what is refused, and that nothing else can happen."""
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core import document as module
-from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, Document, parse, read_time
+from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
 from notbefore.errors import DOCUMENT_REASONS, DocumentError
 from support.azure import ID, body, document, event, item
 
@@ -38,23 +37,16 @@ def test_it_reads_the_documented_example() -> None:
     assert read.not_before == CAPTURED
 
 
-def test_an_empty_list_is_a_document_of_nothing() -> None:
-    assert document().events == ()
-
-
 def test_it_takes_missing_fields_of_old_versions_for_unknown() -> None:
     (read,) = document({"EventId": "a", "EventType": "Reboot", "EventStatus": "Scheduled"}).events
     assert (read.description, read.event_source, read.duration, read.not_before) == (None, None, None, None)
+    assert event(DurationInSeconds=-1, NotBefore="").duration is None
     assert (read.resources, read.resource_type) == ((), None)
 
 
 def test_it_keeps_types_and_statuses_that_it_does_not_know() -> None:
     read = event(EventType="Levitate", EventStatus="Pondered", EventSource="Fate")
     assert (read.event_type, read.event_status, read.event_source) == ("Levitate", "Pondered", "Fate")
-
-
-def test_it_ignores_keys_that_it_does_not_know() -> None:
-    assert reasons(item(Colour={"deep": ["blue"]})) == []
 
 
 def test_it_removes_the_leading_underscore_of_the_oldest_version_alone() -> None:
@@ -65,48 +57,6 @@ def test_it_removes_the_leading_underscore_of_the_oldest_version_alone() -> None
 
 def test_a_byte_order_mark_does_no_harm() -> None:
     assert parse(b"\xef\xbb\xbf" + body()).events == ()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"DocumentIncarnation":1,"DocumentIncarnation":7,"Events":[]}',
-        '{"DocumentIncarnation":1,"Events":[],"Events":[]}',
-    ],
-)
-def test_a_document_that_says_something_twice_is_rejected(text: str) -> None:
-    with pytest.raises(DocumentError, match="twice"):
-        parse(text.encode())
-
-
-def with_key_twice(key: str, value: Any) -> Document:
-    """A document whose one event holds ``key`` a second time, with ``value``."""
-    text = body(item()).decode()
-    return parse(text.replace('{"EventId"', f'{{"{key}":{json.dumps(value)},"EventId"', 1).encode())
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "field"), [("Resources", ["WestNO_9"], "resources"), ("NotBefore", "", "not_before")]
-)
-def test_a_key_that_stands_twice_leaves_its_field_unknown(key: str, value: Any, field: str) -> None:
-    read = with_key_twice(key, value)
-    assert [(flaw.reason, flaw.field, flaw.rejected) for flaw in read.flaws] == [
-        ("duplicate_key", None, False),
-        (field, field, False),
-    ]
-    assert getattr(read.events[0], field) in ((), None)
-
-
-def test_a_key_that_nobody_reads_may_stand_twice_but_is_a_flaw() -> None:
-    read = parse(body(item(Colour=1)).replace(b'"Colour":1', b'"Colour":1,"Colour":2'))
-    assert ([flaw.reason for flaw in read.flaws], len(read.events)) == (["duplicate_key"], 1)
-
-
-@pytest.mark.parametrize(("key", "named"), [("EventId", None), ("EventType", ID), ("EventStatus", ID)])
-def test_an_event_that_says_twice_what_it_is_is_rejected(key: str, named: str | None) -> None:
-    read = with_key_twice(key, "Other")
-    assert read.events == ()
-    assert [(flaw.reason, flaw.event_id, flaw.rejected) for flaw in read.flaws] == [("duplicate_key", named, True)]
 
 
 @pytest.mark.parametrize(
@@ -131,18 +81,11 @@ def test_it_reads_times_of_every_shape(text: str, expected: datetime | None) -> 
     assert read_time(text) == expected
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_no_not_before_is_unknown_and_no_flaw(value: str | None) -> None:
-    assert event(NotBefore=value).not_before is None
-    assert reasons(item(NotBefore=value)) == []
-
-
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
         ("NotBefore", "soon", "not_before"),
         ("NotBefore", 5, "not_before"),
-        ("NotBefore", "Mon, 11 Apr 2022 22:26:58 GMT" + " " * 300, "not_before"),
         ("Resources", "WestNO_0", "resources"),
         ("Resources", ["WestNO_0", 5], "resources"),
         ("Resources", ["n" * (MAX_NAME + 1)], "resources"),
@@ -150,11 +93,9 @@ def test_no_not_before_is_unknown_and_no_flaw(value: str | None) -> None:
         ("Description", 5, "description"),
         ("Description", "d" * (MAX_DESCRIPTION + 1), "description"),
         ("EventSource", ["Platform"], "event_source"),
-        ("EventSource", "p" * 100, "event_source"),
         ("ResourceType", 1, "resource_type"),
         ("DurationInSeconds", "9", "duration"),
         ("DurationInSeconds", True, "duration"),
-        ("DurationInSeconds", 9.5, "duration"),
         ("DurationInSeconds", -2, "duration"),
         ("DurationInSeconds", 10**12, "duration"),
     ],
@@ -166,17 +107,10 @@ def test_an_unreadable_field_is_a_flaw_and_the_event_stays(field: str, value: An
     assert read.events[0].event_id == ID
 
 
-@pytest.mark.parametrize(("azure", "ours"), [(-1, None), (0, 0), (9, 9), (30, 30), (None, None)])
-def test_minus_one_is_an_unknown_duration(azure: int | None, ours: int | None) -> None:
-    assert event(DurationInSeconds=azure).duration == ours
-    assert reasons(item(DurationInSeconds=azure)) == []
-
-
 @pytest.mark.parametrize(
     ("bad", "reason", "event_id"),
     [
         (5, "not_an_event", None),
-        (None, "not_an_event", None),
         ("text", "not_an_event", None),
         ({}, "event_id", None),
         (item(""), "event_id", None),
@@ -215,14 +149,10 @@ def test_the_first_of_two_events_with_one_id_counts() -> None:
         (b"", "empty"),
         (b"  \r\n ", "empty"),
         (b"[]", "wrong_shape"),
-        (b"null", "wrong_shape"),
-        (b"{}", "wrong_shape"),
         (b'{"error":"gone"}', "wrong_shape"),
         (b'{"DocumentIncarnation":1}', "wrong_shape"),
         (b'{"DocumentIncarnation":"one","Events":[]}', "wrong_shape"),
-        (b'{"DocumentIncarnation":"","Events":[]}', "wrong_shape"),
         (b'{"DocumentIncarnation":"9223372036854775808","Events":[]}', "wrong_shape"),
-        (b'{"DocumentIncarnation":1,"Events":{}}', "wrong_shape"),
         (b'{"DocumentIncarnation":1,"Events":null}', "wrong_shape"),
         (b'{"DocumentIncarnation":true,"Events":[]}', "wrong_shape"),
         (b'{"DocumentIncarnation":1e999,"Events":[]}', "wrong_shape"),

@@ -6,7 +6,6 @@ an optional field of it is unreadable, the event is kept and the field is unknow
 reboot even when its description is broken.
 """
 
-import json
 import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
@@ -25,7 +24,7 @@ MAX_NAME: Final = 256  # a resource; Azure's own limit for a VM name is 64
 MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
 MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
-OLDEST_YEAR: Final = 2016  # the service's first; .NET writes the year 1 for "no time"
+YEARS: Final = range(2016, 9999)  # the service's first; .NET writes the years 1 and 9999 for "no time"
 
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # not email.utils: that is 4 MB of imports, and five times the instructions, for the Date of each answer
@@ -57,7 +56,6 @@ FlawReason = Literal[
     "not_an_event",  # the item is no JSON object, or a field of it is no JSON value
     "event_id",  # missing, empty, too long, not text
     "duplicate_event_id",  # a second event of the same id; the one that is Started counts, else the first
-    "duplicate_key",  # a key stands twice in the event, and it is not known which one counts: the field is unreadable
     "event_type",  # missing, empty, too long, not text
     "event_status",  # missing, empty, too long, not text
     "resource_type",  # unreadable: unknown
@@ -152,9 +150,6 @@ class _Name(Struct):
     EventId: Any = None
 
 
-_ENVELOPE_KEYS: Final = (b"DocumentIncarnation", b"Events")
-_UNREADABLE: Final = object()  # stands for a value that cannot be read
-
 # not strict: a DocumentIncarnation in quotes is a number all the same
 _envelope = msgspec.json.Decoder(_Envelope, strict=False)
 _item = msgspec.json.Decoder(_Item)
@@ -194,44 +189,22 @@ def _open(body: bytes) -> _Envelope:
         raise DocumentError("not_json", str(error)) from None
     except RecursionError:
         raise DocumentError("too_deep") from None
-    if any(body.count(b'"%s"' % name) > 1 and name.decode() in _repeated(body) for name in _ENVELOPE_KEYS):
-        raise DocumentError("wrong_shape", "DocumentIncarnation or Events stands twice")
     if len(envelope.Events) > MAX_EVENTS:
         raise DocumentError("too_many_events", f"{len(envelope.Events)}; at most {MAX_EVENTS} are read")
     return envelope
 
 
-def _repeated(text: bytes) -> frozenset[str]:
-    """The keys that stand more than once in a JSON object: a reader that takes the last one would not notice.
-
-    Raises ``ValueError`` or ``RecursionError`` for what is no JSON.
-    """
-    # numbers stay text: they are not used here, and one of a million digits would take minutes
-    pairs = json.loads(
-        text.decode(errors="replace"), object_pairs_hook=tuple, parse_int=str, parse_float=str, parse_constant=str
-    )
-    names = [name for name, _ in pairs] if isinstance(pairs, tuple) else []
-    return frozenset(name for name in names if names.count(name) > 1) if len(set(names)) < len(names) else frozenset()
-
-
 def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
     try:
         item = _item.decode(raw)
-        twice = _repeated(bytes(raw))
     except (msgspec.DecodeError, ValueError, RecursionError):
         flaws.append(Flaw("not_an_event", _identify(raw), rejected=True))
         return None
     event_id = _text(item.EventId, MAX_ID)
-    if event_id is None or "EventId" in twice:
-        flaws.append(Flaw("event_id" if event_id is None else "duplicate_key", rejected=True))
+    if event_id is None:
+        flaws.append(Flaw("event_id", rejected=True))
         return None
     reader = _Fields(event_id, flaws)
-    if twice:
-        reader.flaw("duplicate_key", rejected=bool(twice & {"EventType", "EventStatus"}))
-        if twice & {"EventType", "EventStatus"}:
-            return None
-        for key in twice & set(_Item.__struct_fields__):
-            setattr(item, key, _UNREADABLE)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
     if event_type is None or event_status is None:
         reader.flaw("event_type" if event_type is None else "event_status", rejected=True)
@@ -341,4 +314,4 @@ def read_time(text: str) -> datetime | None:
             time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return time if time.year >= OLDEST_YEAR else None
+    return time if time.year in YEARS else None

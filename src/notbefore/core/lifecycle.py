@@ -27,7 +27,6 @@ without a request, or on another host, it may start again from any number."""
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
-VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 
@@ -62,9 +61,8 @@ class DiffResult(Struct, frozen=True):
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare what is tracked with a new document. The content decides; the incarnation only helps.
 
-    Events that the document rejected keep their last known state, but nothing is claimed of the time in which they
-    could not be read; while one could not even be identified, no event that is missing counts as gone, since the
-    unreadable one may be it. Nor does one that is missing in the first answer of another endpoint or api-version.
+    While an event cannot be read, no event that is missing counts as gone, since the unreadable one may be it: it keeps
+    its last known state, and nothing is claimed of that time.
     """
     events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
@@ -73,13 +71,12 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         events[event.key], change = _listed(tracked, event, document, now)
         if change is not None:
             changes.append(change)
-    rejected = {flaw.event_id.casefold() for flaw in document.flaws if flaw.rejected and flaw.event_id is not None}
-    unidentified = any(flaw.rejected and flaw.event_id is None for flaw in document.flaws)
+    incomplete = any(flaw.rejected for flaw in document.flaws)
     for key, known in tracked.events.items():
         if key in events:
             continue
-        if unidentified or key in rejected or now.elsewhere:
-            events[key] = _unread(_measured(known, now), now)
+        if incomplete:
+            events[key] = replace(_measured(known, now), unread=True)
         else:
             departed[key], change = _gone(known, tracked.incarnation, document.incarnation, now)
             changes.append(change)
@@ -87,8 +84,7 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         events=events,
         departed=_bounded({key: steps for key, steps in departed.items() if key not in events}),
         incarnation=document.incarnation,
-        unidentified=unidentified,
-        unread=frozenset(rejected - events.keys()),
+        incomplete=incomplete,
     )
     return DiffResult(remembered, tuple(changes))
 
@@ -102,7 +98,7 @@ def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
 def as_another_vm(tracked: Tracked) -> Tracked:
     """What remains of the memory of another VM: this one sees each event for the first time, under ids of its own."""
     departed = {**tracked.departed, **{key: known.steps for key, known in tracked.events.items()}}
-    return Tracked(departed=_bounded(departed), unread=frozenset(departed))
+    return Tracked(departed=_bounded(departed), incomplete=True)
 
 
 def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -118,10 +114,9 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     if old is None:
         return _new(tracked, event, document.incarnation, now)
     event = _last_known(old.event, event, document.flaws)
-    if now.elsewhere:
-        old = replace(old, event=_in_both_versions(old.event, event))
     if old.event == event and old.scope == scope_of(event, now.vm):
-        return _read(_measured(old, now)), None
+        known = _measured(old, now)
+        return replace(known, unread=False) if known.unread else known, None
     known = _measured(_advanced(old, event, now), now)
     if old.event.digest() == event.digest():  # only the order or case of resources, or what we know of ourselves
         return known, None
@@ -136,7 +131,7 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
 
 def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
     is_started = Phase.of(event) is Phase.STARTED
-    watched = now.watched and not tracked.unidentified and event.key not in tracked.unread
+    watched = now.watched and not tracked.incomplete
     scope = scope_of(event, now.vm)
     known = TrackedEvent(
         event=event,
@@ -152,7 +147,7 @@ def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> 
         steps=tracked.departed.get(event.key, {}),
     )
     kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
-    if event.key in tracked.departed and event.key not in tracked.unread:
+    if event.key in tracked.departed and not tracked.incomplete:
         reason = "came_back"
     return _step(known, (kind, reason), incarnation, now)
 
@@ -163,12 +158,6 @@ def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     if "resources" in lost:
         lost.add("resources_cut")
     return replace(event, **{name: getattr(old, name) for name in lost}) if lost else event
-
-
-def _in_both_versions(old: Event, event: Event) -> Event:
-    """The event as last listed, with what only one of two api-versions knows as the new one has it."""
-    lacking = [name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None]
-    return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
 def _is_of(flaw: Flaw, event: Event) -> bool:
@@ -188,7 +177,6 @@ def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent
         not_before=noticed or event.not_before or old.not_before,
         reported_not_before=old.reported_not_before if is_quiet else event.not_before,
         unread=False,
-        unread_seconds=0.0,
     )
 
 
@@ -197,26 +185,13 @@ def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent
 
 def _silence(known: TrackedEvent, now: Observation) -> float | None:
     """Seconds since this event was last read; ``None`` when their number is not known."""
-    if now.silence is None or known.unread_seconds is None:
-        return None
-    return known.unread_seconds + now.silence
+    return None if known.unread else now.silence
 
 
 def _watched(known: TrackedEvent, now: Observation) -> bool:
     """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
     silence = _silence(known, now)
     return silence is not None and silence <= WATCHED and not now.rebooted
-
-
-def _unread(known: TrackedEvent, now: Observation) -> TrackedEvent:
-    silence = _silence(known, now)
-    # beyond that it says no more than "too long", and a state that is the same need not be written each second
-    silence = silence if silence is not None and silence <= WATCHED else None
-    return replace(known, unread=True, unread_seconds=silence)
-
-
-def _read(known: TrackedEvent) -> TrackedEvent:
-    return replace(known, unread=False, unread_seconds=0.0) if known.unread else known
 
 
 def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
@@ -275,7 +250,7 @@ def _ending_before_start(known: TrackedEvent, now: Observation, *, one_step: boo
         return "canceled", "removal_was_the_only_change"
     if watched:
         return "ended", "start_may_be_missed"
-    return "ended", "not_watched" if known.unread_seconds == 0 else "not_readable"
+    return "ended", "not_readable" if known.unread else "not_watched"
 
 
 def _cannot_have_started(known: TrackedEvent, now: Observation) -> bool:

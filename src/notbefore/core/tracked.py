@@ -48,7 +48,6 @@ class Observation(Struct, frozen=True):
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
     gap: Gap | None = Gap(0.0, 0.0)  # the longest delay since the last good answer; None: not measured
     interval: float = 1.0  # seconds between polls
-    elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
     @property
     def time(self) -> datetime:
@@ -75,8 +74,7 @@ class TrackedEvent(Struct, frozen=True):
     changed: datetime | None = None  # when its content was seen to change last, by the wall clock
     interruption: Gap | None = None  # the longest measured while Started
     unmeasured: bool = False  # no delays were measured for a part of the time in which it was Started
-    unread: bool = False  # it is listed, but cannot be read
-    unread_seconds: float | None = 0.0  # seconds since it was last read; None: not known
+    unread: bool = False  # it was not listed since, beside an event that could not be read: that one may be it
     steps: dict[str, int] = {}  # how often each step was made: it distinguishes a change from its repetition
 
     @property
@@ -137,8 +135,7 @@ class Tracked(Struct, frozen=True):
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    unidentified: bool = False  # the last document listed an event of which not even the EventId could be read
-    unread: frozenset[str] = frozenset()  # keys of events that it listed, and that have never been read
+    incomplete: bool = False  # the last document listed an event that could not be read
 
     @property
     def interrupting(self) -> bool:
