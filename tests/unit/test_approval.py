@@ -59,6 +59,7 @@ def tracked(**fields: Any) -> TrackedEvent:
         ({"EventSource": "User"}, "rules[0]"),
         ({"EventSource": None, "EventType": "Reboot"}, ""),
         ({"EventType": "Something new"}, ""),
+        ({"EventSource": "User", "EventStatus": "Started"}, ""),
     ],
 )
 def test_the_two_rules_of_microsofts_sample(fields: dict[str, Any], rule: str) -> None:
@@ -380,6 +381,7 @@ approval:
             "event_source: Azure has no 'Usr': did you mean 'User'? Expected one of Platform, User",
         ),
         ("{action: perhaps}", "expected one of approve, leave"),
+        ("{match: {duration: {min: 2, max: 1}}}", "expected min to be no more than max"),
         ("{match: {scope: unknown}}", "expected one of self, peer"),
         ("{match: {resource: '('}}", "expected a regular expression"),
         ("{for_all_resources: everybody}", "expected one of leader, each"),
@@ -394,3 +396,8 @@ def test_a_mistake_in_a_rule_is_named(rule: str, said: str, tmp_path: Any) -> No
     with pytest.raises(ConfigError, match=r"c\.yml:4.*approval\.rules\[0\]") as found:
         policy(f"approval:\n  enabled: true\n  rules:\n    - {rule}\n", tmp_path)
     assert said in str(found.value)
+
+
+def test_two_rules_of_one_name_are_a_mistake(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="two have the same name"):
+        policy("approval:\n  rules:\n    - {match: all, name: a}\n    - {match: all, name: a}\n", tmp_path)
