@@ -234,7 +234,7 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
     config.write_text("vm: {name: first}\n", encoding="utf-8")
     with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
         agent.ready()
-        config.write_text("vm: {name: 5}\n", encoding="utf-8")
+        config.write_text("vm: {name: [5]}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
         eventually(lambda: f"{config}:1:6: vm.name" in agent.log)  # it is logged after it is counted
