@@ -15,6 +15,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -253,6 +254,7 @@ def _comments(struct: type[Struct]) -> dict[str, str]:
     return found
 
 
+@cache  # finding the source of a class takes 20 ms, and a base class is asked for often
 def _own_comments(struct: type) -> dict[str, str]:
     source = inspect.cleandoc("\n" + inspect.getsource(struct))
     behind, above = _comment_lines(source)

@@ -10,13 +10,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from integration.test_deployment import BIN, ROOT
+from integration.test_deployment import ROOT
 from notbefore.config.load import load
-from support.agent import run
 from support.chart import ACCESS, CHART, rendered
 
-# AKS offers the newest three versions, and older ones with long-term support
-KUBERNETES: Final = [f"1.{minor}.0" for minor in range(29, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
+# AKS offers the newest three versions, and older ones with long-term support: what the oldest has not yet and the
+# newest no longer, either of these two says
+KUBERNETES: Final = ("1.29.0", kubernetes_validate.latest_version())
 CUSTOM: Final = {  # not Kubernetes' own
     "PodMonitor": ("monitoring.coreos.com/v1", "azmonitoring.coreos.com/v1"),
     "PrometheusRule": ("monitoring.coreos.com/v1",),
@@ -44,19 +44,18 @@ EVERYTHING: Final[dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("values", [{}, ACCESS["open"], ACCESS["tls"], EVERYTHING], ids=str)
-def test_helm_lint_has_nothing_to_say(values: dict[str, Any]) -> None:
-    said = helm_python.lint(CHART, values, strict=True)
+def test_helm_lint_has_nothing_to_say() -> None:
+    said = helm_python.lint(CHART, EVERYTHING, strict=True)
     assert (said["messages"], said["errors"], said["total_charts_linted"]) == ([], [], 1)
 
 
-@pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("values", [*ACCESS.values(), EVERYTHING], ids=[*ACCESS, "everything"])
-def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any], version: str) -> None:
+def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any]) -> None:
     for one in rendered(values, name="other", namespace="elsewhere").values():
         if one["kind"] in CUSTOM:
             assert one["apiVersion"] in CUSTOM[one["kind"]]
-        else:
+            continue
+        for version in KUBERNETES:
             kubernetes_validate.validate(one, version, strict=True)
 
 
@@ -114,11 +113,7 @@ def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> No
     [
         ({"podMonitor": {"enabled": True}}, "set access to tls or open"),
         ({"config": {"server": {"listen": ":80"}}}, "`access` (node, tls or open) sets it"),
-        ({"sinks": {}}, "sinks"),
         ({"access": "all"}, "access"),
-        ({"podMonitor": {"apiVersion": "v1"}}, "apiVersion"),
-        ({"config": {"sinkz": {}}}, "sinkz"),
-        ({"config": {"sinks": {"oncall": {"slak": {}}}}}, "slak"),
         ({"config": {"sinks": {"oncall": {"slack": {"url_fil": "x"}}}}}, "url_fil"),
         ({"config": {"imds": {"interval": "1 min"}}}, "interval"),
     ],
@@ -144,12 +139,6 @@ def test_each_dashboard_is_a_configmap_that_grafanas_sidecar_finds() -> None:
     boards = sorted((ROOT / "dashboards").glob("*.json"))
     assert held == {f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards}
     assert max(len(json.dumps(one)) for one in found) < 1024 * 1024, "a ConfigMap holds no more"
-
-
-def test_the_chart_is_of_this_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    version = run(BIN / "notbefore", "--version").stdout.split()[1]
-    assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
 def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> None:

@@ -18,13 +18,9 @@ SCHEMA = json.loads((ROOT / "tests/grafana/dashboard.schema.json").read_bytes())
 BOARDS: dict[str, dict[str, Any]] = {
     name: json.loads((ROOT / "dashboards" / name).read_bytes()) for name in sorted(DASHBOARDS)
 }
-PANELS = [
-    pytest.param(panel, id=f"{name}-{panel['title']}") for name, board in BOARDS.items() for panel in board["panels"]
-]
 SCREEN = 26  # lines of Grafana's grid that a screen of 1080 lines shows
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("__")}
 boards = pytest.mark.parametrize("board", [pytest.param(board, id=name) for name, board in BOARDS.items()])
-panels = pytest.mark.parametrize("panel", PANELS)
 
 
 def queries(board: dict[str, Any]) -> Iterator[str]:
@@ -53,13 +49,9 @@ def test_there_is_no_dashboard_without_its_code() -> None:
 
 
 @boards
-def test_it_is_a_dashboard_as_grafana_defines_it(board: dict[str, Any]) -> None:
+def test_it_is_a_dashboard_of_panels_as_grafana_defines_them(board: dict[str, Any]) -> None:
     assert errors({**board, "panels": []}, "Board") == []
-
-
-@panels
-def test_each_panel_is_one_as_grafana_defines_it(panel: dict[str, Any]) -> None:
-    assert errors(panel, kind(panel)) == []
+    assert {panel["title"]: found for panel in board["panels"] if (found := errors(panel, kind(panel)))} == {}
 
 
 def test_the_schema_refuses_what_grafana_does_not_know() -> None:
@@ -134,44 +126,43 @@ def test_links_to_a_vm_lead_to_the_dashboard_there_is(board: dict[str, Any]) -> 
     assert set(led) <= uids
 
 
-@panels
-def test_each_panel_says_what_it_shows_and_in_which_unit(panel: dict[str, Any]) -> None:
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
-    for override in panel["fieldConfig"]["overrides"]:
-        assert all(one["value"] in UNITS for one in override["properties"] if one["id"] == "unit")
+@boards
+def test_each_panel_says_what_it_shows_and_in_which_unit(board: dict[str, Any]) -> None:
+    for panel in board["panels"]:
+        assert panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        overridden = [one for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
+        used = {panel["fieldConfig"]["defaults"]["unit"], *(one["value"] for one in overridden if one["id"] == "unit")}
+        assert used <= UNITS, panel["title"]
 
 
-@panels
-def test_ranges_of_queries_follow_the_panel(panel: dict[str, Any]) -> None:
-    for target in panel["targets"]:
-        ranges = set(re.findall(r"\[([^\]]+)\]", target["expr"]))
-        if target.get("instant"):
-            # over the whole time range; but for what it must not hide: agents and VMs that are silent, gone or down
-            assert ranges <= {"$__range", "1h", "6h", "7d"}
-        else:
-            assert ranges <= {"$__rate_interval"}
+@boards
+def test_ranges_of_queries_follow_the_panel(board: dict[str, Any]) -> None:
+    for target in (target for panel in board["panels"] for target in panel["targets"]):
+        # at once over the whole time range; but for what it must not hide: agents and VMs that are silent, gone or down
+        allowed = {"$__range", "1h", "6h", "7d"} if target.get("instant") else {"$__rate_interval"}
+        assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= allowed, target["expr"]
         counters = re.findall(r"\w+\((\w+(?:_total|_bucket|_sum|_count))\b(?![^[]*\[)", target["expr"])
         assert not counters, "a counter is shown by its rate or increase"
 
 
-@panels
-def test_queries_have_ids_of_their_own_and_legends(panel: dict[str, Any]) -> None:
-    ids = [target["refId"] for target in panel["targets"]]
-    assert len(set(ids)) == len(ids)
-    for target in panel["targets"]:
-        assert target["range"] is not target["instant"]
-        if panel["type"] in ("timeseries", "statetimeline", "bargauge", "heatmap"):
-            assert target["legendFormat"]
+@boards
+def test_queries_have_ids_of_their_own_and_legends(board: dict[str, Any]) -> None:
+    for panel in board["panels"]:
+        ids = [target["refId"] for target in panel["targets"]]
+        assert len(set(ids)) == len(ids), panel["title"]
+        for target in panel["targets"]:
+            assert target["range"] is not target["instant"], panel["title"]
+            if panel["type"] in ("timeseries", "statetimeline", "bargauge", "heatmap"):
+                assert target["legendFormat"], panel["title"]
 
 
-@panels
-def test_thresholds_rise_from_a_base(panel: dict[str, Any]) -> None:
-    overridden = [one["value"] for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
-    found = [panel["fieldConfig"]["defaults"].get("thresholds"), *overridden]
-    for thresholds in found:
-        if isinstance(thresholds, dict) and "steps" in thresholds:
-            base, *steps = [step["value"] for step in thresholds["steps"]]
-            assert base is None
-            assert steps == sorted(set(steps))
+@boards
+def test_thresholds_rise_from_a_base(board: dict[str, Any]) -> None:
+    for panel in board["panels"]:
+        overridden = [one["value"] for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
+        for thresholds in (panel["fieldConfig"]["defaults"].get("thresholds"), *overridden):
+            if isinstance(thresholds, dict) and "steps" in thresholds:
+                base, *steps = [step["value"] for step in thresholds["steps"]]
+                assert base is None, panel["title"]
+                assert steps == sorted(set(steps)), panel["title"]
