@@ -52,16 +52,6 @@ def test_a_status_is_answered_once_and_then_the_document(
     assert is_good(get(simulator))
 
 
-def test_a_throttled_client_gets_a_time_to_come_back(simulator: Simulator) -> None:
-    simulator.fault("throttled", 7.0)
-    assert get(simulator)[0].headers["Retry-After"] == "7"
-
-
-def test_a_redirect_says_where_to(simulator: Simulator) -> None:
-    simulator.fault("redirect")
-    assert get(simulator)[0].headers["Location"].startswith("http://")
-
-
 def test_a_slow_answer_is_right_and_late(simulator: Simulator) -> None:
     simulator.fault("slow", 0.3)
     begun = time.monotonic()
@@ -76,38 +66,11 @@ def test_half_an_answer_announces_more_than_it_sends(simulator: Simulator) -> No
     assert is_good(get(simulator))
 
 
-def test_garbage_is_no_document(simulator: Simulator) -> None:
-    simulator.fault("garbage")
-    response, body = get(simulator)
-    assert response.status == 200
-    assert not body.startswith(b"{")
-    assert is_good(get(simulator))
-
-
 def test_a_frozen_socket_says_nothing(simulator: Simulator) -> None:
     simulator.fault("freeze")
     with pytest.raises(TimeoutError):
         get(simulator, timeout=0.3)
     assert is_good(get(simulator))
-
-
-def test_a_frozen_socket_is_closed_without_an_answer_in_the_end(simulator: Simulator) -> None:
-    simulator.fault("freeze", 0.05)
-    with pytest.raises(http.client.RemoteDisconnected):
-        get(simulator)
-
-
-def test_a_dripping_answer_keeps_the_connection_busy_without_an_end(simulator: Simulator) -> None:
-    simulator.fault("drip", 0.1)
-    host, port = simulator.endpoint.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
-        connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
-        received = b""
-        while len(received.partition(b"\r\n\r\n")[2]) < 3:
-            chunk = connection.recv(65536)
-            assert chunk
-            received += chunk
-    assert len(received.partition(b"\r\n\r\n")[2]) < len(b'{"DocumentIncarnation":1,"Events":[]}')
 
 
 def test_a_dripping_answer_is_whole_for_one_who_waits(simulator: Simulator) -> None:
@@ -134,14 +97,6 @@ def test_a_reset_answers_with_the_first_incarnation_and_the_same_events(simulato
     before = get(simulator)[1]
     simulator.fault("reset")
     assert get(simulator)[1] == before.replace(b'"DocumentIncarnation":2', b'"DocumentIncarnation":1')
-
-
-def test_a_fault_leaves_the_identity_alone(simulator: Simulator) -> None:
-    simulator.fault("error", times=5)
-    connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=PATIENCE)
-    connection.request("GET", "/metadata/instance?api-version=2021-02-01", headers={"Metadata": "true"})
-    assert connection.getresponse().status == 200
-    connection.close()
 
 
 @pytest.mark.parametrize("kind", ["slow", "freeze", "drip"])

@@ -3,21 +3,19 @@
 import http.client
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, Self
 
 import msgspec
 import pytest
 
-from notbefore.simulator.handler import EVENT_VERSIONS, MAX_BODY
+from notbefore.simulator.handler import MAX_BODY
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
 from support.needs import needs
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 INSTANCE = "/metadata/instance?api-version=2021-02-01"
-TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://eventhubs.azure.net"
 METADATA = {"Metadata": "true"}
 
 
@@ -76,60 +74,37 @@ def test_many_answers_come_over_one_connection(client: Client) -> None:
     assert client.connection.sock is before is not None
 
 
-@pytest.mark.parametrize("headers", [{}, {"Metadata": "false"}, {"Metadata": ""}])
-@pytest.mark.parametrize("path", [EVENTS, INSTANCE, TOKEN])
+@pytest.mark.parametrize("headers", [{}, {"Metadata": "false"}])
+@pytest.mark.parametrize("path", [EVENTS, INSTANCE])
 def test_a_request_without_the_metadata_header_is_a_bad_request(
     client: Client, path: str, headers: dict[str, str]
 ) -> None:
     assert client.status("GET", path, headers=headers) == 400
 
 
-def test_a_start_request_without_the_metadata_header_is_a_bad_request(client: Client) -> None:
-    assert client.status("POST", EVENTS, b'{"StartRequests": []}', {}) == 400
-
-
 def test_the_preview_version_does_not_ask_for_the_header(client: Client) -> None:
     assert client.status("GET", "/metadata/scheduledevents?api-version=2017-03-01", headers={}) == 200
-
-
-def test_the_header_is_asked_for_elsewhere_whatever_the_version_says(client: Client) -> None:
-    assert client.status("GET", "/metadata/instance?api-version=2017-03-01", headers={}) == 400
 
 
 def test_a_request_that_came_through_a_proxy_is_a_bad_request(client: Client) -> None:
     assert client.status("GET", EVENTS, headers={**METADATA, "X-Forwarded-For": "10.0.0.1"}) == 400
 
 
-@pytest.mark.parametrize("query", ["", "?api-version=", "?api-version=2016-01-01", "?api-version=latest"])
-@pytest.mark.parametrize("path", ["/metadata/scheduledevents", "/metadata/instance", "/metadata/identity/oauth2/token"])
+@pytest.mark.parametrize("query", ["", "?api-version=2016-01-01"])
+@pytest.mark.parametrize("path", ["/metadata/scheduledevents", "/metadata/instance"])
 def test_a_missing_or_unknown_version_is_a_bad_request(client: Client, path: str, query: str) -> None:
     assert client.status("GET", path + query) == 400
 
 
-@pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_every_version_of_the_service_is_known(client: Client, version: str) -> None:
-    assert client.get(f"/metadata/scheduledevents?api-version={version}") == {"DocumentIncarnation": 1, "Events": []}
-
-
-@pytest.mark.parametrize("path", ["/", "/metadata", "/metadata/latest/scheduledevents", "/simulator/nothing", "/vm/"])
+@pytest.mark.parametrize("path", ["/metadata/latest/scheduledevents", "/vm/"])
 def test_an_unknown_path_is_not_found(client: Client, path: str) -> None:
     assert client.status("GET", f"{path}?api-version=2020-07-01") == 404
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+@pytest.mark.parametrize("method", ["PUT", "HEAD"])
 def test_another_method_is_not_allowed_and_the_answer_says_which_are(client: Client, method: str) -> None:
     response, _ = client.ask(method, EVENTS)
     assert (response.status, response.headers["Allow"]) == (405, "GET, POST")
-
-
-def test_nothing_can_be_posted_to_the_identity(client: Client) -> None:
-    assert client.status("POST", INSTANCE, b"{}") == 405
-
-
-def test_an_error_is_printed_as_json(client: Client) -> None:
-    response, body = client.ask("GET", "/nowhere")
-    assert response.headers["Content-Type"].startswith("application/json")
-    assert set(msgspec.json.decode(body)) == {"error"}
 
 
 def test_what_is_not_http_is_answered_in_json_too(simulator: Simulator) -> None:
@@ -144,35 +119,10 @@ def test_the_document_carries_an_etag_that_answers_304_while_it_is_the_same(clie
     assert (response.status, body, response.headers["ETag"]) == (304, b"", etag)
 
 
-def test_the_connection_serves_on_after_a_304(client: Client) -> None:
-    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
-    client.ask("GET", EVENTS, headers={**METADATA, "If-None-Match": etag})
-    assert client.get()["Events"] == []
-
-
-def test_an_old_etag_gets_the_new_document(simulator: Simulator, client: Client) -> None:
-    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
-    simulator.start("user-reboot")
-    assert client.status("GET", EVENTS, headers={**METADATA, "If-None-Match": etag}) == 200
-
-
-def test_an_etag_is_found_in_a_list(client: Client) -> None:
-    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
-    assert client.status("GET", EVENTS, headers={**METADATA, "If-None-Match": f'"other", {etag}'}) == 304
-
-
-def test_the_root_is_the_first_vm(client: Client) -> None:
-    assert client.get(INSTANCE)["compute"]["name"] == "WestNO_0"
-
-
 @pytest.mark.parametrize("vm", ["WestNO_0", "West NO/ü"])
 def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, client: Client, vm: str) -> None:
     path = simulator.endpoint_of(vm).removeprefix(simulator.endpoint) + INSTANCE
     assert client.get(path)["compute"]["name"] == vm
-
-
-def test_the_name_of_a_vm_is_found_whatever_its_case(client: Client) -> None:
-    assert client.get(f"/vm/westno_0{INSTANCE}")["compute"]["name"] == "WestNO_0"
 
 
 def test_an_unknown_vm_is_not_found(client: Client) -> None:
@@ -182,17 +132,6 @@ def test_an_unknown_vm_is_not_found(client: Client) -> None:
 def test_every_vm_of_the_group_sees_the_same_events(simulator: Simulator, client: Client) -> None:
     simulator.start("user-reboot", resources=["WestNO_0"])
     assert client.get(EVENTS) == client.get(f"/vm/West%20NO%2F%C3%BC{EVENTS}")
-
-
-def test_a_token_is_given_in_strings_as_azure_does(client: Client) -> None:
-    token = client.get(TOKEN + "&client_id=abc")
-    assert all(isinstance(value, str) for value in token.values())
-    assert (token["resource"], token["client_id"]) == ("https://eventhubs.azure.net", "abc")
-    assert 0 < int(token["expires_on"]) - time.time() <= int(token["expires_in"])
-
-
-def test_a_token_without_a_resource_is_a_bad_request(client: Client) -> None:
-    assert client.status("GET", "/metadata/identity/oauth2/token?api-version=2018-02-01") == 400
 
 
 def test_an_approved_event_starts_long_before_not_before(simulator: Simulator, client: Client) -> None:
@@ -207,11 +146,6 @@ def test_an_approved_event_starts_long_before_not_before(simulator: Simulator, c
     "body",
     [
         b"",
-        b"no JSON",
-        b"[]",
-        b"{}",
-        b'{"StartRequests": {}}',
-        b'{"StartRequests": [{}]}',
         b'{"StartRequests": [{"EventId": 7}]}',
         b'{"StartRequests": [{"EventId": "never-was"}]}',
         b"[" * 100_000,
@@ -245,29 +179,9 @@ def test_a_scenario_can_be_started_over_http(client: Client) -> None:
     )
 
 
-def test_any_bytes_can_be_set_over_http_and_cleared(client: Client) -> None:
-    client.ask("POST", "/simulator/document", b"\xff\x00")
-    assert client.ask("GET", EVENTS)[1] == b"\xff\x00"
-    client.ask("POST", "/simulator/clear")
-    assert client.get()["Events"] == []
-
-
-def test_a_fault_can_be_ordered_over_http(client: Client) -> None:
-    client.ask("POST", "/simulator/fault", b'{"kind": "gone", "times": 1, "seconds": 60}')
-    assert [client.status("GET", EVENTS) for _ in range(2)] == [410, 200]
-
-
-def test_the_state_can_be_read_over_http(simulator: Simulator, client: Client) -> None:
-    simulator.start("user-reboot")
-    client.get()
-    state = client.get("/simulator/state")
-    assert (state["requests"], [event["scenario"] for event in state["events"]]) == (1, ["user-reboot"])
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("start", b"{"),
         ("start", b'{"scenario": "earthquake"}'),
         ("start", b'{"scenario": "user-reboot", "speed": 0}'),
         ("start", b'{"scenario": "user-reboot", "unknown": 1}'),
@@ -291,7 +205,7 @@ def test_an_order_that_cannot_be_is_a_bad_request_and_spoils_nothing(client: Cli
         (b"Content-Length: " + b"9" * 5000 + b"\r\n", b"413"),
     ],
 )
-@pytest.mark.parametrize("method", [b"GET", b"POST", b"PUT"])
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
 def test_a_body_without_a_sensible_length_is_refused_and_the_connection_ends(
     simulator: Simulator, method: bytes, headers: bytes, status: bytes
 ) -> None:
@@ -316,26 +230,11 @@ def test_a_kept_connection_is_cut_when_it_closes() -> None:
         client.get()
 
 
-def test_a_closed_simulator_leaves_its_port_to_the_next_one() -> None:
-    with Simulator() as simulator, Client(simulator) as client:
-        client.get()
-        port = int(simulator.endpoint.rpartition(":")[2])
-    with Simulator(listen=("127.0.0.1", port)) as again, Client(again) as client:
-        assert client.get()["Events"] == []
-
-
 def test_it_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     with Simulator() as simulator, Client(simulator) as client:
         client.get()
     eventually(lambda: set(threading.enumerate()) <= before)
-
-
-def test_one_that_never_served_can_be_closed() -> None:
-    simulator = Simulator()
-    simulator.close()
-    with pytest.raises(OSError, match=r"(?i)refused"):
-        Client(simulator).get()
 
 
 def test_many_clients_at_once_see_one_document(simulator: Simulator) -> None:

@@ -135,11 +135,12 @@ def _order_fault(simulator: Simulator, spec: str) -> None:
 
 
 def _list(*, as_json: bool) -> int:
+    faults = [(name, kind.text) for name, kind in FAULTS.items()]
     if as_json:
-        print_json([{"scenarios": {s.name: s.title for s in SCENARIOS.values()}, "faults": dict(FAULTS)}], sys.stdout)
+        print_json([{"scenarios": {s.name: s.title for s in SCENARIOS.values()}, "faults": dict(faults)}], sys.stdout)
         return 0
     scenarios = [(s.name, s.event_type, f"{s.notice:g} s", s.title) for s in SCENARIOS.values()]
     table(("SCENARIO", "TYPE", "NOTICE", "WHAT HAPPENS"), scenarios, sys.stdout)
     sys.stdout.write("\n")
-    table(("FAULT", "WHAT HAPPENS"), list(FAULTS.items()), sys.stdout)
+    table(("FAULT", "WHAT HAPPENS"), faults, sys.stdout)
     return 0

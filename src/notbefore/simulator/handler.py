@@ -4,10 +4,10 @@ import hashlib
 import os
 import socket
 import struct
-import time
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -17,32 +17,10 @@ from notbefore.errors import SimulatorError
 from notbefore.simulator.scenarios import PREVIEW
 from notbefore.simulator.state import Fault, SimulatorState, instance
 
-EVENT_VERSIONS: Final = (
-    PREVIEW,
-    "2017-08-01",
-    "2017-11-01",
-    "2019-01-01",
-    "2019-04-01",
-    "2019-08-01",
-    "2020-07-01",
-)
+EVENT_VERSIONS: Final = (PREVIEW, "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
 OTHER_VERSIONS: Final = ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01")
 MAX_BODY: Final = 8 * 1024 * 1024  # bytes; a document that is too large for the agent must fit
-METHODS: Final = {
-    "/metadata/scheduledevents": "GET, POST",
-    "/metadata/instance": "GET",
-    "/metadata/identity/oauth2/token": "GET",
-    "/simulator/state": "GET",
-    "/simulator/start": "POST",
-    "/simulator/fault": "POST",
-    "/simulator/document": "POST",
-    "/simulator/clear": "POST",
-}
-_REFUSED: Final = {
-    "gone": HTTPStatus.GONE,
-    "throttled": HTTPStatus.TOO_MANY_REQUESTS,
-    "error": HTTPStatus.INTERNAL_SERVER_ERROR,
-}
+Body = TypeVar("Body")
 
 
 class _StartRequest(Struct):
@@ -71,6 +49,30 @@ class _FaultRequest(Struct, forbid_unknown_fields=True):
     seconds: float | None = None
 
 
+class _RefusedError(Exception):
+    """The answer is a status and a text instead of what was asked for."""
+
+    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
+
+
+class Request(NamedTuple):
+    """What is asked, by which VM."""
+
+    vm: str
+    query: dict[str, str]
+    body: bytes
+
+    def read(self, kind: type[Body]) -> Body:
+        """Return the body, decoded; raises ``_RefusedError``."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"malformed body: {error}") from None
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection. Paths below ``/vm/NAME`` are for that VM, others for the first."""
 
@@ -81,146 +83,110 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 300  # seconds without a request, after which the connection is closed
 
     def do_GET(self) -> None:
-        """The document, ``/metadata/instance``, ``/metadata/identity/oauth2/token``, and ``/simulator/state``."""
-        vm, path, query = self._target()
-        if self._body() is None or not self._exists(vm, path):
-            return
-        if path == "/simulator/state":
-            self._json(HTTPStatus.OK, self._state.state())
-        elif path == "/metadata/scheduledevents":
-            if self._admit(query, EVENT_VERSIONS):
-                self._document(query)
-        elif path == "/metadata/instance":
-            if self._admit(query, OTHER_VERSIONS):
-                self._json(HTTPStatus.OK, instance(vm or ""))
-        elif self._admit(query, OTHER_VERSIONS, "resource"):
-            self._token(query)
-
-    def do_POST(self) -> None:
-        """Start requests, and ``/simulator/start|fault|document|clear``."""
-        vm, path, query = self._target()
-        body = self._body()
-        if body is None or not self._exists(vm, path):
-            return
-        if path.startswith("/simulator/"):
-            self._control(path.removeprefix("/simulator/"), body)
-        elif self._admit(query, EVENT_VERSIONS):
-            self._approve(body, query["api-version"])
-
-    def do_PUT(self) -> None:
-        """Refuse: neither IMDS nor the simulator has other methods than GET and POST."""
-        vm, path, _query = self._target()
-        if self._body() is not None:
-            self._exists(vm, path)
+        """Answer, whatever the method is: ``_ROUTES`` says which there are."""
+        try:
+            request, answer = self._request()
+            answer(self, request)
+        except _RefusedError as refusal:
+            self._json({"error": str(refusal)}, refusal.status, **refusal.headers)
+        except SimulatorError as error:
+            self._json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
 
     # http.server looks for these names
-    do_DELETE = do_PUT  # noqa: N815
-    do_HEAD = do_PUT  # noqa: N815
-    do_PATCH = do_PUT  # noqa: N815
-    do_OPTIONS = do_PUT  # noqa: N815
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = do_GET  # noqa: N815
 
-    def _exists(self, vm: str | None, path: str) -> bool:
-        """Return whether there is this path with this method; answers 404 or 405 if not."""
-        if vm is None or path not in METHODS:
-            self._refuse(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
-        elif self.command not in METHODS[path].split(", "):
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method not allowed", {"Allow": METHODS[path]})
-        else:
-            return True
-        return False
+    def _request(self) -> tuple[Request, Callable[["Handler", Request], None]]:
+        body = self._body()
+        url = urlsplit(self.path)
+        name, path = self._state.vms[0], url.path
+        if path.startswith("/vm/"):
+            name, _, rest = path.removeprefix("/vm/").partition("/")
+            path = f"/{rest}"
+        vm = next((known for known in self._state.vms if known.casefold() == unquote(name).casefold()), None)
+        methods = self._ROUTES.get(path)
+        if vm is None or methods is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
+        if self.command not in methods:
+            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method not allowed", Allow=", ".join(methods))
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        return Request(vm, query, body), methods[self.command]
 
-    def _body(self) -> bytes | None:
-        """Return the request's body; ``None`` if it was refused, which also closes the connection."""
+    def _body(self) -> bytes:
+        """Return the request's body; one that is refused closes the connection."""
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
-            status, text = HTTPStatus.LENGTH_REQUIRED, "Content-Length: expected a number of bytes"
-        elif len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
-            status, text = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BODY} bytes are read"
-        else:
-            return self.rfile.read(int(length))
-        self.close_connection = True
-        self._refuse(status, text, {"Connection": "close"})
-        return None
+            text = "Content-Length: expected a number of bytes"
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, text, Connection="close")
+        if len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
+            text = f"at most {MAX_BODY} bytes are read"
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, Connection="close")
+        return self.rfile.read(int(length))
 
     @property
     def _state(self) -> SimulatorState:
         state: SimulatorState = self.server.state  # type: ignore[attr-defined]  # it is a server._Server
         return state
 
-    def _target(self) -> tuple[str | None, str, dict[str, str]]:
-        url = urlsplit(self.path)
-        vm: str | None = self._state.vms[0]
-        path = url.path
-        if path.startswith("/vm/"):
-            name, _, rest = path.removeprefix("/vm/").partition("/")
-            vm = next((known for known in self._state.vms if known.casefold() == unquote(name).casefold()), None)
-            path = f"/{rest}"
-        return vm, path, {name: values[-1] for name, values in parse_qs(url.query).items()}
-
-    def _admit(self, query: dict[str, str], versions: tuple[str, ...], *needed: str) -> bool:
-        """Return whether header, api-version and the parameters in ``needed`` are right; answers 400 if not."""
-        if "X-Forwarded-For" in self.headers:
-            self._refuse(HTTPStatus.BAD_REQUEST, "X-Forwarded-For: requests through a proxy are not answered")
-            return False
+    def _admit(self, query: dict[str, str], versions: tuple[str, ...]) -> None:
+        """Raise ``_RefusedError`` unless header and api-version are right."""
         # the preview version does not require the header
         preview = versions is EVENT_VERSIONS and query.get("api-version") == PREVIEW
-        if self.headers.get("Metadata", "").casefold() != "true" and not preview:
-            self._refuse(HTTPStatus.BAD_REQUEST, "Required metadata header not specified")
-            return False
-        if query.get("api-version") not in versions:
-            self._refuse(HTTPStatus.BAD_REQUEST, f"Bad request: api-version is one of {', '.join(versions)}")
-            return False
-        for name in needed:
-            if name not in query:
-                self._refuse(HTTPStatus.BAD_REQUEST, f"Required query variable '{name}' is missing")
-                return False
-        return True
+        text = ""
+        if "X-Forwarded-For" in self.headers:
+            text = "X-Forwarded-For: requests through a proxy are not answered"
+        elif self.headers.get("Metadata", "").casefold() != "true" and not preview:
+            text = "Required metadata header not specified"
+        elif query.get("api-version") not in versions:
+            text = f"Bad request: api-version is one of {', '.join(versions)}"
+        if text:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, text)
 
-    def _document(self, query: dict[str, str]) -> None:
+    # ---- what IMDS answers
+
+    def _document(self, request: Request) -> None:
+        self._admit(request.query, EVENT_VERSIONS)
         fault = self._state.take_fault()
         flapped = fault is not None and fault.kind == "flap" and fault.times % 2 == 1
         if fault is not None and fault.kind == "slow":
             self._state.hold(fault.value)
-        body = self._state.body(query["api-version"], empty=flapped)
+        body = self._state.body(request.query["api-version"], empty=flapped)
         if fault is not None and fault.kind not in ("slow", "reset", "flap"):
             self._fail(fault, body)
             return
         etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
         if etag in (tag.strip() for tag in self.headers.get("If-None-Match", "").split(",")):
-            self._send(HTTPStatus.NOT_MODIFIED, b"", {"ETag": etag})
+            self._send(HTTPStatus.NOT_MODIFIED, b"", ETag=etag)
         else:
-            self._send(HTTPStatus.OK, body, {"ETag": etag})
+            self._send(HTTPStatus.OK, body, ETag=etag)
 
     def _fail(self, fault: Fault, body: bytes) -> None:
-        if fault.kind in _REFUSED or fault.kind == "status":
+        if fault.status is not None:
             headers = {"Retry-After": f"{fault.value:.0f}"} if fault.kind == "throttled" else {}
-            status = _REFUSED.get(fault.kind) or HTTPStatus(int(fault.value))
-            self._send(status, msgspec.json.encode({"error": fault.kind}), headers)
+            self._json({"error": fault.kind}, fault.status, **headers)
         elif fault.kind == "redirect":
-            self._send(HTTPStatus.FOUND, b"", {"Location": "http://127.0.0.1:9/metadata/scheduledevents"})
+            self._send(HTTPStatus.FOUND, b"", Location="http://127.0.0.1:9/metadata/scheduledevents")
         elif fault.kind == "garbage":
-            self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>", {})
-        elif fault.kind == "freeze":
-            self._state.hold(fault.value)
-            self.close_connection = True
-        elif fault.kind == "disconnect":
-            self._disconnect()
+            self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
         else:
-            self._send_partly(body, fault)
+            self.close_connection = True
+            if fault.kind == "freeze":
+                self._state.hold(fault.value)
+            elif fault.kind == "disconnect":
+                self._disconnect()
+            else:
+                self._send_partly(body, fault)
 
     def _disconnect(self) -> None:
         """Reset the connection: with SO_LINGER of 0 seconds, a close sends RST instead of FIN."""
-        self.close_connection = True
         linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         socket.close(self.connection.detach())
 
     def _send_partly(self, body: bytes, fault: Fault) -> None:
-        """Send the first half (``half``), or one byte at a time (``drip``); then close the connection."""
+        """Send the first half (``half``), or one byte at a time (``drip``)."""
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.close_connection = True
         if fault.kind == "half":
             self.wfile.write(body[: len(body) // 2])
             return
@@ -232,69 +198,58 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             pass  # the client has closed the connection: that is the purpose of this fault
 
-    def _approve(self, body: bytes, api_version: str) -> None:
-        try:
-            requests = msgspec.json.decode(body, type=_StartRequests)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, f"malformed body: {error}")
-            return
-        if api_version == PREVIEW and requests.DocumentIncarnation is None:
-            self._refuse(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
-            return
+    def _approve(self, request: Request) -> None:
+        self._admit(request.query, EVENT_VERSIONS)
+        wanted = request.read(_StartRequests)
+        if request.query["api-version"] == PREVIEW and wanted.DocumentIncarnation is None:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
         fault = self._state.take_fault(start_request=True)
-        if fault is not None and fault.kind == "start-status":
-            self._refuse(HTTPStatus(int(fault.value)), fault.kind)
-        elif not self._state.approve([request.EventId for request in requests.StartRequests]):
-            self._refuse(HTTPStatus.BAD_REQUEST, "no such event")
-        elif fault is not None:
+        if fault is not None and fault.status is not None:
+            raise _RefusedError(fault.status, fault.kind)
+        if not self._state.approve([one.EventId for one in wanted.StartRequests]):
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "no such event")
+        if fault is not None:
             self._state.hold(fault.value)
             self.close_connection = True
         else:
-            self._send(HTTPStatus.OK, b"", {})
+            self._send(HTTPStatus.OK, b"")
 
-    def _control(self, name: str, body: bytes) -> None:
-        try:
-            answer: dict[str, Any] = {}
-            if name == "start":
-                request = msgspec.json.decode(body, type=_ScenarioRequest)
-                answer = {"EventId": self._state.start(**msgspec.structs.asdict(request))}
-            elif name == "fault":
-                self._state.fault(**msgspec.structs.asdict(msgspec.json.decode(body, type=_FaultRequest)))
-            elif name == "document":
-                self._state.set_document(body)
-            else:
-                self._state.clear()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SimulatorError) as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-            return
-        self._json(HTTPStatus.OK, answer)
+    def _instance(self, request: Request) -> None:
+        self._admit(request.query, OTHER_VERSIONS)
+        self._json(instance(request.vm))
 
-    def _token(self, query: dict[str, str]) -> None:
-        expires = 86_400
-        self._json(
-            HTTPStatus.OK,
-            {
-                "access_token": f"simulated-token-for-{query['resource']}",
-                "client_id": query.get("client_id", "00000000-0000-0000-0000-000000000000"),
-                "expires_in": str(expires),
-                "expires_on": str(int(time.time()) + expires),
-                "resource": query["resource"],
-                "token_type": "Bearer",
-            },
-        )
+    # ---- what the simulator is told
 
-    def _json(self, status: HTTPStatus, value: object) -> None:
-        self._send(status, msgspec.json.encode(value), {})
+    def _start(self, request: Request) -> None:
+        wanted = msgspec.structs.asdict(request.read(_ScenarioRequest))
+        self._json({"EventId": self._state.start(**wanted)})
 
-    def _refuse(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
-        self._send(status, msgspec.json.encode({"error": text}), headers or {})
+    def _fault(self, request: Request) -> None:
+        self._state.fault(**msgspec.structs.asdict(request.read(_FaultRequest)))
+        self._json({})
+
+    def _set_document(self, request: Request) -> None:
+        self._state.set_document(request.body)
+        self._json({})
+
+    def _clear(self, _request: Request) -> None:
+        self._state.clear()
+        self._json({})
+
+    def _show_state(self, _request: Request) -> None:
+        self._json(self._state.state())
+
+    # ---- how it is sent
+
+    def _json(self, value: object, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        self._send(status, msgspec.json.encode(value), **headers)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a malformed request with JSON, as IMDS does for everything."""
-        self.close_connection = True
-        self._refuse(HTTPStatus(code), explain or message or HTTPStatus(code).phrase, {"Connection": "close"})
+        status = HTTPStatus(code)
+        self._json({"error": explain or message or status.phrase}, status, Connection="close")
 
-    def _send(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: HTTPStatus, body: bytes, **headers: str) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -307,3 +262,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Log nothing: there is a request each second."""
+
+    _ROUTES: ClassVar[dict[str, dict[str, Callable[["Handler", Request], None]]]] = {
+        "/metadata/scheduledevents": {"GET": _document, "POST": _approve},
+        "/metadata/instance": {"GET": _instance},
+        "/simulator/state": {"GET": _show_state},
+        "/simulator/start": {"POST": _start},
+        "/simulator/fault": {"POST": _fault},
+        "/simulator/document": {"POST": _set_document},
+        "/simulator/clear": {"POST": _clear},
+    }

@@ -7,7 +7,8 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -15,35 +16,32 @@ from msgspec import Struct
 from notbefore.errors import SimulatorError
 from notbefore.simulator.scenarios import SCENARIOS, Play, as_of
 
+
+class FaultKind(NamedTuple):
+    """What a fault does. ``value``: what VALUE is unless given; ``status``: of the answer, or VALUE where it is 0."""
+
+    text: str
+    value: float = 0.0
+    status: int | None = None
+
+
 FAULTS: Final = {
-    "slow": "answer after VALUE seconds",
-    "gone": "410",
-    "throttled": "429 with Retry-After: VALUE",
-    "error": "500",
-    "status": "HTTP status VALUE",
-    "half": "half of the body, then the connection is closed",
-    "garbage": "200 with a body that is not JSON",
-    "freeze": "accept the request, and send nothing for VALUE seconds",
-    "redirect": "302 to another address",
-    "drip": "one byte each VALUE seconds",
-    "disconnect": "the connection is reset without an answer",
-    "reset": "DocumentIncarnation starts again at 1",
-    "flap": "every other answer lists nothing",
-    "start-status": "a start request is answered with HTTP status VALUE, and ignored",
-    "start-freeze": "a start request is accepted, and not answered for VALUE seconds",
+    "slow": FaultKind("answer after VALUE seconds", 2.0),
+    "gone": FaultKind("410", status=410),
+    "throttled": FaultKind("429 with Retry-After: VALUE", 2.0, status=429),
+    "error": FaultKind("500", status=500),
+    "status": FaultKind("HTTP status VALUE", 503.0, status=0),
+    "half": FaultKind("half of the body, then the connection is closed"),
+    "garbage": FaultKind("200 with a body that is not JSON"),
+    "freeze": FaultKind("accept the request, and send nothing for VALUE seconds", 30.0),
+    "redirect": FaultKind("302 to another address"),
+    "drip": FaultKind("one byte each VALUE seconds", 0.5),
+    "disconnect": FaultKind("the connection is reset without an answer"),
+    "reset": FaultKind("DocumentIncarnation starts again at 1"),
+    "flap": FaultKind("every other answer lists nothing"),
+    "start-status": FaultKind("a start request is answered with HTTP status VALUE, and ignored", 503.0, status=0),
+    "start-freeze": FaultKind("a start request is accepted, and not answered for VALUE seconds", 30.0),
 }
-OF_START_REQUESTS: Final = frozenset({"start-status", "start-freeze"})
-_DEFAULT_VALUES: Final = {
-    "slow": 2.0,
-    "throttled": 2.0,
-    "freeze": 30.0,
-    "drip": 0.5,
-    "status": 503.0,
-    "start-status": 503.0,
-    "start-freeze": 30.0,
-}
-
-
 MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
 SPEEDS: Final = (0.01, 100_000.0)
 MAX_PLAYS: Final = 1_000  # scenarios that are kept; more, and those that are over are removed
@@ -52,15 +50,18 @@ _STATUSES: Final = range(300, 600)
 
 
 class Fault(Struct):
-    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``, until ``until`` (``time.monotonic``).
-
-    Those of ``OF_START_REQUESTS`` are for a POST, the others for a GET.
-    """
+    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``, until ``until`` (``time.monotonic``)."""
 
     kind: str
     value: float
     times: int
     until: float = math.inf
+
+    @property
+    def status(self) -> HTTPStatus | None:
+        """The status that is answered, where it is only that."""
+        status = FAULTS[self.kind].status
+        return HTTPStatus(status or int(self.value)) if status is not None else None
 
 
 class SimulatorState:
@@ -127,8 +128,8 @@ class SimulatorState:
         """
         if kind not in FAULTS:
             raise SimulatorError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
-        value = _DEFAULT_VALUES.get(kind, 0.0) if value is None else value
-        if not 0 <= value <= MAX_VALUE or (kind.endswith("status") and int(value) not in _STATUSES):
+        value = FAULTS[kind].value if value is None else value
+        if not 0 <= value <= MAX_VALUE or (FAULTS[kind].status == 0 and int(value) not in _STATUSES):
             raise SimulatorError(
                 f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599, not {value:g}"
             )
@@ -189,7 +190,7 @@ class SimulatorState:
             self.requests += not start_request
             now = time.monotonic()
             self._faults = [fault for fault in self._faults if fault.until > now]
-            due = [fault for fault in self._faults if (fault.kind in OF_START_REQUESTS) == start_request]
+            due = [fault for fault in self._faults if fault.kind.startswith("start-") == start_request]
             if not due:
                 return None
             fault = due[0]
