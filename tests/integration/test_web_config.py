@@ -5,9 +5,9 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
-import statistics
 import struct
 import subprocess
 import threading
@@ -24,50 +24,33 @@ import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
 
-from notbefore.core.listing import PendingView
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError
-from notbefore.web import access as accesses
 from notbefore.web import channel as channels
 from notbefore.web.access import Access
-from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 from notbefore.web.web_config import WebConfig
 from support.agent import eventually, run
 from support.needs import needs
-from support.shown import NOTHING_PENDING
+from support.shown import (
+    METRICS,
+    NOTHING_PENDING,
+    REQUEST,
+    Shown,
+    ask,
+    connected,
+    dripping,
+    read_all,
+    serving,
+)  # fmt: skip
 
-METRICS = b"# TYPE up gauge\nup 1\n"
 HASHES = {
     "prometheus": bcrypt.hashpw(b"correct horse", bcrypt.gensalt(4)).decode(),
     "browser": bcrypt.hashpw("größer".encode(), bcrypt.gensalt(6)).decode(),
 }
 TLS = "tls_server_config: {cert_file: cert.pem, key_file: key.pem, %s}"
 DEFAULTS: dict[str, str] = {}
-
-
-class Shown:
-    """A view of fixed things."""
-
-    body = METRICS
-
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        return self.body, f"text/plain; accept={accept}"
-
-    def health(self) -> CheckResult:
-        return CheckResult(ok=True, reasons=("the state is in /secret",))
-
-    ready = health
-
-    def pending(self) -> PendingView:
-        return NOTHING_PENDING
-
-    def history(self, *_: Any) -> bytes:
-        return b'{"changes":[]}'
-
-    def agent_status(self) -> AgentStatus:
-        return AgentStatus()
 
 
 class Place:
@@ -119,33 +102,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("web"))
 
 
-@contextmanager
-def serving(path: str | None, listen: str = "127.0.0.1:0", **access: Any) -> Iterator[HttpServer]:
-    server = HttpServer(listen, make_app(Shown()), Access(path, **access))
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-def ask(
-    server: HttpServer, path: str, tls: ssl.SSLContext | None = None, /, **headers: str
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    address = ("127.0.0.1", server.address[1])
-    connection = (
-        http.client.HTTPSConnection(*address, timeout=20, context=tls)
-        if tls
-        else http.client.HTTPConnection(*address, timeout=20)
-    )
-    try:
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
-    finally:
-        connection.close()
-
-
 def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
@@ -195,13 +151,8 @@ def test_a_certificate_may_be_optional_but_then_must_be_good(place: Place) -> No
             ask(server, "/metrics", bad)
 
 
-def test_versions_and_suites_are_those_of_the_file(place: Place) -> None:
-    suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
-    with serving(place.write(tls={"max_version": "TLS12", "cipher_suites": [suite]})) as server:
-        with ExitStack() as stack:
-            tls = shaken(place.client(), server, stack)
-            assert (tls.version(), (tls.cipher() or ("",))[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
-        place.write(tls={"cipher_suites": ["TLS_AES_128_GCM_SHA256"]})
+def test_an_older_version_than_the_file_says_is_refused(place: Place) -> None:
+    with serving(place.write(tls={"min_version": "TLS13"})) as server:
         old = place.client()
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -209,28 +160,18 @@ def test_versions_and_suites_are_those_of_the_file(place: Place) -> None:
         assert ask(server, "/metrics", place.client())[0] == 200
 
 
-LONG = os.urandom(20_000_000)  # more than the kernel takes for a client that does not read
-REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that does not read
 
 
-def writing(server: HttpServer) -> bool:
-    """It waits for a client to read."""
-    return any(channel.total_outbufs_len for channel in server._server.active_channels.values())
-
-
-def test_a_long_answer_reaches_a_slow_reader_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shown, "body", LONG)
-    with serving(place.write()) as server, ExitStack() as stack:
+def test_a_long_answer_reaches_a_slow_reader_whole(place: Place) -> None:
+    with serving(place.write(), view=Shown(LONG)) as server, ExitStack() as stack:
         tls = shaken(place.client(), server, stack)
         # two requests in one record, and one more byte by byte: each is answered, in order
         tls.sendall(REQUEST % (b"metrics", b"") + REQUEST % (b"healthz", b""))
         for byte in REQUEST % (b"api/v1/events", b"Connection: close\r\n"):
             tls.sendall(bytes([byte]))
-        eventually(lambda: writing(server))
         assert ask(server, "/healthz", place.client())[0] == 200  # others do not wait for it
-        said = bytearray()
-        while piece := tls.recv(1_000_000):
-            said += piece
+        said = read_all(tls)
         assert said.count(b"HTTP/1.1 200 OK") == 3
         assert LONG in said
         assert said.endswith(json_line(NOTHING_PENDING))
@@ -243,23 +184,16 @@ def test_the_end_of_a_connection_is_said_in_tls(place: Place) -> None:
         place.client().wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False) as tls,
     ):
         tls.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
-        said = b""
-        while piece := tls.recv(65_536):  # raises at an end that is not said
-            said += piece
-        assert said.endswith(METRICS)
+        assert read_all(tls).endswith(METRICS)  # raises at an end that is not said
 
 
-def test_a_reader_that_goes_away_in_the_middle_leaves_nothing_behind(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Shown, "body", LONG)
-    with serving(place.write()) as server, ExitStack() as stack:
+def test_a_reader_that_goes_away_in_the_middle_is_no_trouble(place: Place) -> None:
+    with serving(place.write(), view=Shown(LONG)) as server, ExitStack() as stack:
         tls = shaken(place.client(), server, stack)
         tls.sendall(REQUEST % (b"metrics", b""))
-        eventually(lambda: writing(server))
+        assert tls.recv(1)
         tls.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # cut, not closed
         tls.close()
-        eventually(lambda: not server._server.active_channels)
         assert ask(server, "/healthz", place.client())[0] == 200
 
 
@@ -283,10 +217,7 @@ def test_a_record_may_come_in_parts_and_what_is_no_record_is_the_end(place: Plac
         tls.write(REQUEST % (b"metrics", b""))
         assert drive(lambda: tls.read(65_536)).startswith(b"HTTP/1.1 200 OK")
         raw.sendall(b"this is no record, and long enough to be seen as none")
-        with suppress(ConnectionResetError):
-            while raw.recv(65_536):  # an alert, and the end
-                pass
-        eventually(lambda: not server._server.active_channels)
+        read_all(raw)  # an alert, and the end
 
 
 def test_a_handshake_that_does_not_end_is_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,46 +247,20 @@ def shaken(context: ssl.SSLContext, server: HttpServer, stack: ExitStack) -> ssl
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", ["idle", "half-shaken", "mixed"])
-def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(place: Place, kind: str) -> None:
-    begin, scraper = hello(place), place.client()
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(place: Place, begun: bool) -> None:
+    begin, scraper, times = hello(place), place.client(), []
     with serving(place.write()) as server, ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(800)]
-        if kind == "mixed":
-            slow = [shaken(scraper, server, stack) for _ in range(200)]
-        else:
-            slow = []
-            clients += [stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(200)]
-        for number, client in enumerate(clients if kind != "idle" else ()):
-            whole = kind == "half-shaken" or number % 4
-            client.sendall(begin if whole else begin[:100])
-            if kind == "mixed" and number % 4 == 3:
-                client.shutdown(socket.SHUT_WR)
-        stop = threading.Event()
-        dripper = threading.Thread(target=drip, args=(slow, stop))
-        dripper.start()
-        times = []
-        for _ in range(10):  # the first of them while the server still makes handshakes with the others
-            begun = time.monotonic()
-            assert ask(server, "/metrics", scraper)[2] == METRICS
-            times.append(time.monotonic() - begun)
-        eventually(lambda: len(server._server.active_channels) >= (600 if kind == "mixed" else 1000))
-        begun = time.monotonic()
-        assert ask(server, "/metrics", scraper)[2] == METRICS
-        times.append(time.monotonic() - begun)
-        stop.set()
-        dripper.join(20)
+        for number, client in enumerate(connected(server, stack, 1000) if begun else ()):
+            with suppress(OSError):  # it was closed for a newer one
+                client.sendall(begin if number % 4 else begin[:100])
+        connected(server, stack, 0 if begun else 1000)
+        with dripping([shaken(scraper, server, stack) for _ in range(50)]):
+            for _ in range(10):
+                asked = time.monotonic()
+                assert ask(server, "/metrics", scraper)[2] == METRICS
+                times.append(time.monotonic() - asked)
     assert max(times) < 1.0
-
-
-def drip(clients: list[ssl.SSLSocket], stop: threading.Event) -> None:
-    """A byte of a header to each, each half second."""
-    for client in clients:
-        client.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
-    while not stop.wait(0.5):
-        for client in clients:
-            with suppress(OSError):
-                client.sendall(b"x")
 
 
 # ---- what the file says, and when it changes
@@ -384,8 +289,6 @@ def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
             kept.close()
             place.file.write_text("{", encoding="utf-8")
             assert served_name(server, place) == ["renewed.example.org"]
-            place.certify("again.example.org")  # whatever the file is at
-            assert served_name(server, place) == ["again.example.org"]
     finally:
         place.certify()
 
@@ -427,25 +330,16 @@ def test_a_change_is_seen_whatever_date_the_file_has(place: Place) -> None:
         assert ask(server, "/metrics", Authorization=basic("x", "größer"))[0] == 200
 
 
-def test_what_was_not_taken_over_is_tried_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(accesses, "RETRY", 0.0)
-    load, reads = accesses.load_web_config, 0
-
-    def read(path: Path) -> WebConfig:
-        nonlocal reads
-        reads += 1
-        if 1 < reads < 4:
-            raise ConfigError("the disk is away")
-        return load(path)
-
-    monkeypatch.setattr(accesses, "load_web_config", read)
-    access = Access(place.write())
-    place.write(tls={"min_version": "TLS13"})
-    contexts = [access.context() for _ in range(4)]
-    assert [context.minimum_version.name for context in contexts if context] == ["TLSv1_2"] * 2 + ["TLSv1_3"] * 2
-    assert (reads, caplog.text.count("the disk is away")) == (4, 1)
+def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_is(place: Place) -> None:
+    with serving(place.write()) as server:
+        place.write(tls={"cert_file": "late.pem", "min_version": "TLS13"})
+        old = place.client()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert ask(server, "/metrics", old)[0] == 200
+        shutil.copy(place.at / "cert.pem", place.at / "late.pem")
+        assert ask(server, "/metrics", place.client())[0] == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask(server, "/metrics", old)
 
 
 def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
@@ -474,31 +368,21 @@ def test_what_nobody_foresaw_in_a_reload_closes_no_listener(
         ("tls_server_config: {cert_file: cert.pem, key_file: none.pem}", "tls_server_config.cert_file, key_file: "),
         ("tls_server_config: {cert_file: cert.pem, key_file: client.pem}", "mismatch"),
         ("tls_server_config: {min_version: TLS10}", "Expected one of TLS12, TLS13"),
-        ("tls_server_config: {cert_file: c, key_file: k, min_version: TLS13, max_version: TLS12}", "min_version is"),
         ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "need each other"),
         (
             "tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequestClientCert}",
             "did you mean 'RequireAndVerifyClientCert'?",
         ),
-        ("tls_server_config: {cert_file: c, key_file: k, cipher_suites: [RC4]}", "'RC4' is none of TLS_ECDHE"),
-        (
-            TLS % "max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]",
-            "cipher_suites: none of them belongs to TLS 1.2",
-        ),
+        (TLS % "cipher_suites: [RC4]", "there is no such key here"),
         (TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert", "_config.client_ca_file: "),
         ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
         ('tls_server_config: {cert_file: "c\\0", key_file: key.pem}', "tls_server_config.cert_file"),
-        ("http_server_config: {headers: {Server: x}}", "http_server_config.headers.Server"),
-        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "visible ASCII"),
         ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
         (
             "basic_auth_users: {bob: $2b$10$" + "." * 21 + "z" + "." * 31 + "}",
             "basic_auth_users.bob: expected a bcrypt",
         ),
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
-        ("a: !!bool x", "are not supported"),
-        ("a: !!int ''", "are not supported"),
-        ("a: !!timestamp x", "are not supported"),
         ("rate_limit: {burst: 1}", ":1: rate_limit: there is no such key here"),
     ],
 )
@@ -519,44 +403,35 @@ def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: py
     Access(place.write())
 
 
-def test_headers_of_the_file_win(place: Place) -> None:
-    headers = {"headers": {"Strict-Transport-Security": "max-age=60", "Content-Security-Policy": "default-src 'self'"}}
-    with serving(place.write(tls=None, http_server_config={"http2": False, **headers})) as server:
-        _, got, _ = ask(server, "/metrics")
-        assert got.get_all("Strict-Transport-Security") == ["max-age=60"]
-        assert got.get_all("Content-Security-Policy") == ["default-src 'self'"]
-
-
 # ---- passwords
 
 
-@pytest.mark.parametrize(
-    ("given", "status"),
-    [
-        (basic("prometheus", "correct horse"), 200),
-        (basic("browser", "größer"), 200),
-        (basic("prometheus", "größer"), 401),
-        (basic("nobody", "correct horse"), 401),
-        (basic("prometheus", "correct horse" + "x" * 100), 401),
-        (basic("prometheus", "\0"), 401),
-        ("Basic !!!", 401),
-        ("Basic " + base64.b64encode(b"\xff:x").decode(), 401),
-        ("Basic " + base64.b64encode(b"prometheus").decode(), 401),
-        ("Bearer correct horse", 401),
-        ("", 401),
-    ],
-)
-def test_the_right_password_opens(place: Place, given: str, status: int) -> None:
+def test_the_right_password_opens(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
-        headers = {"Authorization": given} if given else {}
-        got, said, body = ask(server, "/api/v1/events", None, **headers)
-        assert got == status
-        assert ("WWW-Authenticate" in said) == (status == 401)
-        assert (body == json_line(NOTHING_PENDING)) == (status == 200)
+        for given, status in (
+            (basic("prometheus", "correct horse"), 200),
+            (basic("browser", "größer"), 200),
+            (basic("prometheus", "größer"), 401),
+            (basic("nobody", "correct horse"), 401),
+            (basic("prometheus", "correct horse" + "x" * 100), 401),
+            (basic("prometheus", "\0"), 401),
+            ("Basic !!!", 401),
+            ("Basic " + base64.b64encode(b"\xff:x").decode(), 401),
+            ("Basic " + base64.b64encode(b"prometheus").decode(), 401),
+            ("Bearer correct horse", 401),
+            ("", 401),
+        ):
+            headers = {"Authorization": given} if given else {}
+            got, said, body = ask(server, "/api/v1/events", **headers)
+            assert got == status, given
+            assert ("WWW-Authenticate" in said) == (status == 401)
+            assert (body == json_line(NOTHING_PENDING)) == (status == 200)
 
 
 def test_probes_need_no_password_and_get_no_reasons(place: Place) -> None:
-    with serving(place.write(users=HASHES, tls=None)) as server:
+    view = Shown()
+    view.verdict = CheckResult(ok=True, reasons=("the state is in /secret",))
+    with serving(place.write(users=HASHES, tls=None), view=view) as server:
         for path in ("/healthz", "/readyz"):
             assert ask(server, path)[::2] == (200, b'{"status":"ok","reasons":[]}')
             assert ask(server, path, Authorization=basic("prometheus", "x"))[0] == 401
@@ -593,7 +468,7 @@ def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(place: Place, mo
         held_passwords(monkeypatch) as held,
     ):
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
-        asking = [pool.submit(ask, server, "/metrics", None, Authorization=WRONG) for _ in range(8)]
+        asking = [pool.submit(ask, server, "/metrics", Authorization=WRONG) for _ in range(8)]
         assert held.wait(20)
         for path in ("/metrics", "/", "/api/v1/events"):
             assert ask(server, path, Authorization=GOOD)[0] == 200
@@ -625,68 +500,46 @@ def test_a_password_that_was_changed_is_wrong_though_it_was_right_before(place: 
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 401
 
 
-def test_failed_logins_are_counted_and_logged_at_most_once_a_minute(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_logins_are_counted(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
         assert ask(server, "/metrics")[0] == 401  # a browser asks so first: that is no failed login
         for given in (WRONG, basic("nobody", "wrong"), "Basic !!!"):
             assert ask(server, "/metrics", Authorization=given)[0] == 401
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
         assert server.auth_failures == 3
-    assert [line for line in caplog.messages if "login" in line] == ["failed logins: 1, the last from 127.0.0.1"]
 
 
-@pytest.mark.alone
-def test_the_time_it_takes_tells_no_user_from_another() -> None:
-    def seconds(user: str) -> float:
-        times = []
-        for _ in range(9):
-            begun = time.process_time()
-            config.password_fits(user, b"wrong")
-            times.append(time.process_time() - begun)
-        return statistics.median(times)
+def test_an_unknown_user_takes_as_long_as_a_wrong_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, check = [], bcrypt.checkpw
 
-    users = {name: bcrypt.hashpw(b"x", bcrypt.gensalt(cost)).decode() for name, cost in (("cheap", 5), ("dear", 9))}
-    config = WebConfig(basic_auth_users=users)
-    cheap, dear, unknown = (seconds(user) for user in ("cheap", "dear", "nobody"))
-    # without the decoys the cheap one takes a sixteenth
-    assert 0.5 < cheap / dear < 2
-    assert 0.5 < unknown / dear < 2
+    def watched(password: bytes, hashed: bytes) -> bool:
+        compared.append(hashed[:7])
+        return check(password, hashed)
+
+    monkeypatch.setattr(bcrypt, "checkpw", watched)
+    config = WebConfig(basic_auth_users=HASHES)
+    assert [config.password_fits(user, b"wrong") for user in ("browser", "nobody")] == [False, False]
+    assert compared == [b"$2b$06$", b"$2b$06$"]
 
 
 # ---- names and addresses
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1:10169", 200),
-        ("10.0.0.4", 200),
-        ("[::1]:10169", 200),
-        ("localhost:10169", 200),
-        ("LOCALHOST.", 200),
-        (socket.gethostname(), 200),
-        ("vm.example.org:10169", 200),
-        ("a.b.internal", 200),
-        ("internal", 421),
-        ("evil.example.com", 421),
-        ("127.0.0.1.evil.example.com", 421),
-        ("evil.example.com:127.0.0.1", 421),
-        ("x-internal", 421),
-    ],
-)
-def test_a_name_that_is_not_ours_is_refused(host: str, status: int) -> None:
-    with serving(None, allowed_hosts=("vm.example.org", "*.internal")) as server:
-        got, _, body = ask(server, "/api/v1/events", Host=host)
-        assert got == status
-        assert (b"server.allowed_hosts" in body) == (status == 421)
+def test_a_name_that_is_not_ours_is_refused() -> None:
+    with serving(allowed_hosts=("vm.example.org", "*.internal")) as server:
+        ours = ("127.0.0.1:10169", "10.0.0.4", "[::1]:10169", "localhost:10169", "LOCALHOST.", socket.gethostname())
+        for host in (*ours, "vm.example.org:10169", "a.b.internal"):
+            assert ask(server, "/api/v1/events", Host=host)[0] == 200, host
+        strangers = ("internal", "evil.example.com", "127.0.0.1.evil.example.com", "evil.example.com:127.0.0.1")
+        for host in (*strangers, "x-internal"):
+            got, _, body = ask(server, "/api/v1/events", Host=host)
+            assert (got, b"server.allowed_hosts" in body) == (421, True), host
 
 
 def test_names_do_not_matter_where_a_password_or_a_certificate_does(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
         headers = {"Host": "fleet.example.org", "Authorization": basic("prometheus", "correct horse")}
-        assert ask(server, "/metrics", None, **headers)[0] == 200
+        assert ask(server, "/metrics", **headers)[0] == 200
     with serving(place.write()) as server:
         assert ask(server, "/metrics", place.client(), Host="fleet.example.org")[0] == 200
 

@@ -3,7 +3,7 @@
 import re
 import socket
 import ssl
-from typing import Any, Final
+from typing import Final
 
 from waitress.adjustments import Adjustments
 
@@ -12,9 +12,9 @@ from notbefore.web.app import make_app
 from notbefore.web.auth import AccessControl
 from notbefore.web.channel import Channel
 from notbefore.web.server import MAX_BODY, MAX_HEADER
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 from notbefore.web.web_config import WebConfig
-from support.shown import NOTHING_PENDING
+from support.shown import Shown
 
 MAX_INPUT: Final = 16 * 1024
 SECRET: Final = b"the-metrics"  # what nobody reads without a password
@@ -23,23 +23,10 @@ PASSWORD_NEEDED: Final = ALLOWED - {404}  # 200 and 405 are of probes
 _PIECES: Final = re.compile(rb"\x00\x00\x00")  # in the input: a pause between two packets
 
 
-class _View:
-    def metrics(self, _accept: str) -> tuple[bytes, str]:
-        return SECRET * 200, "text/plain"
-
-    def health(self) -> CheckResult:
-        return CheckResult(ok=True, reasons=(SECRET.decode(),))
-
-    ready = health
-
-    def pending(self) -> Any:
-        return NOTHING_PENDING
-
-    def history(self, *_: object) -> bytes:
-        return b'{"changes":[]}'
-
-    def agent_status(self) -> AgentStatus:
-        return AgentStatus(version=SECRET.decode())
+def _view() -> Shown:
+    view = Shown(SECRET * 200)
+    view.verdict = CheckResult(ok=True, reasons=(SECRET.decode(),))
+    return view
 
 
 class _Access(Access):
@@ -68,7 +55,7 @@ class _Server:
         self.adj = Adjustments(
             ident=None, max_request_header_size=MAX_HEADER, max_request_body_size=MAX_BODY, log_socket_errors=False
         )
-        self.application = AccessControl(make_app(_View()), access)
+        self.application = AccessControl(make_app(_view()), access)
         self.active_channels: dict[int, Channel] = {}
         self.waiting: list[Channel] = []
         self.methods: list[str] = []  # of the requests
@@ -97,8 +84,10 @@ def answers(data: bytes, *, closed: bool) -> tuple[bytes, list[str]]:
             for piece in _PIECES.split(data[:MAX_INPUT]):
                 if not (channel.connected and channel.readable()):
                     break
-                if piece:
+                try:
                     channel.received(piece)
+                except ValueError:  # of a target such as `http://[`
+                    channel.handle_error()
                 while server.waiting:
                     server.waiting.pop(0).service()
                     while channel.connected and channel.total_outbufs_len:

@@ -1,9 +1,134 @@
-"""What an agent with nothing listed answers: for the servers of tests that have no agent behind them."""
+"""What the servers of tests show that have no agent behind them, and how it is asked for."""
+
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from typing import Any
 
 from notbefore.core.listing import PendingView
+from notbefore.web.access import Access
+from notbefore.web.app import make_app
+from notbefore.web.server import HttpServer
+from notbefore.web.view import AgentStatus, CheckResult
 
 NOTHING_PENDING = PendingView(incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=())
+METRICS = b"# TYPE up gauge\nup 1\n"
 # the families that prometheus_client adds
-PROCESS = tuple(f"process_{name}" for name in (
-    "virtual_memory_bytes", "resident_memory_bytes", "start_time_seconds", "cpu_seconds", "open_fds", "max_fds",
-))  # fmt: skip
+PROCESS = tuple(
+    f"process_{name}"
+    for name in (
+        "virtual_memory_bytes",
+        "resident_memory_bytes",
+        "start_time_seconds",
+        "cpu_seconds",
+        "open_fds",
+        "max_fds",
+    )
+)
+REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+
+
+class Shown:
+    """A view of things that a test chooses."""
+
+    def __init__(self, body: bytes = METRICS) -> None:
+        self.verdict = CheckResult(ok=True)
+        self.asked: list[tuple[datetime | None, int]] = []
+        self.body = body
+        self.broken = False
+        self.listed = NOTHING_PENDING
+        self.gate = threading.Event()  # while it is not set, the history is not answered
+        self.gate.set()
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        return self.body, f"text/plain; accept={accept}"
+
+    def health(self) -> CheckResult:
+        return self.verdict
+
+    def ready(self) -> CheckResult:
+        if self.broken:
+            raise RuntimeError("a secret that nobody is to see")
+        return self.verdict
+
+    def pending(self) -> PendingView:
+        return self.listed
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        self.asked.append((since, limit))
+        self.gate.wait(20)
+        return b'{"changes":[]}'
+
+    def agent_status(self) -> AgentStatus:
+        return AgentStatus()
+
+
+@contextmanager
+def serving(
+    path: str | None = None, listen: str = "127.0.0.1:0", view: Shown | None = None, **access: Any
+) -> Iterator[HttpServer]:
+    """Serve ``view`` to those who may ask by the web configuration at ``path``."""
+    server = HttpServer(listen, make_app(view or Shown()), Access(path, **access))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def ask(
+    server: HttpServer, path: str, tls: ssl.SSLContext | None = None, /, method: str = "GET", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Status, headers and body."""
+    address = ("127.0.0.1", server.address[1])
+    connection = (
+        http.client.HTTPSConnection(*address, timeout=20, context=tls)
+        if tls
+        else http.client.HTTPConnection(*address, timeout=20)
+    )
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+def connected(server: HttpServer, stack: ExitStack, count: int = 1) -> list[socket.socket]:
+    """Connections that are closed with ``stack``."""
+    return [stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(count)]
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    said = bytearray()
+    with suppress(ConnectionResetError):
+        while piece := client.recv(1_000_000):
+            said += piece
+    return bytes(said)
+
+
+@contextmanager
+def dripping(clients: list[Any]) -> Iterator[None]:
+    """Send a header to the end of which none of them comes, a byte each quarter of a second."""
+    stop = threading.Event()
+
+    def drip() -> None:
+        pieces = [b"GET /metrics HTTP/1.1\r\nX-Slow: "]
+        while not stop.wait(0.25):
+            for client in clients:
+                with suppress(OSError):
+                    client.send(pieces[0])
+            pieces = [b"x"]
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)

@@ -6,15 +6,13 @@ each handshake and each request. A new version that is wrong, or that would remo
 
 import ipaddress
 import logging
-import math
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterable
-from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError
@@ -25,8 +23,6 @@ if TYPE_CHECKING:  # without the file, none of this is needed
     from notbefore.web.web_config import WebConfig
 
 log = logging.getLogger("notbefore.http")
-
-RETRY: Final = 60.0  # seconds until a file that could not be used is read again, even if it has not changed
 
 # of a file: the time of its last change, its length, its inode; None if it cannot be read
 Signature = tuple[int, int, int] | None
@@ -46,24 +42,16 @@ class Access:
     The constructor raises ``ConfigError`` where the file cannot be used.
     """
 
-    def __init__(
-        self,
-        path: str | None = None,
-        *,
-        insecure: bool = False,
-        allowed_hosts: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, path: str | None = None, *, insecure: bool = False, allowed_hosts: Iterable[str] = ()) -> None:
         self._path = path
         self._insecure = insecure
         self._hosts = {_bare(name) for name in allowed_hosts} | {"localhost", _bare(socket.gethostname())}
         self._lock = threading.Lock()
         self._seen: dict[str, Signature] = {}
-        self._next_try = math.inf  # monotonic seconds
-        self._last_error = ""
         self._config: WebConfig | None = None
         self._context: ssl.SSLContext | None = None
         if path is not None:
-            self._config, self._context = self._load(path)
+            self._load(path)
 
     def config(self) -> "WebConfig | None":
         """The configuration that holds now, if there is one."""
@@ -108,13 +96,13 @@ class Access:
         """What is allowed at ``address``, but weak."""
         if is_loopback(address):
             return []
+        who = f"everybody who reaches {address or 'this machine'} can read the agent"
         if not self._protections:
-            return [f"everybody who reaches {address or 'this machine'} can read the agent: server.insecure is true"]
+            return [f"{who}: server.insecure is true"]
         if "TLS" not in self._protections:
             return ["passwords are sent unencrypted: add tls_server_config to server.web_config_file"]
         if self._protections == {"TLS"}:
-            who = f"everybody who reaches {address or 'this machine'} can read the agent over TLS"
-            return [f"{who}: add basic_auth_users or a client_ca_file to server.web_config_file"]
+            return [f"{who} over TLS: add basic_auth_users or a client_ca_file to server.web_config_file"]
         return []
 
     def accepts_host(self, host: str) -> bool:
@@ -141,47 +129,30 @@ class Access:
         if self._path is None:
             return
         with self._lock:
-            changed = any(_signature(file) != seen for file, seen in self._seen.items())
-            if not changed and time.monotonic() < self._next_try:
+            if all(_signature(file) == seen for file, seen in self._seen.items()):
                 return
             try:
-                config, context = self._load(self._path)
-                self._check_kept(config)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the listener goes on
-                self._keep_old(error, changed=changed)
-                return
-            self._config, self._context = config, context
-            self._seen = {file: self._seen[file] for file in (self._path, *config.files)}
-            self._next_try = math.inf
-            log.info("web configuration reloaded: %s", ", ".join(sorted(config.protections)) or "no protection")
+                self._load(self._path)
+            except ConfigError as error:
+                log.warning("the new web configuration is not used, the old one stays: %s", error)
+            except Exception:  # whatever it is, the listener goes on
+                log.exception("the new web configuration is not used, the old one stays")
+            else:
+                log.info("web configuration reloaded: %s", ", ".join(sorted(self._protections)) or "no protection")
 
-    def _keep_old(self, error: Exception, *, changed: bool) -> None:
-        """Keep the old configuration, with its certificates as they are now."""
-        self._next_try = time.monotonic() + RETRY
-        if changed or str(error) != self._last_error:
-            unexpected = not isinstance(error, ConfigError)
-            log.error("the new web configuration is not used, the old one stays: %s", error, exc_info=unexpected)
-        self._last_error = str(error)
-        if self._config is not None:
-            with suppress(Exception):  # wrong certificates are logged above
-                self._context = self._config.context()
-
-    def _check_kept(self, config: "WebConfig") -> None:
-        """Raise ``ConfigError`` where a protection is missing: a file that is being written may be empty."""
-        lost = self._protections - config.protections
-        if lost:
-            raise ConfigError(f"{self._path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
-
-    def _load(self, path: str) -> "tuple[WebConfig, ssl.SSLContext | None]":
+    def _load(self, path: str) -> None:
         """Read the file and its certificates. The signatures are taken first: a later change is found the next time."""
-        old = self._config.files if self._config is not None else ()  # still needed if the new ones are wrong
-        self._seen = {file: _signature(file) for file in (path, *old)}
+        self._seen = {file: _signature(file) for file in {path, *self._seen}}
         config = load_web_config(Path(path))
-        self._seen |= {file: _signature(file) for file in config.files if file not in self._seen}
+        self._seen = {path: self._seen[path]} | {file: _signature(file) for file in config.files}
+        lost = self._protections - config.protections
+        if lost:  # a file that is being written may be empty
+            raise ConfigError(f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
         try:
-            return config, config.context()
+            self._context = config.context()
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+        self._config = config
 
 
 def access(server: Server) -> Access:
@@ -204,6 +175,7 @@ def is_loopback(address: str) -> bool:
     return _is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
+@lru_cache(maxsize=16)  # the names in ``Host`` are few
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)

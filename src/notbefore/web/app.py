@@ -143,8 +143,14 @@ def _application(routes: dict[str, Route]) -> App:
     return app
 
 
+def path_of(environ: Environ) -> str:
+    """The path as it was sent: ``//metrics`` and ``/%6detrics`` are not ``/metrics``."""
+    uri: str = environ["REQUEST_URI"]
+    return uri.partition("?")[0]
+
+
 def _respond(routes: dict[str, Route], environ: Environ) -> Response:
-    route = routes.get(environ.get("PATH_INFO", ""))
+    route = routes.get(path_of(environ))
     if route is None:
         return _error(HTTPStatus.NOT_FOUND, f"not found; the paths are {', '.join(routes)}")
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -154,7 +160,7 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
     except _BadRequestError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error))
     except Exception:  # one that fails must not end the worker
-        log.exception("%s failed", environ["PATH_INFO"])
+        log.exception("%s failed", path_of(environ))
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log says why")
 
 

@@ -7,12 +7,9 @@ from typing import Any, Final
 
 from waitress.channel import HTTPChannel
 
-from notbefore.web.request import Request, Task
-
 REQUEST_PATIENCE: Final = 10.0  # seconds for a request to arrive, from its first byte or the connection's opening
 ANSWER_PATIENCE: Final = 60.0  # seconds for an answer to be made and read whole
 IDLE_PATIENCE: Final = 120.0  # seconds between two requests of one connection; scrapes come each minute or more often
-PIPELINED: Final = 4  # requests of one connection that wait; Prometheus and browsers send one at a time
 
 log = logging.getLogger("notbefore.http")
 
@@ -20,15 +17,12 @@ log = logging.getLogger("notbefore.http")
 class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     """A connection. waitress counts from its last byte: a client that drips would stay for ever."""
 
-    parser_class = Request
-    task_class = Task
-    requests: list[Request]  # those that have arrived; the first is being answered
-    since: float  # monotonic seconds: when it opened, or its last request began or arrived
+    requests: list[Any]  # those that have arrived; the first is being answered
+    socket: Any  # a plain one, or an ``SSLSocket``
     served: bool = False
-    socket: Any  # a plain one, over TLS an ``SSLSocket`` from the first byte on
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.since = time.monotonic()
+        self.since = time.monotonic()  # when it opened, or its last request began or arrived
         super().__init__(*args, **kwargs)
 
     def received(self, data: bytes) -> bool:
@@ -39,14 +33,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         if self.requests:
             self.served = True
             self.since = time.monotonic()
-        if len(self.requests) > PIPELINED:
-            log.debug("connection from %s: closed, it sends requests and reads no answers", self.addr)
-            self.handle_close()
         return result
 
     def handle_error(self) -> None:
         """Close."""
-        # that a client goes away is no error of the agent
+        # that a client goes away, or sends what cannot be parsed, is no error of the agent
         log.debug("connection from %s: closed on %r", self.addr, sys.exc_info()[1])
         self.handle_close()
 

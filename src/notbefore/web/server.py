@@ -5,13 +5,12 @@ One thread polls all connections, and makes TLS handshakes; only a complete requ
 
 import errno
 import logging
-import select
 import socket
 import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
@@ -23,24 +22,13 @@ from notbefore.web.access import Access
 from notbefore.web.auth import AccessControl
 from notbefore.web.channel import Channel
 
-if TYPE_CHECKING:  # imported where it is configured
-    from notbefore.web.tls_channel import TlsChannel
-
-try:
-    import resource
-except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
-    resource = None  # type: ignore[assignment]  # Windows has no such limit
-
 WORKERS: Final = 4  # threads that answer; one may compare a password, two may read the history
-MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
-MIN_CONNECTIONS: Final = 10  # however few files may be open
+MAX_CONNECTIONS: Final = 400  # Windows' select takes 512 sockets; each is a file, of which usually 1,024 may be open
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
 MAX_BODY: Final = 1024  # bytes; no request here has a body
-ACCEPTS: Final = 100  # connections accepted between two polls
-CLEANUP: Final = 2.0  # seconds between two checks of the connections, while there are any
-OTHER_FILES: Final = 256  # files that are open beside the connections
-HANDSHAKE_TIME: Final = 0.02  # seconds of handshakes between two polls: a thousand at once keep no scrape waiting
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
+ACCEPTS: Final = 20  # connections accepted between two polls
+LOOK: Final = 2.0  # seconds between two looks at the connections, while there are any and nothing comes
 
 log = logging.getLogger("notbefore.http")
 
@@ -67,9 +55,9 @@ class HttpServer:
             log.warning(text)
         settings = Adjustments(
             threads=WORKERS,
-            connection_limit=_connection_limit(),
-            cleanup_interval=CLEANUP,
-            # no worker waits for a reader, and nothing goes to the disk: ``drop_unread`` bounds it
+            connection_limit=MAX_CONNECTIONS,
+            cleanup_interval=0,  # ``maintenance`` is called before each poll
+            # no worker waits for a reader, and nothing goes to the disk: ``maintenance`` bounds it
             outbuf_high_watermark=sys.maxsize,
             outbuf_overflow=sys.maxsize,
             max_request_header_size=MAX_HEADER,
@@ -88,7 +76,7 @@ class HttpServer:
     @property
     def auth_failures(self) -> int | None:
         """Requests with a wrong user or password since the start; ``None`` where no password is needed."""
-        return self._control.failures.count if self._access.has_passwords else None
+        return self._control.failures if self._access.has_passwords else None
 
     @property
     def url(self) -> str:
@@ -110,79 +98,59 @@ class HttpServer:
         if self._thread.is_alive():
             self._thread.join(0.5)
         self._server.task_dispatcher.shutdown(timeout=0.4)
-        self._control.passwords.close()
+        self._control.close()
         wasyncore.close_all(self._map, ignore_all=True)
 
     def _run(self) -> None:
         while not self._stopping:
-            # without connections there is nothing to clean up, and a new one wakes the poll
-            timeout = CLEANUP if self._server.active_channels else 3600.0
+            # without connections there is nothing to look at, and a new one wakes the poll
+            timeout = LOOK if self._server.active_channels else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
-            if self._server.cleanup_due:
-                self._server.clean_up()
-            self._server.go_on_with_handshakes()
-            self._server.drop_unread()
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
+    active_channels: dict[int, Channel]
+
     def __init__(self, app: AccessControl, access: Access, **kwargs: Any) -> None:
-        self.handshakes: list[TlsChannel] = []  # those that can go on
-        self.cleanup_due = False
         self._access = access
         super().__init__(app, **kwargs)
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
         """The channel of a new connection."""
-        if self._access.context() is None:
+        context = self._access.context()
+        if context is None:
             return Channel(*args, **kwargs)
         from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only where it is configured
 
-        return TlsChannel(*args, context=self._access.context, **kwargs)
+        return TlsChannel(context, *args, **kwargs)
 
     def handle_accept(self) -> None:
-        """Accept many at once: a scrape may wait behind a thousand others, and each poll asks all connections."""
+        """Accept several at once: a scrape may wait behind others, and each poll asks all connections."""
         for _ in range(ACCEPTS):
             before = len(self._map)
-            super().handle_accept()
+            with suppress(OSError):  # the client has gone again
+                super().handle_accept()
             if len(self._map) == before:
                 break
 
     def maintenance(self, _now: float) -> None:
-        """Have the connections looked at behind this poll: what is closed while it is prepared is polled all the same.
+        """End the overdue; near the limit the oldest without a request; and who has asked first for what is not read.
 
-        The number of its file would be another connection's by then, which would be closed in its place.
+        They are shut down, and the next poll closes them. What is closed while a poll is prepared is polled all the
+        same, and the number of its file may be that of another connection by then.
         """
-        self.cleanup_due = True
-
-    def clean_up(self) -> None:
-        """Close the overdue; near the limit the oldest without a request, so that there is room for a tenth more."""
-        now, self.cleanup_due = time.monotonic(), False
-        for channel in list(self.active_channels.values()):
-            if channel.overdue(now):
-                channel.handle_close()
-        excess = len(self._map) - int(0.9 * self.adj.connection_limit)
-        if excess > 0:
-            waiting = sorted((c for c in self.active_channels.values() if not c.requests), key=lambda c: c.since)
-            for channel in waiting[:excess]:
-                channel.handle_close()
-
-    def go_on_with_handshakes(self) -> None:
-        """For a moment, the newest first; the next poll finds the others again."""
-        deadline = time.monotonic() + HANDSHAKE_TIME
-        self.handshakes.sort(key=lambda channel: channel.since)
-        while self.handshakes and time.monotonic() < deadline:
-            self.handshakes.pop().handshake()
-        self.handshakes.clear()
-
-    def drop_unread(self) -> None:
-        """Where too many bytes wait to be read, close those that have been asked for first."""
-        waiting = [channel for channel in self.active_channels.values() if channel.total_outbufs_len]
-        unread = sum(channel.total_outbufs_len for channel in waiting)
-        for channel in sorted(waiting, key=lambda one: one.since):
-            if unread <= MAX_UNREAD:
-                break
-            unread -= channel.total_outbufs_len
-            channel.handle_close()
+        now, ended = time.monotonic(), []
+        channels = sorted(self.active_channels.values(), key=lambda one: one.since)
+        excess = len(channels) - int(0.9 * self.adj.connection_limit)
+        unread = sum(channel.total_outbufs_len for channel in channels) - MAX_UNREAD
+        for channel in channels:
+            waiting, held = not channel.requests, channel.total_outbufs_len
+            if channel.overdue(now) or (excess > 0 and waiting) or (unread > 0 and held):
+                ended.append(channel)
+                excess, unread = excess - 1, unread - held
+        for channel in ended:
+            with suppress(OSError):  # the client has gone
+                socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)  # that of TLS would go on in plain text
 
     def handle_error(self) -> None:
         """Log it, and go on listening: waitress would close the listener for good."""
@@ -192,51 +160,11 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 def _bind(listen: str) -> socket.socket:
     """A socket that listens: of two that bind at the same moment, only that says which one has the port."""
     host, port = host_and_port(listen)
-    bound: socket.socket | None = None
     try:
-        bound = None if host else _bind_everywhere(port)
-        if bound is None:
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, protocol, _, address = found[0]
-            bound = socket.socket(family, kind, protocol)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-        bound.listen()
+        if not host and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        family, *_, address = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]  # noqa: S104 - asked for
+        return socket.create_server(address, family=family)
     except (OSError, UnicodeError) as error:
-        if bound is not None:
-            bound.close()
         hint = ": is another notbefore running?" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
         raise ListenError(f"cannot listen at {listen}: {error}{hint}") from error
-    return bound
-
-
-def _bind_everywhere(port: int) -> socket.socket | None:
-    """A socket for IPv6 and IPv4; ``None`` where the machine has no IPv6."""
-    if not socket.has_dualstack_ipv6():
-        return None
-    bound = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("::", port))
-    except OSError as error:
-        bound.close()
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        return None
-    return bound
-
-
-def _connection_limit() -> int:
-    """How many connections there may be: each is a file, and the usual soft limit is 1,024."""
-    if resource is None:
-        return MAX_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return MAX_CONNECTIONS
-    with suppress(ValueError, OSError):
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    return max(MIN_CONNECTIONS, soft - OTHER_FILES)

@@ -4,52 +4,65 @@ import re
 import ssl
 from typing import Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from notbefore.errors import ConfigError
-from notbefore.web.tls import TlsServerConfig, make_context
 
 MAX_COST: Final = 14  # of a bcrypt hash: one second of computing for each password
 MAX_PASSWORD: Final = 72  # bytes; bcrypt ignores the rest
+VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+POLICIES: Final = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
 _HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", re.ASCII)
 _DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password has
 
 
-class _Section(Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """``tls_server_config``. A client's certificate is either not requested or verified; nothing in between."""
 
-
-class Headers(_Section, frozen=True):
-    """``http_server_config.headers``; an empty value keeps the agent's own."""
-
-    content_security_policy: str = field(default="", name="Content-Security-Policy")
-    x_frame_options: Literal["", "deny", "sameorigin"] = field(default="", name="X-Frame-Options")
-    x_content_type_options: Literal["", "nosniff"] = field(default="", name="X-Content-Type-Options")
-    x_xss_protection: str = field(default="", name="X-XSS-Protection")
-    strict_transport_security: str = field(default="", name="Strict-Transport-Security")
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
+    client_auth_type: Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"] = "NoClientCert"
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
 
     def __post_init__(self) -> None:
-        if any(not value.isascii() or not value.isprintable() for _, value in self.given()):
-            raise ValueError("expected visible ASCII in the headers")
+        if (self.client_ca_file is None) != (self.client_auth_type == "NoClientCert"):
+            raise ValueError("client_ca_file and a client_auth_type that verifies certificates need each other")
 
-    def given(self) -> list[tuple[str, str]]:
-        """Names and values."""
-        names = zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True)
-        return [(name, getattr(self, key)) for name, key in names if getattr(self, key)]
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The certificates and keys that are read."""
+        return tuple(filter(None, (self.cert_file, self.key_file, self.client_ca_file)))
+
+    def context(self) -> ssl.SSLContext:
+        """The context that a server uses; raises ``ConfigError``, which names the key of the section."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = VERSIONS[self.min_version]
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        try:
+            key = f"cert_file, key_file: {self.cert_file}, {self.key_file}"
+            context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            if self.client_ca_file is not None:
+                key = f"client_ca_file: {self.client_ca_file}"
+                context.verify_mode = POLICIES[self.client_auth_type]
+                context.load_verify_locations(self.client_ca_file)
+        except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+            raise ConfigError(f"tls_server_config.{key}: {error}") from None
+        return context
 
 
-class HttpServerConfig(_Section, frozen=True):
-    """``http_server_config``. ``http2`` is accepted and has no effect: this server speaks HTTP/1.1."""
-
-    http2: bool = True
-    headers: Headers = Headers()
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and the agent cannot ask for its password: store it unencrypted")
 
 
-class WebConfig(_Section, frozen=True):
+class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
     tls_server_config: TlsServerConfig | None = None
-    http_server_config: HttpServerConfig = HttpServerConfig()
     basic_auth_users: dict[str, str] = {}  # name -> bcrypt hash
 
     def __post_init__(self) -> None:
@@ -81,26 +94,15 @@ class WebConfig(_Section, frozen=True):
         """The TLS settings, ``None`` without TLS. Raises ``ConfigError``, also where bcrypt is missing."""
         if self.basic_auth_users:
             _check_hashes(self.basic_auth_users)
-        try:
-            return make_context(self.tls_server_config) if self.tls_server_config is not None else None
-        except ConfigError as error:
-            raise ConfigError(f"tls_server_config.{error}") from None
+        return self.tls_server_config.context() if self.tls_server_config is not None else None
 
     def password_fits(self, user: str, password: bytes) -> bool:
-        """Whether the password is the user's. Takes the same time for every user, known or not.
-
-        Each step of a hash's cost doubles its time. For a user whose hash costs less than the highest, decoys of all
-        costs between them are computed as well, which makes up the difference.
-        """
+        """Whether the password is the user's. Takes as long for a user that there is not as for the dearest hash."""
         import bcrypt  # noqa: PLC0415 - 1 MiB that only an agent with passwords needs
 
-        password = password[:MAX_PASSWORD]
-        most = max(map(_cost, self.basic_auth_users.values()))
-        hashed = self.basic_auth_users.get(user, _DECOY.format(most))
-        fits = bcrypt.checkpw(password, hashed.encode("ascii"))
-        for cost in range(_cost(hashed), most):
-            bcrypt.checkpw(password, _DECOY.format(cost).encode("ascii"))
-        return fits and user in self.basic_auth_users
+        decoy = _DECOY.format(max(int(hashed[4:6]) for hashed in self.basic_auth_users.values()))
+        hashed = self.basic_auth_users.get(user, decoy)
+        return bcrypt.checkpw(password[:MAX_PASSWORD], hashed.encode("ascii")) and user in self.basic_auth_users
 
 
 def _check_hashes(users: dict[str, str]) -> None:
@@ -113,7 +115,3 @@ def _check_hashes(users: dict[str, str]) -> None:
             bcrypt.hashpw(b"", f"$2b$04${hashed[7:29]}".encode("ascii"))  # its salt, at the least cost
         except ValueError:
             raise ConfigError(f"basic_auth_users.{user}: expected a bcrypt hash, this one has a bad salt") from None
-
-
-def _cost(hashed: str) -> int:
-    return int(hashed[4:6])
