@@ -124,8 +124,6 @@ class Account(RuleBasedStateMachine):
     @rule()
     def disk_writes(self) -> None:
         changes = self.outbox.take_changes()
-        if changes is None:
-            return
         for key, row in changes.rows.items():
             if row is None:
                 self.disk.rows.pop(key, None)
@@ -142,10 +140,10 @@ class Account(RuleBasedStateMachine):
     @rule()
     def disk_refuses(self) -> None:
         """After it, all is behind."""
-        self.outbox.take_changes()
-        image = self.outbox.image(self.now)
-        self.disk.rows = {row.id: row for row in image.rows}
-        self.disk.threads, self.disk.ledger, self.disk.clock = dict(image.threads), image.ledger, self.now
+        _, rows, threads, self.disk.ledger = self.outbox.take_changes(everything=True)
+        self.disk.rows = {key: row for key, row in rows.items() if row is not None}
+        self.disk.threads = {lane: thread for lane, thread in threads.items() if thread is not None}
+        self.disk.clock = self.now
 
     @rule()
     def courier_is_killed(self) -> None:

@@ -141,33 +141,34 @@ class Operations:
         return self._exercise(request)
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
-        if request.change is not None:
-            self._store.exercise(request.change)
-        rows = [row for row in self._store.rows() if row.delivery.event_key == request.event_key]
-        if request.end:
-            self._store.drop([row.id for row in rows])
+        attempts = self._store.exercise(request.event_key, request.change)
+        with self._store.outbox() as (outbox, now):
+            rows = [row for row in outbox.rows() if row.delivery.event_key == request.event_key]
+            if request.end:
+                outbox.drop([row.id for row in rows])
         due = min((row.due for row in rows if row.state == "pending"), default=None)
-        attempts = tuple(self._store.exercised(request.event_key))
-        return ExerciseReply(attempts, None if due is None else self._store.until(due))
+        return ExerciseReply(tuple(attempts), None if due is None else due - now)
 
     def _outbox(self, request: OutboxRequest) -> OutboxReply:
-        store = self._store
-        rows = [] if request.ids else store.rows(request.state, request.sink)
-        for prefix in request.ids:
-            matching = [row for row in store.rows() if row.id.startswith(prefix)]
-            if len(matching) != 1:
-                return OutboxReply(unclear=prefix, several=bool(matching))
-            rows += matching
-        listed, shift = store.load().tracked.events.keys(), time.time() + store.until(0.0)
-        shown = [OutboxRow.of(row, listed=row.delivery.event_key in listed, shift=shift) for row in rows]
-        done = left_out = 0
-        if request.action == "retry" and not request.ids:
-            # they could wake somebody, and no later message corrects them
-            timely = [one for one in shown if one.listed or not one.expires_with_event]
-            shown, left_out = timely, len(shown) - len(timely)
-        ids = [one.delivery_id for one in shown]
-        if request.action == "retry":
-            done = store.retry(ids, {sink: terms.expire_after for sink, terms in self._routing().sinks.items()})
-        elif request.action == "drop":
-            done = store.drop(ids)
+        listed = self._store.load().tracked.events.keys()
+        with self._store.outbox() as (outbox, now):
+            rows = [] if request.ids else list(outbox.rows(request.state, request.sink))
+            for prefix in request.ids:
+                matching = [row for row in outbox.rows() if row.id.startswith(prefix)]
+                if len(matching) != 1:
+                    return OutboxReply(unclear=prefix, several=bool(matching))
+                rows += matching
+            shift = time.time() - now
+            shown = [OutboxRow.of(row, listed=row.delivery.event_key in listed, shift=shift) for row in rows]
+            done = left_out = 0
+            if request.action == "retry" and not request.ids:
+                # they could wake somebody, and no later message corrects them
+                timely = [one for one in shown if one.listed or not one.expires_with_event]
+                shown, left_out = timely, len(shown) - len(timely)
+            ids = [one.delivery_id for one in shown]
+            if request.action == "retry":
+                expire_after = {sink: terms.expire_after for sink, terms in self._routing().sinks.items()}
+                done = outbox.retry(ids, now, expire_after)
+            elif request.action == "drop":
+                done = outbox.drop(ids)
         return OutboxReply(tuple(shown), done, left_out)

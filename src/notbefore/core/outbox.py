@@ -231,11 +231,11 @@ class OutboxRows:
         """There is something that ``take_changes`` has not given."""
         return bool(self._changed)
 
-    def take_changes(self) -> OutboxChanges | None:
-        """What changed since the last call; ``None``: nothing."""
-        if not self._changed:
-            return None
+    def take_changes(self, *, everything: bool = False) -> OutboxChanges:
+        """What changed since the last call, or all that there is."""
         self._step, changed, self._changed = self._step + 1, self._changed, set()
+        if everything:
+            return OutboxChanges(self._step - 1, {**self._rows}, {**self._threads}, self.ledger)
         return OutboxChanges(
             self._step - 1,
             {one: self._rows.get(one) for one in changed if isinstance(one, str)},

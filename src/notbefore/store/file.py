@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.clock import Instant
-from notbefore.core.outbox import Ledger, OutboxImage, Row
+from notbefore.core.outbox import Ledger, OutboxChanges, OutboxImage, Row
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
@@ -127,9 +127,7 @@ class Writing(NamedTuple):
     """What one transaction writes."""
 
     state: StoredState
-    rows: Mapping[str, Row | None]  # deliveries by id; ``None``: it is gone
-    threads: Mapping[tuple[str, str], str | None]
-    ledger: Ledger
+    outbox: OutboxChanges
     records: Sequence[HistoryRecord]
     clock: FileClock  # its stamp is made here
     everything: bool  # there is nothing but this: all other rows are deleted
@@ -207,9 +205,9 @@ class StateFile:
                 self._written = {}
             _delete(db, [key for key in self._written if key not in rows])
             _upsert(db, [(key, value) for key, value in rows.items() if not _is_same(self._written.get(key), value)])
-            _upsert_or_delete(db, {("delivery", one): row for one, row in writing.rows.items()})
-            _upsert_or_delete(db, {("thread", _lane_key(lane)): one for lane, one in writing.threads.items()})
-            _upsert(db, [(("ledger", ""), writing.ledger), (("file", ""), replace(writing.clock, stamp=stamp))])
+            _upsert_or_delete(db, {("delivery", one): row for one, row in writing.outbox.rows.items()})
+            _upsert_or_delete(db, {("thread", _lane_key(lane)): one for lane, one in writing.outbox.threads.items()})
+            _upsert(db, [(("ledger", ""), writing.outbox.ledger), (("file", ""), replace(writing.clock, stamp=stamp))])
             self._add_history(db, writing.records)
             db.execute("COMMIT")
         except BaseException:

@@ -12,8 +12,8 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, MessageKind
-from notbefore.core.outbox import GivenDelivery, Outbox, OutboxChanges, Row, RowState, SendResult
+from notbefore.core.outbox import GivenDelivery, Outbox, Row, SendResult
 from notbefore.core.record import Record
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView, view_of
@@ -49,6 +49,7 @@ SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
 RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a disk that is sick
 LOOK_INTERVAL: Final = 10.0  # seconds between looks whether the file was deleted
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
+CLOSE_PATIENCE: Final = 1.5  # seconds to close the file
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
 MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
 MAX_EXERCISES: Final = 10  # whose attempts are remembered
@@ -121,7 +122,8 @@ class Store:
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = self._written_state = StoredState()
         self._outbox = Outbox(random.random)
-        self._records: list[HistoryRecord] = []  # that are not written yet, oldest first
+        self._records: list[HistoryRecord] = []  # that no transaction has tried to write, oldest first
+        self._writing: list[HistoryRecord] = []  # ... that one has, and maybe has not
         self._dropped_records = 0  # of these, since the disk is sick: they are missing in the history
         self._recent: deque[tuple[float, HistoryRecord]] = deque()  # written in the last seconds, and when
         self._measured: dict[tuple[str, str], list[float]] = {}  # (type, id of the VM) -> seconds of interruptions
@@ -169,43 +171,49 @@ class Store:
                 self._memory.wait(min(SLOW / 4, seconds))
             return self._written_step >= step
 
+    @contextmanager
+    def outbox(self) -> Iterator[tuple[Outbox, float]]:
+        """The outbox, and the time on its clock, for whoever does not wait meanwhile. What changes in it is written."""
+        with self._memory:
+            yield self._outbox, self._clock.boot_time()
+            self._stepped()
+        self._to_deliver()
+
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries that no change causes."""
-        with self._memory:
-            self._outbox.put(deliveries, self._clock.boot_time(), self._clock.time())
-            self._stepped()
-        self._to_deliver()
+        with self.outbox() as (outbox, now):
+            outbox.put(deliveries, now, self._clock.time())
 
-    def no_longer_affected(self, event_keys: Sequence[str]) -> None:
-        """Withdraw the reminders of these events, and end their repetitions: they are other VMs'."""
+    def rows(self) -> list[Row]:
+        """What is in the outbox, oldest first."""
         with self._memory:
-            self._outbox.no_longer_affected(*event_keys)
-            self._stepped()
+            return list(self._outbox.rows())
 
-    def exercise(self, change: StoredChange) -> None:
-        """Send a step of an exercise: it is delivered as a change is, and is no part of the state and the history."""
+    def outbox_view(self) -> OutboxView:
+        """The numbers of the outbox now."""
         with self._memory:
-            self._exercised.setdefault(change.change.event.key, [])
+            return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
+
+    def exercise(self, event_key: str, change: StoredChange | None = None) -> list[ExerciseAttempt]:
+        """The attempts at the deliveries of an exercise, so far; where a ``change`` is given, have it sent first.
+
+        It is delivered as a change is, and is no part of the state and the history.
+        """
+        with self.outbox() as (outbox, now):
+            attempts = self._exercised.setdefault(event_key, [])
             if len(self._exercised) > MAX_EXERCISES:
                 del self._exercised[next(iter(self._exercised))]
-            self._outbox.take(
-                change.change, change.record, change.deliveries, self._clock.boot_time(), self._clock.time()
-            )
-            self._stepped()
-        self._to_deliver()
+            if change is not None:
+                outbox.take(change.change, change.record, change.deliveries, now, self._clock.time())
+            return attempts.copy()
 
-    def exercised(self, event_key: str) -> list[ExerciseAttempt]:
-        """The attempts at the deliveries of an exercise, so far."""
-        with self._memory:
-            return list(self._exercised.get(event_key, ()))
-
-    def _note_exercise(self, results: Iterable[SendResult]) -> None:
+    def _note_exercise(self, results: Iterable[SendResult], now: float) -> None:
         for result in results:
             row = self._outbox.get(result.delivery_id)
-            attempts = self._exercised.get(row.delivery.event_key) if row is not None else None
-            if row is not None and attempts is not None:
-                took = max(0.0, self._clock.boot_time() - row.since)
-                attempts.append(ExerciseAttempt(row.delivery.sink, row.delivery.kind, result, took))
+            if row is not None and row.delivery.event_key in self._exercised:
+                one = row.delivery
+                attempt = ExerciseAttempt(one.sink, one.kind, result, max(0.0, now - row.since))
+                self._exercised[one.event_key].append(attempt)
 
     def know_time(self, date: float | None) -> None:
         """IMDS has answered, at this time by its clock, in Unix seconds; ``None``: it does not say it."""
@@ -229,9 +237,9 @@ class Store:
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
         with self._memory:
-            results = list(results)
-            self._note_exercise(results)
-            given = self._outbox.exchange(results, room, self._clock.boot_time())
+            results, now = list(results), self._clock.boot_time()
+            self._note_exercise(results, now)
+            given = self._outbox.exchange(results, room, now)
             self._stepped()
             return [self._with_usual(one) for one in given] if self._measured else given
 
@@ -279,36 +287,7 @@ class Store:
                 return replace(given, usual=(median(measured), len(measured)))
         return given
 
-    # ---- operators and readers
-
-    def until(self, time: float) -> float:
-        """Seconds until a time of a row; negative: it has passed."""
-        return time - self._clock.boot_time()
-
-    def rows(self, state: RowState | None = None, sink: str | None = None) -> list[Row]:
-        """What is in the outbox, oldest first; of one state or one sink where these are given."""
-        with self._memory:
-            return list(self._outbox.rows(state, sink))
-
-    def retry(self, ids: Collection[str], expire_after: Mapping[str, float]) -> int:
-        """Make deliveries due now, as if never tried; returns how many. ``expire_after``: in seconds, by sink."""
-        with self._memory:
-            done = self._outbox.retry(ids, self._clock.boot_time(), expire_after)
-            self._stepped()
-        self._to_deliver()
-        return done
-
-    def drop(self, ids: Collection[str]) -> int:
-        """Delete deliveries, and count them as dropped; returns how many."""
-        with self._memory:
-            done = self._outbox.drop(ids)
-            self._stepped()
-        return done
-
-    def outbox_view(self) -> OutboxView:
-        """The numbers of the outbox now."""
-        with self._memory:
-            return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
+    # ---- readers
 
     def history(
         self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES, before: int | None = None
@@ -320,7 +299,7 @@ class Store:
         since, newer = since or 0.0, list[HistoryRecord]()
         if before is None:
             with self._memory:
-                newer = [one for _, one in self._recent] + self._records
+                newer = [*(one for _, one in self._recent), *self._writing, *self._records]
         numbers: dict[bytes, int | None] = {one.record: None for one in reversed(newer) if one.time >= since}
         with suppress(*_TROUBLE):  # what is in memory is all there is
             read = self._disk.do(lambda: self._read_history(since, limit, max_bytes, before), ANSWER_PATIENCE)
@@ -378,7 +357,7 @@ class Store:
         """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
         self.wait_written(self._step, SLOW)
         with suppress(DiskHangsError):
-            self._disk.do(self._file.forget)
+            self._disk.do(self._file.forget, CLOSE_PATIENCE)
         self._disk.end()
         self._lock_of_directory.release()
 
@@ -386,7 +365,13 @@ class Store:
 
     def _stepped(self) -> int:
         """Note that memory has changed, and have it written."""
-        if self._everything or self._records or self._outbox.changed or self._state is not self._written_state:
+        if (
+            self._everything
+            or self._writing
+            or self._records
+            or self._outbox.changed
+            or self._state is not self._written_state
+        ):
             self._step += 1
             if self._trouble is None:  # else the next attempt is made by ``tick``
                 self._post()
@@ -399,8 +384,8 @@ class Store:
 
     def _remember(self, record: HistoryRecord) -> None:
         self._records.append(record)
-        if len(self._records) > MAX_RECORDS:
-            del self._records[0]
+        if len(self._writing) + len(self._records) > MAX_RECORDS:
+            del (self._writing or self._records)[0]
             self._dropped_records += 1
         with suppress(msgspec.DecodeError):
             change = Record.read(record.record)
@@ -412,21 +397,20 @@ class Store:
         measured.append(seconds)
         del measured[:-MAX_MEASURED]
 
-    def _behind(self) -> tuple[Writing, OutboxChanges | None]:
+    def _behind(self) -> Writing:
         """What is to be written now."""
         now = self._clock.boot_time()
-        changes = self._outbox.take_changes()
         while self._recent and self._recent[0][0] < time.monotonic() - LOOK_INTERVAL:
             self._recent.popleft()
-        rows: Mapping[str, Row | None] = changes.rows if changes is not None else {}
-        threads: Mapping[tuple[str, str], str | None] = changes.threads if changes is not None else {}
-        records: Sequence[HistoryRecord] = self._records.copy()
-        if self._everything:
-            image = self._outbox.image(now)
-            rows, threads = {row.id: row for row in image.rows}, dict(image.threads)
-            records = [*(one for _, one in self._recent), *records]
-        clock = FileClock(self._boot, now, self._date_at(now))
-        return Writing(self._state, rows, threads, self._outbox.ledger, records, clock, self._everything), changes
+        self._writing, self._records = [*self._writing, *self._records], []
+        again = [one for _, one in self._recent] if self._everything else []
+        return Writing(
+            state=self._state,
+            outbox=self._outbox.take_changes(everything=self._everything),
+            records=[*again, *self._writing],
+            clock=FileClock(self._boot, now, self._date_at(now)),
+            everything=self._everything,
+        )
 
     # ---- in the thread of the disk
 
@@ -435,30 +419,26 @@ class Store:
         try:
             with self._memory:
                 self._posted = False
-                step, (writing, changes) = self._step, self._behind()
-                unread = self._unread
+                step, writing = self._step, self._behind()
             self._hold_directory()
-            if unread:
+            if self._unread:
                 self._file.set_aside_unread()
             self._file.write(writing)
         except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
             self._failed(error)
             return
         took = time.monotonic() - begun
+        self._wrote(writing, step, f"it took {took:.1f} s" if took >= SLOW else None)
+
+    def _wrote(self, writing: Writing, step: int, trouble: str | None) -> None:
+        """A transaction has succeeded, up to this step. ``trouble``: why the disk is sick all the same."""
         with self._memory:
             self._everything = self._unread = False
-            known = {id(one) for _, one in self._recent}
-            self._recent.extend((time.monotonic(), one) for one in writing.records if id(one) not in known)
-            written = {id(one) for one in writing.records}
-            self._records = [one for one in self._records if id(one) not in written]
-            self._written_state = writing.state
-            self._written_step = step
-            waited = self._outbox.written(changes.step) if changes is not None else False
-            healthy = took < SLOW
-            recovered, self._trouble = (
-                self._trouble is not None and healthy,
-                None if healthy else f"it took {took:.1f} s",
-            )
+            self._recent.extend((time.monotonic(), one) for one in self._writing)
+            self._writing = []
+            self._written_state, self._written_step = writing.state, step
+            waited = self._outbox.written(writing.outbox.step)
+            recovered, self._trouble = self._trouble is not None and trouble is None, trouble
             missing = self._dropped_records if recovered else 0
             self._dropped_records -= missing
             self._memory.notify_all()
@@ -492,7 +472,12 @@ class Store:
         if self._lock_of_directory.is_of(self._directory):
             return
         if not self._directory.is_dir():  # on a disk that hangs, `mkdir` would wait even then
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except PermissionError:
+                raise StoreError(
+                    f"no permission for {self._directory}: use another directory, `--state-dir DIR`"
+                ) from None
         check_directory(self._directory)
         self._lock_of_directory.acquire()
 
