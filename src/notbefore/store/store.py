@@ -176,8 +176,10 @@ class Store:
         """The outbox, and the time on its clock, for whoever does not wait meanwhile. What changes in it is written."""
         with self._memory:
             yield self._outbox, self._clock.boot_time()
+            changed = self._outbox.changed
             self._stepped()
-        self._to_deliver()
+        if changed:
+            self._to_deliver()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries that no change causes."""
