@@ -4,7 +4,6 @@ import asyncio
 import importlib.metadata
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,10 +58,10 @@ def consuming(
     config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
     assert config.fleet
     written, clock = list[bytes](), HubClock()
-    outbox = Failing(config.routing, lambda: None, lambda _: None, lambda: clock.now(time.monotonic(), time.time()))
+    outbox = Failing(config.routing, lambda: None, lambda _: None, clock.now)
     outbox.at = fails_at
     parts = Parts(
-        snapshots=lambda _: snapshots or FileSnapshots(directory / "partitions"),
+        snapshots=snapshots or FileSnapshots(directory / "partitions"),
         outbox=outbox,
         clock=clock,
         history=History(directory),
@@ -135,10 +134,10 @@ def test_a_partition_that_is_lost_while_the_sdk_still_feeds_it_is_sent_nothing_o
     snapshots = Losing(tmp_path / "partitions")
     with consuming(tmp_path, hub, snapshots=snapshots, rebalance="1s", takeover="2s") as (consumer, written):
         send(hub, [report(A, "announced", "E0")])
-        eventually(lambda: len(written) == 1 and len(consumer.folds) == 2, patience=60)
+        eventually(lambda: len(written) == 1 and len(consumer.keeper.folds) == 2, patience=60)
         first, snapshots.lost = consumer.client, True
         send(hub, [report(A, "announced", "E1")])
-        eventually(lambda: len(consumer.folds) == 1, patience=60)
+        eventually(lambda: len(consumer.keeper.folds) == 1, patience=60)
         snapshots.lost, known = False, len(written)
         send(hub, [report(A, "announced", "E2")])
         eventually(lambda: len(written) > known, patience=60)
@@ -162,7 +161,7 @@ class Hanging(FileSnapshots):
 def test_whoever_asks_for_the_others_while_the_consumer_ends_is_shown_what_is_known(hub: Hub, tmp_path: Path) -> None:
     snapshots = Hanging(tmp_path / "partitions")
     with ThreadPoolExecutor(1) as asking, consuming(tmp_path, hub, snapshots=snapshots) as (consumer, _):
-        eventually(lambda: consumer.folds, patience=60)
+        eventually(lambda: consumer.keeper.folds, patience=60)
         snapshots.hangs = True
         found = asking.submit(consumer.others)
         assert snapshots.asked.wait(60)
@@ -183,7 +182,7 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
         asyncio.run(run())
         send(hub, [report(A, "announced")])
         eventually(lambda: written, patience=60)
-        eventually(lambda: consumer.figures.poison.total() == len(values), patience=60)
+        eventually(lambda: consumer.keeper.figures.poison.total() == len(values), patience=60)
 
 
 def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_of_its_version(
@@ -194,7 +193,7 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_o
         eventually(lambda: consumer.connected, patience=60)
         assert namespace_of(consumer.client).startswith("127.0.0.1")
         send(hub, [report(A, "announced")] * 500)
-        eventually(lambda: consumer.figures.records.total() == 500, patience=60)
+        eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
         eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
 
 
@@ -210,7 +209,9 @@ def test_the_root_certificates_are_loaded_once_for_all_connections(
 
     monkeypatch.setattr(ssl, "SSLContext", Context)
     with consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: len(consumer.folds) == 2, patience=60)  # each partition has a connection, and was asked for
+        eventually(
+            lambda: len(consumer.keeper.folds) == 2, patience=60
+        )  # each partition has a connection, and was asked for
         assert len(loaded) == 1
 
 

@@ -39,8 +39,8 @@ class Kept:
         self.failed = asyncio.Semaphore(0)
         used = snapshots or FileSnapshots(directory)
         history, poison = History(directory), PoisonFile(directory / "poison.jsonl")
-        parts = Parts(lambda _: used, self.outbox, HubClock(), history, poison, lambda _: None)
-        self.keeper = Keeper(config.fleet, used, parts, self._fail)
+        parts = Parts(used, self.outbox, HubClock(), history, poison, lambda _: None)
+        self.keeper = Keeper(config.fleet, parts, self._fail)
 
     def _fail(self, where: str, error: Exception) -> None:
         self.failures.append((where, error))
@@ -74,7 +74,7 @@ def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeyp
         for name in ("0", "2"):
             await snapshots.write(name, good, Position("", 0, 0.0))
         await snapshots.write("1", b"broken", Position("", 0, 0.0))
-        seen = Others(snapshots, set)
+        seen = Others(snapshots, ())
         for _ in range(2):
             await seen.look()
             assert set(seen.found) == {"0", "2"}

@@ -7,19 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from notbefore.commands.options import load_configuration
+from notbefore.config.model import Config
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import MATCHERS, NOTE, Mute, read_mutes, write_mutes
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from notbefore.fleet.checkpoints import Snapshots
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
-    import asyncio  # noqa: PLC0415 - these three are for this command alone, and 30 MB
+    import asyncio  # noqa: PLC0415 - for this command alone
 
-    from notbefore.fleet.instance import open_snapshots  # noqa: PLC0415
     from notbefore.fleet.keeper import STORE_ERRORS  # noqa: PLC0415
 
     change = _ending(options.end) if options.end else _beginning(options) if options.match else None
     try:
-        left = asyncio.run(_changed(open_snapshots(load_configuration(options)), change))
+        left = asyncio.run(_changed(load_configuration(options), change))
     except (*STORE_ERRORS, ValueError) as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {error}") from None
     for one in left:
@@ -79,16 +73,24 @@ def _ending(which: str) -> Callable[[list[Mute]], list[Mute]]:
     return end
 
 
-async def _changed(
-    opened: "AbstractAsyncContextManager[Snapshots]", change: Callable[[list[Mute]], list[Mute]] | None
-) -> list[Mute]:
+async def _changed(config: Config, change: Callable[[list[Mute]], list[Mute]] | None) -> list[Mute]:
     """What is muted now, after a change of it."""
+    from notbefore.fleet.instance import make_snapshots  # noqa: PLC0415 - these two are for this command alone, 30 MB
+    from notbefore.fleet.sdk import make_consumer  # noqa: PLC0415
 
     def changed(body: bytes) -> bytes:
         before = [one for one in read_mutes(body) if one.until > time.time()]
         return write_mutes(change(before) if change is not None else before, time.time())
 
-    async with opened as snapshots:
+    if config.fleet is None:
+        raise ConfigError("the configuration has no section `fleet`")
+    snapshots, credential = make_snapshots(config.fleet, Path(config.state.dir))
+    client = make_consumer(config.fleet, credential, snapshots)  # it connects to nothing
+    try:
         if change is not None:
             await snapshots.change(NOTE, changed)
         return [one for one in read_mutes(await snapshots.read(NOTE)) if one.until > time.time()]
+    finally:
+        for one in (client, snapshots, credential):
+            if one is not None:
+                await one.close()

@@ -96,7 +96,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             self._away = True
             raise
         if self._away:
-            self._away, self._respite_until = False, time.monotonic() + self._takeover
+            self._away, self._respite_until = False, time.monotonic() + self.takeover
         for one in found:
             respite = time.monotonic() < self._respite_until
             one["last_modified_time"] = time.time() if respite else one["last_modified_time"] + ahead
@@ -121,7 +121,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             return {name: str(blob.etag) async for name, blob in self._listed()}
 
     async def _listed(self, **options: Any) -> AsyncIterator[tuple[str, Any]]:
-        prefix = f"{self._prefix}checkpoint/"
+        prefix = f"{self.whose}checkpoint/"
         async for blob in self._container_client.list_blobs(prefix, **options):
             yield blob.name.removeprefix(prefix), blob
 
@@ -138,7 +138,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError(f"somebody else has just changed the {note}: try again") from None
 
     def _blob(self, name: str) -> Any:
-        return self._get_blob_client(f"{self._prefix}{'checkpoint/' if name.isdigit() else ''}{name}")
+        return self._get_blob_client(f"{self.whose}{'checkpoint/' if name.isdigit() else ''}{name}")
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
         """The content of a partition's blob, or of a note's, and its properties; ``None`` where there is none."""

@@ -37,16 +37,9 @@ class Position(NamedTuple):
 class Snapshots(CheckpointStore):
     """Where snapshots are kept; the SDK has its checkpoints from there, and shares the partitions out by it."""
 
-    _prefix = ""
-    _takeover = _created = 0.0
-
-    def of_hub(self, prefix: str, takeover: float, created: float) -> None:
-        """Whose snapshots these are: ``NAMESPACE/HUB/GROUP``.
-
-        ``takeover``: seconds after which the partitions of who is gone are others'. ``created``: Unix seconds of the
-        hub's clock: an earlier position is of another hub of this name.
-        """
-        self._prefix, self._takeover, self._created = f"{prefix}/".lower(), takeover, created
+    whose = ""  # NAMESPACE/HUB/GROUP/
+    takeover = 0.0  # seconds after which the partitions of who is gone are others'
+    created = 0.0  # when the hub was made, in Unix seconds of its clock: an earlier position is of another one
 
     async def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **_: Any
@@ -63,7 +56,7 @@ class Snapshots(CheckpointStore):
         return [
             whose | {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, one in (await self.positions()).items()
-            if one.offset and one.enqueued >= self._created
+            if one.offset and one.enqueued >= self.created
         ]
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:

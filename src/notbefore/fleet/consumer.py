@@ -14,9 +14,10 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from azure.core.exceptions import AzureError
@@ -27,15 +28,12 @@ from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.courier.sinks.event_hub import make_credential
-from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.hub_errors import explained, store_explained
 from notbefore.fleet.inventory import Inventory, not_heard
 from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Parts, UnreadableSnapshotError
-from notbefore.fleet.mutes import Mute
 from notbefore.fleet.others import Others
-from notbefore.fleet.partition import Partition, PartitionFigures, Snapshot
-from notbefore.fleet.sdk import forget_tags, item_of, make_consumer, namespace_of
+from notbefore.fleet.partition import Partition, Snapshot
+from notbefore.fleet.sdk import forget_tags, item_of, make_consumer
 from notbefore.fleet.waves import Notification
 
 BATCH: Final = 300  # records taken in at once from one partition
@@ -69,66 +67,46 @@ class Lag(Struct, frozen=True):
 class Consumer:
     """Runs in one thread, with an event loop of its own: ``run`` until ``stop``."""
 
-    def __init__(self, config: FleetConfig, parts: Parts) -> None:
+    def __init__(self, config: FleetConfig, parts: Parts, credential: Any = None) -> None:
         self._config = config
         self._parts = parts
+        self._credential = credential
         self.errors: Counter[str] = Counter()
         self.lag: dict[str, Lag] = {}
         self.connected = False
         self.trouble = ""  # why the hub could not be read at the last attempt
         self.alive = True
         self.client: Any = None
+        self.keeper = Keeper(config, parts, self._note_error)
+        self._others = Others(parts.snapshots, self.keeper.partitions)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeper: Keeper | None = None
-        self._others: Others | None = None
         self._stop = asyncio.Event()
         self._over = asyncio.Event()  # this client is to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
         self._lost: dict[str, float] = {}  # another instance has them: since when records of them come all the same
 
-    @property
-    def figures(self) -> PartitionFigures:
-        """What was counted of all partitions since the start."""
-        return self._keeper.figures if self._keeper is not None else PartitionFigures()
-
-    @property
-    def folds(self) -> list[Partition]:
-        """The partitions of this instance now."""
-        return [held.fold for held in list(self._keeper.partitions.values())] if self._keeper is not None else []
-
     def others(self) -> dict[str, Snapshot]:
         """What other instances have written down of the other partitions, as of some seconds ago. From any thread."""
-        others, loop = self._others, self._loop
-        if others is None or loop is None or not self.alive:
-            return {}
-        # it ends; the store is slow: what is known is shown
-        with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
-            asyncio.run_coroutine_threadsafe(others.look(), loop).result(ASK_SECONDS)
-        return others.found
-
-    @property
-    def store_trouble(self) -> str:
-        """Why no snapshot can be written now; empty where they are."""
-        return self._keeper.trouble if self._keeper is not None else ""
-
-    @property
-    def mutes(self) -> list[Mute]:
-        """What is muted, as far as it was read."""
-        return self._keeper.mutes if self._keeper is not None else []
+        if self._loop is not None and self.alive:
+            # it ends; the store is slow: what is known is shown
+            with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
+                asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(ASK_SECONDS)
+        return self._others.found
 
     def settled(self, partitions: set[str]) -> None:
         """Something of these partitions was accepted, or refused. From any thread."""
-        if self._keeper is not None and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._keeper.note_news, partitions)
+        self._call(partial(self.keeper.note_news, partitions))
 
     def stop(self) -> None:
         """Come to an end. From any thread."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._end)
+        self._call(self._end)
+
+    def _call(self, do: Callable[[], None]) -> None:
+        if self._loop is None:
+            do()
         else:
-            self._end()
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(do)
 
     def _end(self) -> None:
         self._stop.set()
@@ -143,18 +121,13 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        hub = self._config.hub
-        credential = make_credential(hub) if hub.connection_string is None else None
-        snapshots = self._parts.snapshots(credential)
-        keeper = self._keeper = Keeper(self._config, snapshots, self._parts, self._note_error)
-        self._others = Others(snapshots, lambda: keeper.partitions)
-        files = asyncio.create_task(keeper.run())
+        files = asyncio.create_task(self.keeper.run())
         failures = 0
         try:
             while not self._stop.is_set():
                 began, self._over = time.monotonic(), asyncio.Event()
                 try:
-                    await self._read(credential, snapshots, keeper)
+                    await self._read()
                 except Exception as error:  # noqa: BLE001 - the SDK raises many; any of them ends this client
                     self._note_error("hub", error)
                 self.connected = False
@@ -164,81 +137,87 @@ class Consumer:
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:
             files.cancel()
-            for name in list(keeper.partitions):
-                keeper.forget(name)
-            for closing in (keeper.write_files(), snapshots.close(), *([credential.close()] if credential else [])):
-                with suppress(Exception):
-                    await asyncio.wait_for(closing, CLOSE_SECONDS)
+            for name in list(self.keeper.partitions):
+                self.keeper.forget(name)
+            await self._ended(self.keeper.write_files(), self._parts.snapshots.close())
+            if self._credential is not None:
+                await self._ended(self._credential.close())
 
-    async def _read(self, credential: Any, snapshots: Snapshots, keeper: Keeper) -> None:
+    async def _ended(self, *closing: Awaitable[Any]) -> None:
+        for one in closing:
+            with suppress(Exception):
+                await asyncio.wait_for(one, CLOSE_SECONDS)
+
+    async def _read(self) -> None:
         """With one client, until it fails or the consumer is stopped. Meanwhile it raises what nobody foresaw."""
         self._taken, self._lost, over = set(), {}, self._over
-        client = self.client = make_consumer(self._config, credential, snapshots)
+        client = self.client = make_consumer(self._config, self._credential, self._parts.snapshots)
         tasks: list[asyncio.Task[None]] = []
+        failed: list[asyncio.Task[None]] = []
         try:
-            positions = await self._look_at_hub(client, snapshots, keeper)
-            doing = [self._receive(client, positions), self._watch(client, keeper, len(positions))]
+            positions = await self._look_at_hub(client)
+            doing = [self._receive(client, positions), self._watch(client, len(positions))]
             if self._parts.inventory is not None:
-                doing.append(self._compare(self._parts.inventory, keeper, list(positions)))
+                doing.append(self._compare(self._parts.inventory, list(positions)))
             tasks = [asyncio.create_task(one) for one in doing]
             for task in tasks:
                 task.add_done_callback(lambda _: over.set())
             await over.wait()
-            await keeper.write_all()
+            failed = [task for task in tasks if task.done()]
+            await self.keeper.write_all()
         finally:
             self.lag = {}
-            failed = [task for task in tasks if task.done()]
             for task in tasks:
                 task.cancel()
-            with suppress(Exception):
-                await asyncio.wait_for(client.close(), CLOSE_SECONDS)
-            if tasks:
-                await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+            await self._ended(client.close(), *([asyncio.wait(tasks)] if tasks else []))
         for task in failed:
             task.result()
 
-    async def _look_at_hub(self, client: Any, snapshots: Snapshots, keeper: Keeper) -> dict[str, Any]:
+    async def _look_at_hub(self, client: Any) -> dict[str, Any]:
         """Where to begin each partition that has no checkpoint: the window before now, or before its last record."""
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
             found = await asyncio.gather(*map(client.get_partition_properties, hub["partition_ids"]))
-        whose = f"{namespace_of(client)}/{client.eventhub_name}/{self._config.consumer_group}"
-        snapshots.of_hub(whose, self._config.takeover.seconds, hub["created_at"].timestamp())
-        keeper.ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
-        await keeper.read_mutes()
+        self._parts.snapshots.created = hub["created_at"].timestamp()
+        ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
+        self.keeper.ends = ends
+        await self.keeper.read_mutes()
         now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
         return {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
         }
 
-    async def _watch(self, client: Any, keeper: Keeper, known: int) -> None:
+    async def _watch(self, client: Any, known: int) -> None:
         """See how far the hub is ahead, and end this client once it has more partitions: the SDK asks at its start."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
+            folds = self.keeper.folds
             with suppress(EventHubError, TimeoutError, OSError):  # it is noticed elsewhere
                 async with asyncio.timeout(self._config.hub.timeout.seconds):
                     names = await client.get_partition_ids()
-                    folds = self.folds
                     found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
                 if len(names) != known:
                     log.warning("the hub has %d partitions now, and had %d", len(names), known)
                     self._over.set()
-                self.lag = {
-                    fold.name: _lag(int(one["last_enqueued_sequence_number"]) - max(fold.sequence, -1), fold, keeper)
-                    for fold, one in zip(folds, found, strict=True)
-                }
+                ends = (int(one["last_enqueued_sequence_number"]) for one in found)
+                self.lag = {fold.name: self._lag(fold, end) for fold, end in zip(folds, ends, strict=True)}
 
-    async def _compare(self, inventory: Inventory, keeper: Keeper, names: list[str]) -> None:
+    def _lag(self, fold: Partition, end: int) -> Lag:
+        records = max(0, end - fold.sequence)
+        age = self._parts.clock.now() - fold.enqueued if records and fold.enqueued else 0.0
+        return Lag(records, max(0.0, age))
+
+    async def _compare(self, inventory: Inventory, names: list[str]) -> None:
         """See which VMs of the inventory nobody hears from: the instance does that has the first partition."""
         first = min(names, key=lambda name: (len(name), name))
         while True:
             await asyncio.to_thread(inventory.look)
-            held = keeper.partitions.get(first)
-            if held is not None and inventory.vms is not None and self._others is not None:
+            held = self.keeper.partitions.get(first)
+            if held is not None and inventory.vms is not None:
                 await self._others.look()
                 heard = {key for one in self._others.found.values() for key in one.heard}
-                heard |= {key for fold in self.folds for key in fold.silence.heard}
-                now = max(held.fold.enqueued, keeper.now() - MARGIN)
+                heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
+                now = max(held.fold.enqueued, self._parts.clock.now() - MARGIN)
                 expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
                 held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
             await asyncio.sleep(COMPARE_EVERY if held is not None else COMPARE_SOON)
@@ -262,68 +241,69 @@ class Consumer:
         self._taken.discard(name)
         self._lost.pop(name, None)
         # where the hub is away, the partition stays ours until somebody else takes it
-        if self._keeper is not None and reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set():
-            await self._keeper.let_go(name)
+        if reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set():
+            await self.keeper.let_go(name)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
-        if self._over.is_set() or self._keeper is None:
+        if self._over.is_set():
             return  # another client reads it again, from what is written
         self.connected = True
         forget_tags(self.client, context)
-        held = await self._held(self._keeper, context.partition_id)
+        held = await self._held(context.partition_id)
         if held is None:
             return
         began = time.monotonic()
-        for made in self._made(self._keeper, held.fold, events):
+        for made in self._made(held.fold, events):
             if made is not None:
-                self._commit(self._keeper, held, made)
+                self._commit(held, made)
             if time.monotonic() - began > STEP:
                 await asyncio.sleep(0)
-                if self._keeper.partitions.get(held.fold.name) is not held:
+                if self.keeper.partitions.get(held.fold.name) is not held:
                     return  # it has gone to another instance
                 began = time.monotonic()
         await asyncio.sleep(0)
-        for text in self.figures.failures[:1]:
+        failures = self.keeper.figures.failures
+        for text in failures[:1]:
             log.error("partition %s: an error that nobody foresaw. Please report it. %s", held.fold.name, text)
-        self.errors["fold"] += len(self.figures.failures)
-        self.figures.failures.clear()
+        self.errors["fold"] += len(failures)
+        failures.clear()
 
-    async def _held(self, keeper: Keeper, name: str) -> Held | None:
+    async def _held(self, name: str) -> Held | None:
         """A partition of which records came; ``None``: it is not to be read. Raises ``StoreAwayError``."""
         if name not in self._taken:
             try:
-                await keeper.take(name)
+                await self.keeper.take(name)
             except UnreadableSnapshotError:  # another client begins at the window
                 self._over.set()
                 return None
             except STORE_ERRORS as error:
                 raise StoreAwayError from error
             self._taken.add(name)
-        held = keeper.partitions.get(name)
+        held = self.keeper.partitions.get(name)
         if held is None:  # another instance has it: the SDK should have noticed by now, or another client takes it anew
             since = self._lost.setdefault(name, time.monotonic())
             if time.monotonic() - since > self._config.takeover.seconds:
                 self._over.set()
         return held
 
-    def _made(self, keeper: Keeper, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
+    def _made(self, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
         """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
         for event in events:
             yield from fold.add(item_of(event))
             yield None
         if events:  # while records come, the time is theirs
-            self._parts.clock.hear(fold.enqueued, time.monotonic())
-        now = fold.enqueued if events else max(fold.enqueued, keeper.now() - MARGIN)
+            self._parts.clock.hear(fold.enqueued)
+        now = fold.enqueued if events else max(fold.enqueued, self._parts.clock.now() - MARGIN)
         yield from fold.advance(now)
 
-    def _commit(self, keeper: Keeper, held: Held, made: Notification) -> None:
+    def _commit(self, held: Held, made: Notification) -> None:
         """Have it sent. Where that fails, the records are read again, from what is written down."""
         try:
-            line = keeper.commit(held, made)
+            line = self.keeper.commit(held, made)
         except Exception:
-            self.errors["fold"] += 1
             log.exception("partition %s: what is to be sent was not taken: its records are read again", held.fold.name)
-            keeper.forget(held.fold.name)
+            self.errors["fold"] += 1
+            self.keeper.forget(held.fold.name)
             self._over.set()
             raise
         self._parts.write_record(line + b"\n")
@@ -339,9 +319,9 @@ class Consumer:
         self._note_error("store" if of_store else "hub", error.__cause__ or error)
         if context is None or of_store:
             return
-        if self._keeper is not None and UNKNOWN_OFFSET.search(str(error)):
+        if UNKNOWN_OFFSET.search(str(error)):
             with suppress(*STORE_ERRORS):  # it is found out again
-                await self._keeper.begin_anew(context.partition_id)
+                await self.keeper.begin_anew(context.partition_id)
         self._over.set()
 
     def _note_error(self, where: str, error: BaseException) -> None:
@@ -351,8 +331,3 @@ class Consumer:
         else:
             text = store_explained(error) if where == "store" else f"{type(error).__name__}: {error}"
         log.warning("%s: %s", where, text, exc_info=error if where == "fold" else None)
-
-
-def _lag(records: int, fold: Partition, keeper: Keeper) -> Lag:
-    """``records``: which the hub has, and the fold has not."""
-    return Lag(max(0, records), max(0.0, keeper.now() - fold.enqueued) if records > 0 and fold.enqueued else 0.0)

@@ -6,10 +6,6 @@ of the HTTP server.
 
 import logging
 import threading
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +23,6 @@ from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.poison import PoisonFile
-from notbefore.fleet.sdk import make_consumer, namespace_of
 from notbefore.fleet.view import FleetView
 from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.stdout import StdoutWriter
@@ -54,16 +49,12 @@ class FleetInstance:
         self._main = MainThread()
         self._lock = _locked(directory)
         clock = HubClock()
-        outbox = FleetOutbox(
-            config.routing,
-            self._wake_courier,
-            self._settled,
-            lambda: clock.now(time.monotonic(), time.time()),
-        )
+        outbox = FleetOutbox(config.routing, self._wake_courier, self._settled, clock.now)
         self._couriers = CourierManager(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
         self._stdout = StdoutWriter()
+        snapshots, credential = make_snapshots(fleet, directory)
         parts = Parts(
-            snapshots=partial(_snapshots, fleet, directory / "partitions"),
+            snapshots=snapshots,
             outbox=outbox,
             clock=clock,
             history=History(directory, fleet.history_keep.seconds if fleet.history_keep is not None else None),
@@ -71,7 +62,7 @@ class FleetInstance:
             write_record=self._stdout,
             inventory=Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None,
         )
-        self._consumer = Consumer(fleet, parts)
+        self._consumer = Consumer(fleet, parts, credential)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
         self._view = FleetView(config, self._consumer, parts, lambda: (self._couriers.figures, self._couriers.trouble))
         self._server = HttpServer(config.server.listen, make_fleet_app(self._view), access(config.server))
@@ -137,28 +128,11 @@ def _locked(directory: Path) -> OwnerLock:
     return lock
 
 
-@asynccontextmanager
-async def open_snapshots(config: Config) -> AsyncIterator[Snapshots]:
-    """The store that the instances of this configuration share, for a command."""
-    fleet = config.fleet
-    if fleet is None:
-        raise ConfigError("the configuration has no section `fleet`")
-    hub = fleet.hub
-    credential = make_credential(hub) if hub.connection_string is None else None
-    snapshots = _snapshots(fleet, Path(config.state.dir) / "partitions", credential)
-    client: Any = make_consumer(fleet, credential, snapshots)  # it connects to nothing
-    try:
-        snapshots.of_hub(f"{namespace_of(client)}/{client.eventhub_name}/{fleet.consumer_group}", 0.0, 0.0)
-        yield snapshots
-    finally:
-        for one in (client, snapshots, credential):
-            if one is not None:
-                await one.close()
-
-
-def _snapshots(fleet: FleetConfig, directory: Path, credential: Any) -> Snapshots:
+def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:
+    """The store of the snapshots, and the identity for it and for the hub: ``None`` where there is a key."""
+    credential = make_credential(fleet.hub) if fleet.hub.connection_string is None else None
     if fleet.checkpoints is None:
-        return FileSnapshots(directory)
+        return FileSnapshots(state / "partitions"), credential
     from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415 - 27 MB that files do not need
 
-    return make_blob_snapshots(fleet.checkpoints, credential)
+    return make_blob_snapshots(fleet.checkpoints, credential), credential

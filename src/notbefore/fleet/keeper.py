@@ -48,9 +48,9 @@ class UnreadableSnapshotError(Exception):
 
 
 class Parts(Struct, frozen=True):
-    """What a consumer works with; ``snapshots`` makes the store, with a credential."""
+    """What a consumer works with."""
 
-    snapshots: Callable[[Any], Snapshots]
+    snapshots: Snapshots
     outbox: FleetOutbox
     clock: HubClock
     history: History
@@ -85,13 +85,11 @@ class Held:
 class Keeper:
     """Of the consumer's event loop alone. ``failed`` is called with what the store, or the history, raises."""
 
-    def __init__(
-        self, config: FleetConfig, snapshots: Snapshots, parts: Parts, failed: Callable[[str, Exception], None]
-    ) -> None:
+    def __init__(self, config: FleetConfig, parts: Parts, failed: Callable[[str, Exception], None]) -> None:
         times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
         self._window = config.window
-        self._snapshots = snapshots
+        self._snapshots = parts.snapshots
         self._parts = parts
         self._failed = failed
         self.figures = PartitionFigures()
@@ -100,9 +98,10 @@ class Keeper:
         self.mutes: list[Mute] = []
         self._notified: list[tuple[float, bytes]] = []  # that are not in the history yet
 
-    def now(self) -> float:
-        """By the hub, in Unix seconds."""
-        return self._parts.clock.now(time.monotonic(), time.time())
+    @property
+    def folds(self) -> list[Partition]:
+        """The partitions of this instance now. From any thread."""
+        return [held.fold for held in list(self.partitions.values())]
 
     @property
     def trouble(self) -> str:
@@ -172,7 +171,7 @@ class Keeper:
             await self._put_aside(name, body, error)
             raise UnreadableSnapshotError(name) from error
         held.written = held.fold.sequence
-        self._parts.outbox.adopt(name, found.outbox, max(0.0, self.now() - found.at))
+        self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held
 
     async def _begun(self, name: str) -> Held:
@@ -213,7 +212,7 @@ class Keeper:
         key = made.change.event.key
         if made.change.kind in OUTCOMES:
             return key in fold.muted
-        if not is_muted(self.mutes, self.now(), made):
+        if not is_muted(self.mutes, self._parts.clock.now(), made):
             fold.muted.discard(key)
             return False
         if made.change.previous is None:
@@ -254,7 +253,7 @@ class Keeper:
             held.news.clear()  # what comes while this is written is for the next one
             keys = fold.event_keys()
             fold.muted &= keys
-            snapshot = fold.snapshot(self.now(), self._parts.outbox.part(fold.name, keys))
+            snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
             position = Position(fold.offset, fold.sequence, fold.enqueued if fold.sequence >= 0 else 0.0)
             try:
                 body = await asyncio.to_thread(compressed, snapshot)
@@ -297,6 +296,6 @@ class Keeper:
         notified, *past = map(list, lists)
         await asyncio.to_thread(self._parts.poison.write)
         if notified or any(past):
-            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), notified, self.now())
+            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), notified, self._parts.clock.now())
         for waiting, written in zip(lists, (notified, *past), strict=True):
             del waiting[: len(written)]

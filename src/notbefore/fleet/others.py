@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final
 
 from azure.core.exceptions import AzureError
@@ -18,9 +18,9 @@ log = logging.getLogger("notbefore.fleet.others")
 
 
 class Others:
-    """Of the consumer's event loop. ``own``: the partitions that this instance has."""
+    """Of the consumer's event loop. ``own``: the partitions that this instance has at any time."""
 
-    def __init__(self, snapshots: Snapshots, own: Callable[[], Collection[str]]) -> None:
+    def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
         self._snapshots = snapshots
         self._own = own
         self._versions: dict[str, str] = {}
@@ -40,7 +40,7 @@ class Others:
             self._looked = time.monotonic()
 
     async def _read(self) -> None:
-        own, found = set(self._own()), dict(self.found)
+        own, found = set(self._own), dict(self.found)
         versions = dict(await self._snapshots.versions())
         for name, version in versions.items():
             if name not in own and self._versions.get(name) != version:

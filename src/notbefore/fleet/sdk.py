@@ -21,7 +21,7 @@ MAX_VALUE: Final = 8 * 1024  # bytes that are kept of a record that has no octet
 
 
 def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
-    """A client that does not retry."""
+    """A client that does not retry; the snapshots are those of its hub and consumer group from now on."""
     hub = config.hub
     options = client_options(hub)
     if "connection_verify" not in options:
@@ -35,10 +35,16 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
         "partition_ownership_expiration_interval": config.takeover.seconds,
     }
     if hub.connection_string is not None:
-        return EventHubConsumerClient.from_connection_string(
+        client = EventHubConsumerClient.from_connection_string(
             hub.connection_string.reveal(), config.consumer_group, eventhub_name=hub.hub, **options
         )
-    return EventHubConsumerClient(hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options)
+    else:
+        client = EventHubConsumerClient(
+            hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options
+        )
+    snapshots.whose = f"{namespace_of(client)}/{client.eventhub_name}/{config.consumer_group}/".lower()
+    snapshots.takeover = config.takeover.seconds
+    return client
 
 
 def namespace_of(client: Any) -> str:

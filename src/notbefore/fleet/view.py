@@ -75,7 +75,7 @@ class FleetView:
             reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
         _, trouble = self._courier()
         late = max((time.time() - oldest for oldest in self._parts.outbox.view().oldest.values()), default=0.0)
-        stored = self._consumer.store_trouble
+        stored = self._consumer.keeper.trouble
         remarks = [f"the snapshots cannot be written: {stored}"] if stored else []
         remarks += [trouble] if trouble else []
         remarks += [f"a notification has waited for {late:.0f} s"] if late > STUCK else []
@@ -83,7 +83,7 @@ class FleetView:
 
     def status_line(self) -> str:
         """How the instance is, in one line for ``systemctl status``."""
-        folds = self._consumer.folds
+        folds = self._consumer.keeper.folds
         events = sum(len(fold.stories) for fold in folds)
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
@@ -110,7 +110,7 @@ class FleetView:
     def fleet(self, wanted: Mapping[str, str]) -> FleetEvents:
         """What is coming over the whole fleet, the most urgent first."""
         now = datetime.now(UTC)
-        folds, others = self._consumer.folds, self._consumer.others()
+        folds, others = self._consumer.keeper.folds, self._consumer.others()
         partitions = [ShownPartition(fold.name, None) for fold in folds]
         partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
         waves = [wave for fold in folds for wave in list(fold.waves.open.values())]
@@ -139,13 +139,13 @@ class FleetView:
         agent = AgentStatus(
             version=__version__,
             state_file=str(self._parts.history.path),
-            degraded=self._consumer.store_trouble or None,
+            degraded=self._consumer.keeper.trouble or None,
             courier_running=courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
             links=config.messages.links,
         )
-        mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
+        mutes = tuple(one.words for one in self._consumer.keeper.mutes if one.until > time.time())
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
@@ -191,7 +191,7 @@ class FleetView:
 
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts
-        folds, figures, lag = consumer.folds, consumer.figures, dict(consumer.lag)
+        folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, dict(consumer.lag)
         errors = dict(consumer.errors)
         if parts.inventory is not None:
             errors["inventory"] = parts.inventory.failures
