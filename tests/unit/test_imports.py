@@ -74,7 +74,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def at_top(tree: ast.Module) -> Iterator[str]:
-    nodes = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    nodes = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     return imported(ast.Module([node for node in nodes if not for_types_alone(node)], []))
 
 
