@@ -1,15 +1,12 @@
-"""``FailureLog``: a sink that fails is logged once for each cause, and then counted once a minute."""
+"""``FailureLog``: a sink that fails is logged once, and then counted once a minute with its newest cause."""
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 
 EVERY: Final = 60.0  # seconds between two counts
-MAX_CAUSES: Final = 20  # of one sink that have a line of their own
-_VARYING: Final = re.compile(r"[0-9a-f]{8,}|\d+", re.IGNORECASE)  # ids, times and ports make no other cause
 
 log = logging.getLogger("notbefore.courier")
 
@@ -19,7 +16,7 @@ class Failure(Struct, frozen=True):
 
     sink: str
     level: int  # of ``logging``
-    text: str  # the line for the first of its kind
+    text: str  # the line for the first one
     cause: str  # what the receiver said, without secrets
 
 
@@ -28,14 +25,12 @@ class FailureLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._more: dict[tuple[str, int, str], tuple[int, str]] = {}  # what was logged -> how many since, and a cause
+        self._more: dict[tuple[str, int], tuple[int, str]] = {}  # sink and level -> how many since, the newest cause
         self._counted = clock()
 
     def failed(self, failure: Failure) -> None:
-        """Log the first failure of a kind; the next ones are counted."""
-        key = (failure.sink, failure.level, _VARYING.sub("#", failure.cause))
-        if key not in self._more and sum(sink == failure.sink for sink, *_ in self._more) >= MAX_CAUSES:
-            key = (failure.sink, failure.level, "")
+        """Log the first failure of a sink; the next ones are counted."""
+        key = (failure.sink, failure.level)
         if key in self._more:
             self._more[key] = (self._more[key][0] + 1, failure.cause)
         else:
@@ -59,8 +54,8 @@ class FailureLog:
     def count(self) -> None:
         """Log how many deliveries have failed since the last time."""
         self._counted = self._clock()
-        for (sink, level, kind), (number, cause) in self._more.items():
+        for (sink, level), (number, cause) in self._more.items():
             if number:
-                more = "1 more delivery" if number == 1 else f"{number} more deliveries"
-                log.log(level, "sink %s: %s failed like the one before (%s)", sink, more, cause)
-                self._more[sink, level, kind] = (0, cause)
+                more = f"{number} more deliver{'y' if number == 1 else 'ies'} failed"
+                log.log(level, "sink %s: %s (the last one: %s)", sink, more, cause)
+                self._more[sink, level] = (0, cause)

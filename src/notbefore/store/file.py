@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_type_hints
 
@@ -151,14 +151,19 @@ class StateFile:
         Raises ``StoreError`` where a newer version of notbefore wrote it.
         """
         try:
-            loaded = _read(self._open())
-            self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
+            db = self._open()
+            loaded, unreadable = _read(_rows_in(db))
+            with suppress(sqlite3.OperationalError):  # where nothing can be written they stay in their places
+                db.executemany(
+                    "UPDATE OR REPLACE rows SET kind = 'unreadable ' || kind WHERE kind = ? AND key = ?", unreadable
+                )
         except sqlite3.Error as error:
             if _code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                return _read_locked(self.path)
+                return _read_aside(self.path, "mode=ro&immutable=1", damaged=False)
             if not _is_damage(error):
                 raise
-            return _read_damaged(self._set_damaged_aside(error))
+            return _read_aside(self._set_damaged_aside(error), "mode=ro", damaged=True)
+        self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
         return loaded
 
     @property
@@ -203,11 +208,15 @@ class StateFile:
             if writing.everything:
                 db.execute("DELETE FROM rows WHERE kind NOT LIKE 'unreadable %'")
                 self._written = {}
-            _delete(db, [key for key in self._written if key not in rows])
-            _upsert(db, [(key, value) for key, value in rows.items() if not _is_same(self._written.get(key), value)])
-            _upsert_or_delete(db, {("delivery", one): row for one, row in writing.outbox.rows.items()})
-            _upsert_or_delete(db, {("thread", _lane_key(lane)): one for lane, one in writing.outbox.threads.items()})
-            _upsert(db, [(("ledger", ""), writing.outbox.ledger), (("file", ""), replace(writing.clock, stamp=stamp))])
+            news: dict[Key, Any] = dict.fromkeys(self._written.keys() - rows.keys())
+            for key, value in rows.items():
+                before = self._written.get(key)
+                if before is not value and before != value:
+                    news[key] = value
+            news |= {("delivery", one): row for one, row in writing.outbox.rows.items()}
+            news |= {("thread", "\n".join(lane)): thread for lane, thread in writing.outbox.threads.items()}
+            news |= {("ledger", ""): writing.outbox.ledger, ("file", ""): replace(writing.clock, stamp=stamp)}
+            _put(db, news)
             self._add_history(db, writing.records)
             db.execute("COMMIT")
         except BaseException:
@@ -342,28 +351,13 @@ def _rows_of_state(state: StoredState) -> dict[Key, Any]:
     return rows | {("tracked", key): event for key, event in state.tracked.events.items()}
 
 
-def _is_same(old: object, new: object) -> bool:
-    return old is new or (old is not None and old == new)
-
-
-def _upsert(db: sqlite3.Connection, rows: Iterable[tuple[Key, Any]]) -> None:
+def _put(db: sqlite3.Connection, rows: Mapping[Key, Any]) -> None:
+    """Write rows; ``None``: delete one."""
+    db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", [key for key, value in rows.items() if value is None])
     db.executemany(
         "INSERT INTO rows VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body",
-        [(*key, msgspec.msgpack.encode(value)) for key, value in rows],
+        [(*key, msgspec.msgpack.encode(value)) for key, value in rows.items() if value is not None],
     )
-
-
-def _delete(db: sqlite3.Connection, keys: Iterable[Key]) -> None:
-    db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", list(keys))
-
-
-def _upsert_or_delete(db: sqlite3.Connection, rows: Mapping[Key, Any]) -> None:
-    _delete(db, [key for key, value in rows.items() if value is None])
-    _upsert(db, [(key, value) for key, value in rows.items() if value is not None])
-
-
-def _lane_key(lane: tuple[str, str]) -> str:
-    return "\n".join(lane)
 
 
 def _stamp_in(db: sqlite3.Connection) -> bytes | None:
@@ -373,83 +367,61 @@ def _stamp_in(db: sqlite3.Connection) -> bytes | None:
 
 # ---- reading
 
+_TYPES: Final[dict[str, Any]] = {  # by kind; those of the state by its fields
+    "tracked": TrackedEvent,
+    "delivery": Row,
+    "thread": str,
+    "ledger": Ledger,
+    "file": FileClock,
+}
 _FIELDS: Final = get_type_hints(StoredState)
 
 
-class _Reader:
-    """Puts together what rows say; a row that cannot be read costs that row."""
+def _read(rows: Iterable[tuple[str, str, bytes]]) -> tuple[Loaded, list[Key]]:
+    """What rows say, and those that cannot be read; a row that cannot be read costs that row.
 
-    def __init__(self) -> None:
-        self.unreadable: list[Key] = []
-        self._state: dict[str, Any] = {}
-        self._events: dict[str, TrackedEvent] = {}
-        self._rows: list[Row] = []
-        self._threads: list[tuple[tuple[str, str], str]] = []
-        self._ledger = Ledger()
-        self._clock = FileClock()
-
-    def take(self, kind: str, key: str, body: bytes) -> None:
+    An error of the iteration ends it: what was read before counts.
+    """
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in (*_TYPES, "state")}
+    unreadable: list[Key] = []
+    for kind, key, body in rows:
         try:
-            self._take(kind, key, body)
+            type_ = _FIELDS[key] if kind == "state" else _TYPES[kind]
+            found[kind][key] = msgspec.msgpack.decode(body, type=type_)
         except (ValueError, TypeError, KeyError) as error:  # MsgspecError is a ValueError
             log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
-            self.unreadable.append((kind, key))
-
-    def _take(self, kind: str, key: str, body: bytes) -> None:
-        read = msgspec.msgpack.decode
-        if kind == "state":
-            self._state[key] = read(body, type=_FIELDS[key])
-        elif kind == "tracked":
-            self._events[key] = read(body, type=TrackedEvent)
-        elif kind == "delivery":
-            self._rows.append(read(body, type=Row))
-        elif kind == "thread":
-            sink, _, event_key = key.partition("\n")
-            self._threads.append(((sink, event_key), read(body, type=str)))
-        elif kind == "ledger":
-            self._ledger = read(body, type=Ledger)
-        elif kind == "file":
-            self._clock = read(body, type=FileClock)
-
-    def loaded(self) -> Loaded:
-        tracked: Tracked = self._state.get("tracked", Tracked())
-        state = StoredState(**self._state | {"tracked": replace(tracked, events=self._events)})
-        image = OutboxImage(self._clock.clock, tuple(self._rows), tuple(self._threads), self._ledger)
-        return Loaded(state, image, self._clock, len(self.unreadable))
+            unreadable.append((kind, key))
+    tracked: Tracked = found["state"].get("tracked", Tracked())
+    state = StoredState(**found["state"] | {"tracked": replace(tracked, events=found["tracked"])})
+    clock = found["file"].get("", FileClock())
+    threads = tuple((lane_of(key), thread) for key, thread in found["thread"].items())
+    ledger = found["ledger"].get("", Ledger())
+    image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, ledger)
+    return Loaded(state, image, clock, len(unreadable)), unreadable
 
 
-def _read(db: sqlite3.Connection) -> Loaded:
-    reader = _Reader()
-    for row in db.execute("SELECT kind, key, body FROM rows WHERE kind NOT LIKE 'unreadable %'").fetchall():
-        reader.take(*row)
-    if reader.unreadable:  # where nothing can be written they stay in their places
-        with suppress(sqlite3.Error):
-            db.executemany(
-                "UPDATE OR REPLACE rows SET kind = 'unreadable ' || kind WHERE kind = ? AND key = ?", reader.unreadable
-            )
-    return reader.loaded()
+def _rows_in(db: sqlite3.Connection) -> Iterator[tuple[str, str, bytes]]:
+    yield from db.execute("SELECT kind, key, body FROM rows WHERE kind NOT LIKE 'unreadable %'")
 
 
-def _read_locked(path: Path) -> Loaded:
-    """What a file holds that another process has locked, such as a backup. Raises ``sqlite3.Error``."""
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-    try:
-        return _read(db)
-    finally:
-        db.close()
-
-
-def _read_damaged(path: Path) -> Loaded:
-    """What can still be read of a damaged file: row by row, up to one that cannot."""
-    reader = _Reader()
+def _until_damage(rows: Iterator[tuple[str, str, bytes]]) -> Iterator[tuple[str, str, bytes]]:
     with suppress(sqlite3.Error):
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            for row in db.execute("SELECT kind, key, body FROM rows"):
-                reader.take(*row)
-        finally:
-            db.close()
-    return reader.loaded()
+        yield from rows
+
+
+def _read_aside(path: Path, how: str, *, damaged: bool) -> Loaded:
+    """What a file holds that is not to be written: row by row, of a damaged one up to one that cannot be read.
+
+    Raises ``sqlite3.Error`` for one that is not damaged.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as db:
+        return _read(_until_damage(_rows_in(db)) if damaged else _rows_in(db))[0]
+
+
+def lane_of(key: str) -> tuple[str, str]:
+    """A sink and an event, of the key of a thread's row."""
+    sink, _, event_key = key.partition("\n")
+    return sink, event_key
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
