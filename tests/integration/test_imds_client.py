@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from notbefore.errors import ConfigError, ImdsError
-from notbefore.imds.client import MAX_BODY, ImdsClient
+from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
 from notbefore.imds.poller import SLOWEST_RETRY, USUAL_RETRY, Poll, Poller
 from support.agent import free_port
@@ -61,15 +61,19 @@ def test_a_post_carries_its_body() -> None:
 
 def test_one_connection_is_kept_and_an_etag_is_sent_back() -> None:
     unchanged = raw(b'HTTP/1.1 304 Not Modified\r\nETag: "7"\r\n\r\n', close=False)
-    with serving(answer("200 OK", b"{}", 'ETag: "7"'), unchanged, answer()) as (endpoint, seen):
+    ports: set[int] = set()
+
+    def last(connection: socket.socket, head: bytes) -> None:
+        ports.add(connection.getpeername()[1])
+        answer()(connection, head)
+
+    with serving(answer("200 OK", b"{}", 'ETag: "7"'), unchanged, last) as (endpoint, seen):
         client = connect(endpoint)
         first = client.get(PATH)
         assert client.get(PATH, etag=first.etag).body is None
-        assert client._connection
-        port = client._connection.socket.getsockname()
         client.get(PATH)
-        assert client._connection
-        assert client._connection.socket.getsockname() == port
+        client.get(PATH)
+    assert len(ports) == 1
     assert b'If-None-Match: "7"' in seen[1]
     assert b"If-None-Match" not in seen[2]
 
@@ -112,23 +116,6 @@ def test_chunked_and_unannounced_bodies_are_read() -> None:
 CHUNKED = b"HTTP/1.1 200 OK\r\nETag: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_body_may_be_as_large_as_the_bound_in_pieces_or_in_one() -> None:
-    piece = b"400\r\n" + b"x" * 1024 + b"\r\n"
-    with serving(raw(CHUNKED + piece * 1024 + b"0\r\n\r\n", close=False), answer(body=b"x" * MAX_BODY)) as (
-        endpoint,
-        _,
-    ):
-        client = connect(endpoint)
-        assert [client.get(PATH).body for _ in range(2)] == [b"x" * MAX_BODY] * 2
-
-
-def test_an_answer_after_continue_is_the_answer() -> None:
-    going_on = b"HTTP/1.1 100 Continue\r\nETag: 0\r\n\r\n" * 3
-    with serving(raw(going_on + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", close=False)) as (endpoint, _):
-        found = connect(endpoint).get(PATH)
-    assert (found.body, found.etag) == (b"{}", None)
-
-
 def test_a_trailer_changes_no_header() -> None:
     with serving(raw(CHUNKED + b"2\r\n{}\r\n0\r\nETag: 2\r\nDate: now\r\n\r\n", close=False)) as (endpoint, _):
         found = connect(endpoint).get(PATH)
@@ -151,9 +138,7 @@ def test_an_unchanged_answer_may_say_how_long_the_body_is_that_it_does_not_have(
         client = connect(endpoint)
         found = client.get(PATH, etag='"7"')
         assert (found.body, found.date) == (None, "now")
-        before = client._connection
         assert client.get(PATH).body == b"good"
-        assert client._connection is before
 
 
 @pytest.mark.parametrize(
@@ -161,35 +146,27 @@ def test_an_unchanged_answer_may_say_how_long_the_body_is_that_it_does_not_have(
     [
         (answer("302 Found", b"", "Location: http://127.0.0.1:9/"), "redirect"),
         (answer("400 Bad Request", b"no header"), "bad_request"),
-        (answer("404 Not Found"), "not_found"),
         (answer("405 Method Not Allowed"), "not_found"),
         (answer("410 Gone"), "gone"),
         (answer("429 Too Many Requests"), "throttled"),
         (answer("418 I'm a teapot"), "status"),
         (answer("500 Internal Server Error"), "server_error"),
-        (answer("503 Service Unavailable"), "server_error"),
         (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), "status"),  # nobody asked for it
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), "incomplete"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf"), "incomplete"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "incomplete"),
         (raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
-        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 70_000 + b"\r\n\r\n"), "protocol"),
-        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * 200 + b"\r\n"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"), "protocol"),
-        (raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 4_000), "protocol"),
-        (raw(CHUNKED + b"2\r\n{}\r\n0\r\n" + b"X: x\r\n" * 200 + b"\r\n"), "protocol"),
         (raw(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "status"),
         (raw(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"), "status"),
         (raw(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"), "status"),
-        (raw(b"HTTP/1.1 200"), "incomplete"),
         (raw(b"HTTP/1.1 200 OK\r\nDate: Mon"), "incomplete"),
         (raw(b""), "reset"),
-        (raw(CHUNKED + b"2;" + b"x" * (4 * MAX_BODY) + b"\r\n{}\r\n0\r\n\r\n"), "too_large"),
-        (raw(CHUNKED + b"400\r\n" + (b"x" * 1024 + b"\r\n400\r\n") * 1025), "too_large"),
-        (answer(body=b"x" * (MAX_BODY + 1)), "too_large"),
-        (raw(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_BODY + 1)), "too_large"),
+        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * MAX_ANSWER), "too_large"),
+        (raw(CHUNKED + b"2;" + b"x" * MAX_ANSWER + b"\r\n{}\r\n0\r\n\r\n"), "too_large"),
+        (answer(body=b"x" * MAX_ANSWER), "too_large"),
     ],
 )
 def test_each_failure_has_its_reason_and_the_next_request_is_not_harmed(talk: Talk, reason: str) -> None:

@@ -3,10 +3,11 @@
 import socket
 import tempfile
 import unicodedata
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 from notbefore.config.load import dump, load
 from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES, parse
@@ -14,7 +15,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record
 from notbefore.core.tracked import Tracked
 from notbefore.errors import ConfigError, DocumentError, ImdsError
-from notbefore.imds.client import MAX_BODY, ImdsClient
+from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
 from support.azure import now
@@ -47,33 +48,25 @@ def _rearranges(character: str) -> bool:
     return turning or unicodedata.category(character) in ("Cc", "Zl", "Zp")
 
 
-class _Canned(ImdsClient):
+@contextmanager
+def _saying(data: bytes) -> Iterator[ImdsClient]:
     """A client whose peer says ``data`` and hangs up."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__("http://127.0.0.1:9")
-        self._data = data
-        self._peer: socket.socket | None = None
-
-    def _connect(self, deadline: float) -> socket.socket:  # noqa: ARG002 - as in the client
-        ours, self._peer = socket.socketpair()  # the peer stays open: else the request could not be sent
-        self._peer.sendall(self._data[:CHUNK])
-        self._peer.shutdown(socket.SHUT_WR)
-        return ours
-
-    def close(self) -> None:
-        super().close()
-        if self._peer is not None:
-            self._peer.close()
+    ours, peer = socket.socketpair()  # the peer stays open: else the request could not be sent
+    with peer, mock.patch.object(socket, "create_connection", return_value=ours):
+        peer.sendall(data[:CHUNK])
+        peer.shutdown(socket.SHUT_WR)
+        with closing(ImdsClient("http://127.0.0.1:9")) as client, suppress(ImdsError):
+            yield client
+    ours.close()
 
 
 def imds(data: bytes) -> None:
     """An HTTP answer is a body within its bound, or an ``ImdsError``; so is who the VM is."""
-    with closing(_Canned(data)) as client, suppress(ImdsError):
+    with _saying(data) as client:
         answer = client.get("/metadata/scheduledevents", timeout=2.0, etag='"1"')
-        assert answer.body is None or len(answer.body) <= MAX_BODY
+        assert answer.body is None or len(answer.body) <= MAX_ANSWER
         assert answer.etag is None or answer.etag.isprintable()
-    with closing(_Canned(data)) as client, suppress(ImdsError):
+    with _saying(data) as client:
         assert fetch_vm(client).name
 
 

@@ -25,18 +25,15 @@ TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operat
 TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-blocking
 CHUNK: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
-MAX_HEAD: Final = 64 * 1024  # bytes until the header of the answer is complete
-MAX_FIELDS: Final = 100  # header fields, and those of a trailer
-MAX_BODY: Final = 1024 * 1024
-MAX_ANSWER: Final = 4 * MAX_BODY  # bytes with the framing of chunks
-
+MAX_ANSWER: Final = 2 * 1024 * 1024  # bytes of an answer, header and framing included; a document has 1 MiB at most
 MAX_ETAG: Final = 256
 MAX_DATE: Final = 64  # characters; RFC 9110 has 29
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: what may stand in a request as it is
+_FIELDS: Final = frozenset(  # of a header: all that are read
+    (b"content-length", b"transfer-encoding", b"etag", b"date", b"location", b"retry-after")
+)
 
 OK: Final = 200
-CONTINUE: Final = 100
-NO_CONTENT: Final = 204
 NOT_MODIFIED: Final = 304
 _BY_STATUS: Final[dict[int, ImdsReason]] = {
     400: "bad_request",
@@ -65,13 +62,11 @@ class _Connection:
         self._begin()
 
     def _begin(self) -> None:
-        self.status = 0
-        self.phrase = b""
-        self.headers: dict[bytes, bytes] = {}  # by the name in lower case; the first one of each name
+        self.status = 0  # until the header is complete
         self.keep_alive = False
-        self._fields = self._size = 0
+        self._headers: dict[bytes, bytes] = {}  # by the name in lower case; the first one of each name
         self._parts: list[bytes] = []
-        self._head_read = self._complete = self._ended = False
+        self._complete = False
 
     @property
     def body(self) -> bytes:
@@ -79,8 +74,8 @@ class _Connection:
         return b"".join(self._parts)
 
     def header(self, name: bytes) -> str:
-        """A field of the header; empty if there is none."""
-        return self.headers.get(name, b"").decode("latin-1")
+        """A field of the header, one of ``_FIELDS``; empty if there is none."""
+        return self._headers.get(name, b"").decode("latin-1")
 
     def exchange(self, request: bytes, deadline: float) -> None:
         """Send a request and read the answer to it until ``deadline`` (monotonic seconds), however slowly it drips in.
@@ -94,18 +89,13 @@ class _Connection:
         while not self._complete:
             self._arm(deadline)
             data = self.socket.recv(CHUNK)
-            if not data:
-                self._closed(received)
-                break
             received += len(data)
-            if received <= MAX_HEAD or self._head_read:
+            if received > MAX_ANSWER:
+                raise ImdsError("too_large", f"more than {MAX_ANSWER} bytes")
+            if data:
                 self._feed(data)
-            if self._fields > MAX_FIELDS or (received > MAX_HEAD and not self._head_read):
-                raise ImdsError("protocol", f"a header of more than {MAX_FIELDS} fields or {MAX_HEAD} bytes")
-            if self._size > MAX_BODY or received > MAX_ANSWER:
-                raise ImdsError("too_large", f"more than {MAX_BODY} bytes")
-        if self._complete and not self._ended:  # it announced a body that an answer of its status does not have
-            self._parser = HttpResponseParser(self)
+            else:
+                self._closed(received)
 
     def _arm(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -120,16 +110,17 @@ class _Connection:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            if not self._complete:
-                raise ImdsError("incomplete" if self._head_read else "protocol", str(error)) from None
             self.keep_alive = False  # what follows the answer is not the beginning of another one
+            if not self._complete:
+                raise ImdsError("incomplete" if self.status else "protocol", str(error)) from None
 
     def _closed(self, received: int) -> None:
         if not received:
             raise ConnectionResetError("closed without an answer")
-        framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
-        if framed or not self._head_read:
+        framed = b"content-length" in self._headers or b"transfer-encoding" in self._headers
+        if framed or not self.status:
             raise ImdsError("incomplete", "the connection was closed before the end of the answer")
+        self._complete = True
 
     # ---- what the parser calls
 
@@ -138,65 +129,32 @@ class _Connection:
         if self._complete:
             raise ValueError
 
-    def on_status(self, phrase: bytes) -> None:
-        """The words behind the status, in one piece or several."""
-        self.phrase += phrase
-
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the header, or of the trailer."""
-        self._fields += 1
-        if not self._head_read:
-            self.headers.setdefault(name.lower(), value)
+        name = name.lower()
+        if not self.status and name in _FIELDS:
+            self._headers.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
         """The body follows, if there is one."""
-        self.status = status = self._parser.get_status_code()
+        self.status = self._parser.get_status_code()
         self.keep_alive = self._parser.should_keep_alive()
-        self._head_read = True
-        # by definition they have no body; 100 says that the answer is still to come
-        self._complete = status in (NO_CONTENT, NOT_MODIFIED) or CONTINUE < status < OK
+        if self.status == NOT_MODIFIED:  # it has no body; the parser waits for one whose length is announced
+            self._complete = True
+            self.keep_alive = self.keep_alive and b"content-length" not in self._headers
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
-        self._size += len(data)
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
         """The answer has come to its end."""
-        if self.status == CONTINUE:
-            fields = self._fields
-            self._begin()
-            self._fields = fields
-        else:
-            self._complete = self._ended = True
+        self._complete = True
 
 
 def may_be_elsewhere(endpoint: str) -> bool:
     """Return whether discovery may look elsewhere: nobody configured another address than the usual one."""
     return endpoint == USUAL
-
-
-class _Target(Struct, frozen=True):
-    """The parts of an endpoint."""
-
-    host: str
-    port: int
-    prefix: str
-    headers: str
-
-    @classmethod
-    def read(cls, endpoint: str) -> "_Target":
-        """Parse an endpoint; raises ``ConfigError`` for one that is not a plain ``http`` address."""
-        try:
-            url = urlsplit(endpoint)
-            host, port = url.hostname or "", url.port or 80
-        except ValueError as error:
-            raise ConfigError(f"imds.endpoint: {error}") from None
-        plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
-        if url.scheme != "http" or not host or not plain:
-            raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
-        headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
-        return cls(host, port, url.path.rstrip("/"), headers)
 
 
 class ImdsClient:
@@ -206,25 +164,34 @@ class ImdsClient:
     """
 
     def __init__(self, endpoint: str) -> None:
-        self._target = _Target.read(endpoint)
         self._connection: _Connection | None = None
         self._aborted = threading.Event()
+        self.use(endpoint)
 
     def use(self, endpoint: str) -> None:
         """Ask another endpoint from the next request on; raises ``ConfigError``."""
-        self._target = _Target.read(endpoint)
+        try:
+            url = urlsplit(endpoint)
+            host, port = url.hostname or "", url.port or 80
+        except ValueError as error:
+            raise ConfigError(f"imds.endpoint: {error}") from None
+        plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
+        if url.scheme != "http" or not host or not plain:
+            raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
+        self._address, self._prefix = (host, port), url.path.rstrip("/")
+        self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
         self.close()
 
     def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> ImdsAnswer:
         """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for all but 200, and 304 with an ``etag``."""
         condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
-        request = f"GET {self._target.prefix}{path} HTTP/1.1\r\n{self._target.headers}{condition}\r\n"
+        request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}{condition}\r\n"
         return self._request(request.encode("ascii"), timeout, etag, again=True)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        request = f"POST {self._target.prefix}{path} HTTP/1.1\r\n{self._target.headers}{what}\r\n"
+        request = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}{what}\r\n"
         return self._request(request.encode("ascii") + body, timeout, None, again=False)
 
     def abort(self) -> None:
@@ -258,7 +225,8 @@ class ImdsClient:
             raise
         except (OSError, ValueError) as error:
             self.close()
-            raise ImdsError(_reason(error), _words(error)) from error
+            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ImdsError(_reason(error), words) from error
 
     def _exchange(self, request: bytes, deadline: float, etag: str | None) -> ImdsAnswer:
         connection = self._connected(deadline)
@@ -267,41 +235,23 @@ class ImdsClient:
             self.close()
         date = connection.header(b"date")[:MAX_DATE]
         if connection.status == OK:
-            return ImdsAnswer(connection.body, _etag(connection.headers.get(b"etag")), date)
+            return ImdsAnswer(connection.body, _etag(connection.header(b"etag")), date)
         if connection.status == NOT_MODIFIED and etag is not None:
             return ImdsAnswer(None, etag, date)
         raise _refusal(connection)
 
     def _connected(self, deadline: float) -> _Connection:
-        if self._aborted.is_set():
+        if self._connection is None and not self._aborted.is_set():
+            timeout = max(MINIMUM, min(CONNECT_TIMEOUT, deadline - time.monotonic()))
+            self._connection = _Connection(socket.create_connection(self._address, timeout))
+        if self._connection is None or self._aborted.is_set():  # `abort` may have found no connection to shut down
             raise ImdsError("reset", "the agent is stopping")
-        if self._connection is None:
-            self._connection = _Connection(self._connect(deadline))
-            if self._aborted.is_set():  # `abort` found no connection to shut down
-                raise ImdsError("reset", "the agent is stopping")
         return self._connection
 
-    def _connect(self, deadline: float) -> socket.socket:
-        error: OSError | None = None
-        host, port = self._target.host, self._target.port
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            connected = socket.socket(family, kind, protocol)
-            try:
-                connected.settimeout(max(MINIMUM, min(CONNECT_TIMEOUT, deadline - time.monotonic())))
-                connected.connect(address)
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError as failure:
-                connected.close()
-                error = failure
-                continue
-            return connected
-        raise error or OSError(f"no address for {host}")
 
-
-def _etag(etag: bytes | None) -> str | None:
+def _etag(etag: str) -> str | None:
     """Return the ETag if it can be sent back unchanged, else ``None``."""
-    text = etag.decode("latin-1") if etag is not None else ""
-    return text if len(text) <= MAX_ETAG and _VISIBLE.fullmatch(text) else None
+    return etag if len(etag) <= MAX_ETAG and _VISIBLE.fullmatch(etag) else None
 
 
 def _refusal(connection: _Connection) -> ImdsError:
@@ -310,19 +260,13 @@ def _refusal(connection: _Connection) -> ImdsError:
         return ImdsError("redirect", f"HTTP {status} to {connection.header(b'location')!r}, not followed")
     reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
     said = connection.body[:200].decode("utf-8", "replace").strip()
-    phrase = connection.phrase.decode("latin-1")
-    return ImdsError(reason, f"HTTP {status} {phrase}: {said!r}", retry_after=_retry_after(connection))
+    return ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=_retry_after(connection))
 
 
 def _retry_after(connection: _Connection) -> float | None:
     value = connection.header(b"retry-after")
     # seconds; IMDS does not use the date form, and without a value the back-off decides
     return float(value) if value.isascii() and value.isdigit() and len(value) <= 6 else None  # noqa: PLR2004 - 11 days
-
-
-def _words(error: Exception) -> str:
-    """``Connection refused``, without the number of the error."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _reason(error: Exception) -> ImdsReason:
