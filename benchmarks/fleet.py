@@ -28,8 +28,8 @@ from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.core.change import LIFECYCLE_KINDS
 from notbefore.core.record import Heartbeat, Record
+from notbefore.fleet.hub_records import Report, read
 from notbefore.fleet.partition import Item, Partition
-from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping
 from notbefore.simulator.scenarios import http_date
 from notbefore.simulator.server import Simulator

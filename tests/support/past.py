@@ -5,7 +5,7 @@ from typing import Any
 
 from notbefore.core.change import Outcome
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.merge import Measures
+from notbefore.fleet.story import Measures
 
 THEN = datetime(2026, 3, 10, 12, tzinfo=UTC)
 

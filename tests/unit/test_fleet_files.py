@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from notbefore.fleet.checkpoints import FileSnapshots, Position
+from notbefore.fleet.hub_records import Poison
 from notbefore.fleet.partition import Item
 from notbefore.fleet.poison import PoisonFile
-from notbefore.fleet.reading import Poison
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from notbefore.core.change import MISSING
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.inventory import read_inventory
-from notbefore.fleet.reading import Place
 from notbefore.fleet.silence import ExpectedVm
 from support.fleet_log import Log
 from support.fleet_records import vm

@@ -14,8 +14,10 @@ from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet import waves
-from notbefore.fleet.coming import coming, shown
-from notbefore.fleet.merge import (
+from notbefore.fleet.hub_records import Report, read
+from notbefore.fleet.partition import FORM, Partition, compressed, read_snapshot
+from notbefore.fleet.shown_waves import coming, shown
+from notbefore.fleet.story import (
     CANCELED,
     ENDED,
     FINISHED,
@@ -23,8 +25,6 @@ from notbefore.fleet.merge import (
     Standing,
     Story,
 )
-from notbefore.fleet.partition import FORM, Partition, compressed, read_snapshot
-from notbefore.fleet.reading import Report, read
 from notbefore.fleet.waves import Grouping
 from support.fleet_log import EACH, LIMIT, T0, VMS, WAVES, A, B, C, D, Log, at, written
 from support.fleet_records import body, report, vm

@@ -12,9 +12,9 @@ from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, built_in
-from notbefore.fleet.merge import MAX_REPORTERS
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
+from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
 from support.fleet_log import LIMIT, T0, WAVES, A, B, Log, at, written

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from notbefore.core.record import Vm
 from notbefore.fleet.calendar import calendar
-from notbefore.fleet.coming import ShownWave, coming, names_of, under_way
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import Mute, read_mutes, write_mutes
-from notbefore.fleet.reading import Place
+from notbefore.fleet.shown_waves import ShownWave, coming, names_of, under_way
 from notbefore.fleet.silence import Heard
 from support.fleet_log import WAVES, Log, at
 from support.fleet_records import vm

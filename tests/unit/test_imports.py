@@ -37,7 +37,7 @@ LATE = (
     "fleet.others",
     "fleet.page",
     "fleet.sdk",
-    "fleet.view",
+    "fleet.fleet_view",
     "otlp.sender",
     "otlp.session",
     "otlp.signals",

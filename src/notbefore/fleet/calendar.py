@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from notbefore.core.text import one_line, some_of
-from notbefore.fleet.coming import ShownWave
+from notbefore.fleet.shown_waves import ShownWave
 
 MAX_LINE: Final = 75  # octets, by the standard
 MAX_NAMES: Final = 20

@@ -16,9 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from notbefore.core.change import Outcome
-from notbefore.fleet.coming import EventFacts, facts
-from notbefore.fleet.merge import OUTCOMES, Measures, Story, from_unix
 from notbefore.fleet.private import private
+from notbefore.fleet.shown_waves import EventFacts, facts
+from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
 
 FILE_NAME: Final = "fleet-history.db"
 MAX_NOTIFIED: Final = 10_000  # notifications that are kept

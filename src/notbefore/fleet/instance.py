@@ -17,13 +17,13 @@ from notbefore.courier.supervisor import CourierManager, make_orders
 from notbefore.errors import ConfigError, StoreError
 from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.poison import PoisonFile
-from notbefore.fleet.view import FleetView
 from notbefore.process.main_thread import MainThread, exit_code
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier

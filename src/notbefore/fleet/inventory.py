@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from notbefore.core.document import MAX_NAME
-from notbefore.fleet.reading import Place
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.silence import ExpectedVm
 
 MAX_BYTES: Final = 64 * 1024 * 1024  # of the file

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.record import Vm
-from notbefore.fleet.coming import fits
+from notbefore.fleet.shown_waves import fits
 from notbefore.fleet.waves import Notification
 
 NOTE: Final = "mutes"  # the name under which the instances share them

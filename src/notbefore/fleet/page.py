@@ -7,8 +7,8 @@ from typing import Final
 
 from jinja2 import Environment
 
-from notbefore.fleet.coming import FleetEvents, under_way
 from notbefore.fleet.report import Report
+from notbefore.fleet.shown_waves import FleetEvents, under_way
 from notbefore.web.app import FLEET_FILTERS
 from notbefore.web.page import render
 from notbefore.web.page.model import MAX_PENDING, PageModel

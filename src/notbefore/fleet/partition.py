@@ -17,7 +17,9 @@ from msgspec import Struct
 from notbefore.core.document import VANISHING
 from notbefore.core.outbox import OutboxImage
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.merge import (
+from notbefore.fleet.hub_records import NOBODY, Beat, Poison, Report, one_place, read
+from notbefore.fleet.silence import Heard, Silence
+from notbefore.fleet.story import (
     CANCELED,
     ENDED,
     NEW,
@@ -28,8 +30,6 @@ from notbefore.fleet.merge import (
     Story,
     from_unix,
 )
-from notbefore.fleet.reading import NOBODY, Beat, Poison, Report, one_place, read
-from notbefore.fleet.silence import Heard, Silence
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 from notbefore.metrics.fleet import Measured
 

@@ -19,8 +19,8 @@ from notbefore.core.change import MISSING, SILENT
 from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.fleet.merge import FINISHED, STARTED, Story, from_unix
-from notbefore.fleet.reading import Beat, Place, Report, group_of, one_place
+from notbefore.fleet.hub_records import Beat, Place, Report, group_of, one_place
+from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
 INTERVALS: Final = 3  # without a sign of life, after which a VM is silent

@@ -24,7 +24,8 @@ from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.record import FleetFacts, Spread, Vm
 from notbefore.core.routing import Route
-from notbefore.fleet.merge import (
+from notbefore.fleet.hub_records import Place
+from notbefore.fleet.story import (
     CANCELED,
     ENDED,
     FINISHED,
@@ -39,7 +40,6 @@ from notbefore.fleet.merge import (
     content,
     from_unix,
 )
-from notbefore.fleet.reading import Place
 
 EACH_EVENT: Final = ("event_id",)
 MAX_ROUTED: Final = 4  # places by which the notifications of one wave are routed

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
 from notbefore.core.document import VANISHING, Event
-from notbefore.fleet.reading import NOBODY, NOWHERE, Place, Report, group_of
+from notbefore.fleet.hub_records import NOBODY, NOWHERE, Place, Report, group_of
 
 
 class Standing(IntEnum):

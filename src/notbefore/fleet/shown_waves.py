@@ -9,8 +9,8 @@ from msgspec.structs import asdict
 
 from notbefore.core.document import Event
 from notbefore.core.text import natural
-from notbefore.fleet.merge import OVER, STARTED, Story
 from notbefore.fleet.silence import Heard
+from notbefore.fleet.story import OVER, STARTED, Story
 from notbefore.fleet.waves import Wave, event_of_wave, reporters, vm_of
 
 

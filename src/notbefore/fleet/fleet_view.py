@@ -14,14 +14,14 @@ from notbefore.config.model import Config
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
 from notbefore.fleet.calendar import calendar
-from notbefore.fleet.coming import FleetEvents, ShownPartition, coming, names_of
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import read_past
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
-from notbefore.fleet.merge import OVER
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.reading import Place
 from notbefore.fleet.report import Report
+from notbefore.fleet.shown_waves import FleetEvents, ShownPartition, coming, names_of
+from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.process import CourierFigures, Figures
@@ -36,7 +36,7 @@ DAYS: Final = 30  # of the table on the page
 MONTH_EVERY: Final = 60.0  # seconds between two readings of it
 STUCK: Final = 120.0  # seconds that a delivery may wait
 
-log = logging.getLogger("notbefore.fleet.view")
+log = logging.getLogger("notbefore.fleet.fleet_view")
 
 
 class FleetView:
