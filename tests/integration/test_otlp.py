@@ -29,9 +29,8 @@ from notbefore.metrics.families import Snapshot, fresh, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import Reading, Sources, Telemetry
-from notbefore.otlp.sender import Sender
-from notbefore.otlp.session import MAX_ANSWER, MAX_CAUSE, PartialSuccess, partial_success
-from notbefore.otlp.signals import SCHEMA_URL, LogEntry, log_record, metrics_data, resource_of
+from notbefore.otlp.sender import MAX_ANSWER, MAX_CAUSE, PartialSuccess, Sender, partial_success
+from notbefore.otlp.signals import SCHEMA_URL, log_record, metrics_data, resource_of
 from notbefore.web.exposition import MetricsText
 from peers.otlp import (
     Collector,
@@ -513,9 +512,10 @@ def test_a_cause_is_cut_after_the_secrets_are_taken_out_of_it() -> None:
 
 
 def test_odd_texts_and_numbers_do_no_harm() -> None:
-    entry = LogEntry(at(0), "info", "odd \udcff", {"odd": "\udcff", "large": 2**70}, "")
+    attributes_of = {"odd": "\udcff", "large": 2**70}
+    odd = log_record(resource_of({"odd": "\udcff"}), at(0), "info", "odd \udcff", attributes_of, "")
     with Receiver() as receiver:
-        sender_to(to(receiver.url), "logs").send([log_record(entry, resource_of({"odd": "\udcff"}))])
+        sender_to(to(receiver.url), "logs").send([odd])
         (request,), (record,) = receiver.logs, receiver.records
     assert record.body.string_value == "odd ?"
     assert attributes(record.attributes) == {"odd": "?", "large": 2.0**70}

@@ -13,7 +13,7 @@ from notbefore.metrics.totals import Histogram, increased
 START_REASONS: Final = ("due", "crashed", "hung", "reload", "upgrade")  # why a courier was started
 POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 # of a poll in seconds: what IMDS usually takes, and what is slow for a poll each second
-POLL_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0)
+POLL_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0)
 THREADS: Final = ("main", "poll", "http", "other")  # of the agent; the label of its unforeseen errors
 OTLP_RESULTS: Final = ("success", "rejected", "failure")
 

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct
 
 from notbefore.config.constraints import Headers
 from notbefore.config.model import Otlp
-from notbefore.core.duration import back_off
 from notbefore.core.record import Vm, identity
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
@@ -25,21 +24,11 @@ from notbefore.metrics.process import OTLP_RESULTS, ExportFigures
 
 FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
-RETRY: Final = 5.0  # seconds to the next attempt after the first failure; doubled with each, up to the interval
+RETRY: Final = 30.0  # seconds to the next attempt after a failure, if the interval is not shorter
 LONGEST_RETRY_AFTER: Final = 300.0  # seconds: what a Retry-After may ask for at most
 LAST_EXPORT: Final = 0.8  # seconds for the export at the end
 
 log = logging.getLogger("notbefore.otlp")
-
-
-class Redactor(Protocol):
-    """Takes the secrets that were added out of a text."""
-
-    def add(self, secret: str) -> None:
-        """From now on, take this one out."""
-
-    def __call__(self, text: str) -> str:
-        """The text without secrets."""
 
 
 class Reading(Struct, frozen=True):
@@ -55,7 +44,7 @@ class Sources(Struct, frozen=True):
 
     read: Callable[[], Reading]  # called in the exporting thread
     figures: ExportFigures
-    redactor: Redactor
+    redactor: Any  # courier.redact.Redactor
     http: Callable[..., Any]  # makes a client: courier.http.Http
 
 
@@ -83,7 +72,7 @@ class Telemetry:
             exporter.wake()
 
 
-def learn(headers: Headers, redactor: Redactor) -> None:
+def learn(headers: Headers, redactor: Any) -> None:
     """Have the secrets taken out of texts that are in use now: a file may hold another one than before."""
     for secret in headers.values():
         with suppress(ConfigError):  # what cannot be read cannot be shown either
@@ -99,7 +88,7 @@ class _Exporter:
         self._due = time.monotonic() + FIRST
         self._sent = 0.0  # monotonic seconds of the last attempt
         self._sender: Any = None  # otlp.sender.Sender; made at the first attempt, and anew after a failure
-        self._failures = 0
+        self._failed = False  # the last attempt
         self._warned = ""  # the reason of the last answer that rejected a part
         self._woken = threading.Event()
         self._stopping = False
@@ -123,53 +112,51 @@ class _Exporter:
         while not self._stopping:
             if self._woken.wait(max(0.0, self._due - time.monotonic())):
                 self._woken.clear()
-                if not self._failures:
+                if not self._failed:
                     self._due = min(self._due, max(time.monotonic(), self._sent + SPACING))
             elif not self._stopping:
                 self._export(None)
-        if not self._failures:
+        if not self._failed:
             self._export(LAST_EXPORT)
         self._close()
 
     def _export(self, timeout: float | None) -> None:
         self._sent = time.monotonic()
-        self._due = self._sent + self._config.interval.seconds
         try:
             from notbefore.otlp.sender import Sender  # noqa: PLC0415 - megabytes, only where it is configured
             from notbefore.otlp.signals import metrics_data  # noqa: PLC0415 - as above
 
             sources, reading = self._sources, self._sources.read()
             learn(self._config.headers, sources.redactor)
-            data = metrics_data(
-                reading.families, _resource(reading, self._config.resource), reading.version, datetime.now(UTC)
-            )
+            resource = _resource(reading, self._config.resource)
+            data = metrics_data(reading.families, resource, reading.version, datetime.now(UTC))
             self._sender = self._sender or Sender(self._config, "metrics", sources.http, sources.redactor)
             partial = self._sender.send(data, timeout)
             self._succeeded(partial.rejected, partial.reason)
         except SendError as error:
-            self._failed(error)
+            self._fail(str(error), error.retry_after or 0.0)
         except ConfigError as error:  # a secret that cannot be read: somebody will mend it
-            self._failed(SendError(str(error)))
+            self._fail(str(error))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
-            self._failed(SendError(f"{type(error).__name__}: {error}"))
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _succeeded(self, rejected: int, reason: str) -> None:
         self._count("rejected" if rejected else "success")
-        if self._failures:
+        self._due = self._sent + self._config.interval.seconds
+        if self._failed:
             log.info("OTLP metrics: exports are accepted again")
         if reason and not self._warned:
             log.warning("OTLP metrics: the receiver rejected %d items of an export: %s", rejected, reason)
-        self._failures, self._warned = 0, reason
+        self._failed, self._warned = False, reason
 
-    def _failed(self, error: SendError) -> None:
+    def _fail(self, reason: str, retry_after: float = 0.0) -> None:
         self._count("failure")
         self._close()  # the next one reads certificates anew, and looks the name up again
-        asked = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER)
-        wait = max(asked, back_off(self._failures + 1, RETRY, self._config.interval.seconds))
-        self._due = time.monotonic() + wait
-        if self._failures == 0:
-            log.warning("OTLP metrics: the export failed, and is tried again: %s", self._sources.redactor(str(error)))
-        self._failures += 1
+        usual = min(self._config.interval.seconds, RETRY)
+        self._due = time.monotonic() + max(usual, min(retry_after, LONGEST_RETRY_AFTER))
+        if not self._failed:
+            log.warning("OTLP metrics: the export failed, and is tried again: %s", self._sources.redactor(reason))
+        self._failed = True
 
     def _close(self) -> None:
         if self._sender is not None:

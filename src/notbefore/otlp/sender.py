@@ -4,43 +4,80 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+import requests
+from google.protobuf.message import DecodeError, Message
+from msgspec import Struct
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.sdk.metrics.export import MetricsData
 
 from notbefore.config.sinks import OtlpConnection
+from notbefore.core.text import one_line
 from notbefore.errors import ConfigError, SendError
-from notbefore.otlp.session import MAX_ANSWER, MAX_CAUSE, PartialSuccess, Redact, Session, Signal
 
+Signal = Literal["metrics", "logs"]
+Redact = Callable[[str], str]  # a text without what is secret in it
+RESPONSES: Final[dict[Signal, type[Message]]] = {
+    "metrics": ExportMetricsServiceResponse,
+    "logs": ExportLogsServiceResponse,
+}
 EMPTY: Final[dict[Signal, Any]] = {"metrics": MetricsData([]), "logs": []}
+MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
+MAX_CAUSE: Final = 200  # characters
+PLAIN: Final = (b"", b"ok", b"success")  # what some receivers say that send no protobuf
+CONTENT_STATUSES: Final = (400, 413, 422)  # what these refuse is what was sent, and not who sends it
+KEPT_HEADERS: Final = ("content-type", "content-encoding")  # of those that the exporter gives
 NO_HEADERS: Final = {"x-sender": "notbefore"}  # without any, the gRPC exporter takes those of the environment
+
+
+class ContentError(SendError):
+    """The receiver refuses what was sent; it may accept a part of it."""
+
+
+class PartialSuccess(Struct, frozen=True):
+    """How many data points or records a receiver rejected of a request that it accepted, and why; never which."""
+
+    rejected: int = 0
+    reason: str = ""
 
 
 class _Said(logging.Filter):
     """Keeps what the exporters log, of each thread: it becomes the text of an error, redacted and said once."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = threading.local()
+    last: Final = threading.local()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self._last.text = record.getMessage()
+        self.last.text = record.getMessage()
         return False
 
-    def take(self) -> str:
-        """What was said last in this thread."""
-        return str(self._last.__dict__.pop("text", ""))
+
+for _name in ("http._common", "http.metric_exporter", "http._log_exporter", "grpc.exporter"):
+    logging.getLogger(f"opentelemetry.exporter.otlp.proto.{_name}").addFilter(_Said())
 
 
-_SAID: Final = _Said()
-for _name in ("http.metric_exporter", "http._log_exporter", "grpc.exporter"):
-    logging.getLogger(f"opentelemetry.exporter.otlp.proto.{_name}").addFilter(_SAID)
+class _Session(requests.Session):
+    """What the HTTP exporter sends through; a plain one reads an answer of any size, and for as long as bytes drip.
+
+    ``post`` sends, and raises what came of it: the exporter does not try that again.
+    """
+
+    def __init__(self, post: Callable[[str, bytes, Mapping[str, str]], None]) -> None:
+        super().__init__()
+        self._post = post
+
+    def request(self, method: Any, url: Any, *_: Any, data: Any = None, headers: Any = None, **__: Any) -> Any:
+        self._post(str(url), data, headers)
+        response = requests.Response()
+        response.status_code, response.request = 200, requests.Request(method, url).prepare()
+        return response
 
 
 class Sender:
@@ -57,17 +94,18 @@ class Sender:
         self._signal: Signal = signal
         self._redact = redact
         self._address = address(connection, signal)
-        self._session: Session | None = None
+        self._http: Any = None
         self._exporter: Any = None
+        self._deadline = 0.0  # monotonic seconds: the end of the next exchange
+        self._outcome: PartialSuccess | Exception | None = None  # of the last exchange
         if connection.protocol != "grpc":
             cert = (connection.cert_file, connection.key_file) if connection.cert_file else None
-            client = http(connection.timeout.seconds, ca_file=connection.ca_file, cert=cert, most=MAX_ANSWER)
-            self._session = Session(connection, signal, client, redact)
+            self._http = http(connection.timeout.seconds, ca_file=connection.ca_file, cert=cert, most=MAX_ANSWER)
             self._exporter = (OTLPMetricExporter if signal == "metrics" else OTLPLogExporter)(
                 endpoint=self._address,
                 timeout=connection.timeout.seconds,
                 compression=Compression.Gzip if connection.compression == "gzip" else Compression.NoCompression,
-                session=self._session,
+                session=_Session(self._post),
             )
 
     def send(self, data: Any, timeout: float | None = None) -> PartialSuccess:
@@ -76,30 +114,24 @@ class Sender:
         Raises ``SendError`` where it was not accepted, and ``ConfigError`` where a header's secret cannot be read.
         Over gRPC the exporter tells neither what was rejected nor whether to try again, and has its own timeout.
         """
-        if self._session is None:
-            self._send_by_grpc(data)
-            return PartialSuccess()
         most = self._connection.timeout.seconds
-        self._session.deadline = time.monotonic() + (most if timeout is None else min(timeout, most))
-        self._exporter.export(data)
-        outcome, self._session.outcome = self._session.outcome, None
+        self._deadline = time.monotonic() + (most if timeout is None else min(timeout, most))
+        self._outcome = None
+        if self._exporter is None:  # gRPC: made anew after a failure, with certificates and headers as they are then
+            self._exporter = _grpc_exporter(self._connection, self._signal, self._address)
+        accepted = self._exporter.export(data).name == "SUCCESS"
+        outcome, self._outcome = self._outcome, None
         if isinstance(outcome, PartialSuccess):
             return outcome
+        if accepted:
+            return PartialSuccess()
+        if self._http is None:
+            self.close()
         try:
-            raise outcome or self._error()
+            said = str(_Said.last.__dict__.pop("text", "OpenTelemetry's exporter failed and does not say why"))
+            raise outcome or SendError(_one_line(said, self._redact))
         finally:
             del outcome  # it refers to this frame, and with it to what was sent
-
-    def _send_by_grpc(self, data: Any) -> None:
-        if self._exporter is None:  # made anew after a failure, with certificates and headers as they are then
-            self._exporter = _grpc_exporter(self._connection, self._signal, self._address)
-        if self._exporter.export(data).name != "SUCCESS":
-            self.close()
-            raise self._error()
-
-    def _error(self) -> SendError:
-        said = self._redact(_SAID.take())[:MAX_CAUSE]
-        return SendError(said or "OpenTelemetry's exporter failed and does not say why")
 
     def connect(self) -> None:
         """Send an empty request, which OTLP allows; raises ``SendError`` where it is not accepted."""
@@ -109,8 +141,77 @@ class Sender:
         """Close the connection."""
         if self._exporter is not None:
             self._exporter.shutdown()
-        if self._session is None:
+        if self._http is not None:
+            self._http.close()
+        else:
             self._exporter = None
+
+    def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send what the exporter has encoded, and keep what came of it; raises that unless it was accepted."""
+        try:
+            own = {
+                name: secret.reveal() for name, secret in self._connection.headers.items()
+            }  # a file may have changed
+            own |= {name: value for name, value in headers.items() if name.lower() in KEPT_HEADERS}
+            answer = self._http.post(url, body, own, max(0.001, self._deadline - time.monotonic()))
+            self._check(answer)
+            self._outcome = partial_success(self._signal, answer.body, self._redact)
+        except Exception as error:
+            self._outcome = error
+            raise
+
+    def _check(self, answer: Any) -> None:
+        """Raise ``SendError`` unless the answer, a ``courier.http.HttpResponse``, accepts the request."""
+        cause = cause_of(str(answer.status), answer.body, self._redact)
+        if answer.status in CONTENT_STATUSES:
+            raise ContentError(cause, permanent=True)
+        try:
+            answer.check()
+        except SendError as error:
+            raise SendError(cause, permanent=error.permanent, retry_after=error.retry_after) from None
+        if len(answer.body) >= MAX_ANSWER:  # the count of what was rejected may be in the rest
+            raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
+
+
+def partial_success(signal: Signal, body: bytes, redact: Redact = str) -> PartialSuccess:
+    """Read the body of an accepted request's answer; raises ``SendError`` for one that is not OTLP: a page, say.
+
+    JSON is known by its brace, which no protobuf begins with: not every receiver names its content type.
+    """
+    answer: Any = RESPONSES[signal]()
+    text = body.strip()
+    try:
+        if text.startswith(b"{"):
+            _read_json(text, answer)
+        elif text.lower() not in PLAIN:
+            answer.ParseFromString(body)
+    except (DecodeError, ValueError):
+        raise SendError(
+            cause_of("the answer is not OTLP, but", body, redact) + ": does the address lead to an OTLP receiver?"
+        ) from None
+    partial = answer.partial_success
+    rejected = partial.rejected_data_points if signal == "metrics" else partial.rejected_log_records
+    return PartialSuccess(max(0, rejected), _one_line(partial.error_message, redact))
+
+
+def cause_of(what: str, body: bytes, redact: Redact) -> str:
+    """``what``, and the beginning of what the receiver said: without secrets, and on one line."""
+    text = _one_line(body.decode(errors="replace"), redact)
+    return f"{what}: {text}" if text else what
+
+
+def _one_line(text: str, redact: Redact) -> str:
+    # redacted before it is cut: a part of a secret would not be known
+    return redact(one_line(text))[:MAX_CAUSE]
+
+
+def _read_json(text: bytes, answer: Message) -> None:
+    from google.protobuf import json_format  # noqa: PLC0415 - few receivers answer protobuf with it
+
+    try:
+        json_format.Parse(text.decode(), answer, ignore_unknown_fields=b"artial" in text)
+    except json_format.ParseError as error:
+        raise ValueError(str(error)) from None
 
 
 def address(connection: OtlpConnection, signal: Signal) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from msgspec import Struct
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics.export import (
@@ -41,16 +40,6 @@ SEVERITIES: Final = {  # of the log data model's examples: what syslog calls cri
 INT64: Final = range(-(2**63), 2**63)  # what protobuf holds as an integer
 
 
-class LogEntry(Struct, frozen=True):
-    """A record, before it is OpenTelemetry's. ``severity``: info, warning or critical."""
-
-    time: datetime
-    severity: str
-    body: str
-    attributes: dict[str, Any]
-    event_name: str
-
-
 def metrics_data(families: Iterable[Family], resource: Mapping[str, str], version: str, now: datetime) -> MetricsData:
     """All families at ``now``; ``resource``: the attributes of who reports them, ``version``: the agent's."""
     scope = InstrumentationScope("notbefore", version, SCHEMA_URL)
@@ -59,16 +48,21 @@ def metrics_data(families: Iterable[Family], resource: Mapping[str, str], versio
     return MetricsData([ResourceMetrics(resource_of(resource), [of_scope], SCHEMA_URL)])
 
 
-def log_record(entry: LogEntry, resource: Resource) -> ReadableLogRecord:
-    """A record without a trace; observed when it happened, since who reports it is who saw it."""
+def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
+    resource: Resource, time: datetime, severity: str, body: str, attributes: Mapping[str, Any], event_name: str
+) -> ReadableLogRecord:
+    """A record without a trace; observed when it happened, since who reports it is who saw it.
+
+    ``severity``: info, warning or critical.
+    """
     record = LogRecord(
-        timestamp=_nanoseconds(entry.time),
-        observed_timestamp=_nanoseconds(entry.time),
-        severity_number=SEVERITIES[entry.severity],
-        severity_text=entry.severity,
-        body=_value(entry.body),
-        attributes=_attributes(entry.attributes),
-        event_name=entry.event_name,
+        timestamp=_nanoseconds(time),
+        observed_timestamp=_nanoseconds(time),
+        severity_number=SEVERITIES[severity],
+        severity_text=severity,
+        body=_value(body),
+        attributes=_attributes(attributes),
+        event_name=event_name,
     )
     return ReadableLogRecord(record, resource, SCOPE)
 

@@ -6,7 +6,6 @@ each handshake and each request. A new version that is wrong, or that would remo
 
 import ipaddress
 import logging
-import re
 import socket
 import threading
 from collections.abc import Iterable
@@ -113,7 +112,8 @@ class Access:
         """
         if self._protections or not host:
             return True
-        name = _bare(re.sub(r":\d*\Z", "", host))
+        before, _, port = host.rpartition(":")
+        name = _bare(before if port.isdigit() else host)
         if name in self._hosts or "*" in self._hosts or name.endswith(".localhost") or _is_address(name.strip("[]")):
             return True
         return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts)

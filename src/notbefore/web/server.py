@@ -139,15 +139,15 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         They are shut down, and the next poll closes them. What is closed while a poll is prepared is polled all the
         same, and the number of its file may be that of another connection by then.
         """
-        now, ended = time.monotonic(), []
-        channels = sorted(self.active_channels.values(), key=lambda one: one.since)
-        excess = len(channels) - int(0.9 * self.adj.connection_limit)
-        unread = sum(channel.total_outbufs_len for channel in channels) - MAX_UNREAD
-        for channel in channels:
-            waiting, held = not channel.requests, channel.total_outbufs_len
-            if channel.overdue(now) or (excess > 0 and waiting) or (unread > 0 and held):
-                ended.append(channel)
-                excess, unread = excess - 1, unread - held
+        now, channels = time.monotonic(), list(self.active_channels.values())
+        ended = [channel for channel in channels if channel.overdue(now)]
+        excess = len(channels) - int(0.9 * MAX_CONNECTIONS)
+        unread = sum([channel.total_outbufs_len for channel in channels]) - MAX_UNREAD
+        if excess > 0 or unread > 0:
+            for channel in sorted(channels, key=lambda one: one.since):
+                if (excess > 0 and not channel.requests) or (unread > 0 and channel.total_outbufs_len):
+                    ended.append(channel)
+                    excess, unread = excess - 1, unread - channel.total_outbufs_len
         for channel in ended:
             with suppress(OSError):  # the client has gone
                 socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)  # that of TLS would go on in plain text

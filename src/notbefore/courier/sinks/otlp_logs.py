@@ -21,9 +21,8 @@ from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
 from notbefore.otlp.exporter import learn
-from notbefore.otlp.sender import Sender
-from notbefore.otlp.session import ContentError, PartialSuccess
-from notbefore.otlp.signals import LogEntry, log_record, resource_of
+from notbefore.otlp.sender import ContentError, PartialSuccess, Sender
+from notbefore.otlp.signals import log_record, resource_of
 
 OWN_FIELDS: Final = ("time", "body")  # of a record; they are fields of an OTLP record, not attributes
 
@@ -108,8 +107,8 @@ class Sink:
         attributes = {name: value for name, value in values.items() if not is_of_resource(name) and name not in own}
         attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
         content = message.content
-        entry = LogEntry(content.time, message.severity, content.body, attributes, content.event_name)
-        return log_record(entry, resource_of(resource | self._resource))
+        made = resource_of(resource | self._resource)
+        return log_record(made, content.time, message.severity, content.body, attributes, content.event_name)
 
 
 def _rejected(partial: PartialSuccess) -> SendError:
