@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -64,40 +63,6 @@ def alerts(port: int) -> list[dict[str, Any]]:
     return found
 
 
-def notified(receiver: HttpPeer, event_id: str) -> list[str]:
-    bodies = [json.loads(request.body) for request in receiver.requests]
-    return [one["status"] for one in bodies if one["groupLabels"]["event_id"] == event_id]
-
-
-def test_one_event_is_one_notification_for_the_fleet(receiver: HttpPeer, members: list[int], tmp_path: Path) -> None:
-    config = tmp_path / "notbefore.yaml"
-    sink = {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members], "resolve_timeout": "12s"}}
-    config.write_text(yaml.safe_dump({"sinks": {"am": sink}}), encoding="utf-8")
-    listed = [item("first", Resources=list(VMS), EventType="Reboot", NotBefore=FUTURE)]
-    fence = [item("second", Resources=list(VMS), NotBefore=FUTURE)]
-    with Simulator(VMS) as simulator, ExitStack() as stack:
-        simulator.set_document(body())
-        agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, str(config))) for vm in VMS
-        ]
-        for agent in agents:
-            agent.ready()
-        simulator.set_document(body(*listed))
-        for agent in agents:
-            agent.reported("announced")
-        eventually(lambda: notified(receiver, "first") == ["firing"])
-        (alert,) = alerts(members[0])
-        assert alert["labels"]["severity"] == "warning"  # it is years ahead
-        # it is sent again, or it would be resolved by now: Alertmanager waits for twelve seconds
-        begun = datetime.fromisoformat(alert["updatedAt"])
-        eventually(lambda: last_sent(members[0]) > begun + timedelta(seconds=13))
-        assert notified(receiver, "first") == ["firing"]
-        simulator.set_document(body(*fence, incarnation=2))
-        eventually(lambda: notified(receiver, "first")[-1] == "resolved")
-        eventually(lambda: notified(receiver, "second") == ["firing"])
-        assert notified(receiver, "first") == ["firing", "resolved"]
-
-
 def test_whatever_changes_of_an_event_it_stays_one_alert(members: list[int], tmp_path: Path) -> None:
     config = tmp_path / "notbefore.yaml"
     sink = {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members], "resolve_timeout": "5m"}}
@@ -133,7 +98,3 @@ def test_whatever_changes_of_an_event_it_stays_one_alert(members: list[int], tmp
 
 def descriptions(port: int) -> list[str]:
     return [one["annotations"]["description"] for one in alerts(port)]
-
-
-def last_sent(port: int) -> datetime:
-    return max(datetime.fromisoformat(alert["updatedAt"]) for alert in alerts(port))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import trustme
 
 from notbefore.agent import pings
 from notbefore.agent.pings import Pings, PingStatus
@@ -18,7 +17,7 @@ from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from support.agent import eventually
 from support.azure import ME
-from support.peers import ConnectProxy, HttpPeer, Say
+from support.peers import HttpPeer, Say
 
 BEGINS = PingStatus("start", "0 events listed; IMDS has given no valid answer yet", ME)
 WELL = PingStatus("success", "1 event listed", ME)
@@ -94,29 +93,6 @@ def test_who_drips_or_hangs_is_left(
     assert len(peer.requests) == 1
     (said,) = caplog.messages
     assert "in time" in said or "timed out" in said
-
-
-def test_over_tls_only_who_is_known_is_pinged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with HttpPeer(authority) as peer:
-        pinged(f"{peer.url}/x")
-        assert not peer.requests
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
-        pinged(f"{peer.url}/x")
-        assert [request.path for request in peer.requests] == ["/x"]
-
-
-def test_a_ping_takes_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
-    with HttpPeer(authority, "ping.example.org") as peer, ConnectProxy(peer.port) as proxy:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
-        monkeypatch.setenv("no_proxy", "")
-        pinged("https://ping.example.org/x")
-        assert proxy.asked == ["ping.example.org:443"]
-        assert [request.path for request in peer.requests] == ["/x"]
 
 
 def test_the_thread_pings_at_each_interval_and_a_reload_begins_and_ends_it(peer: HttpPeer) -> None:

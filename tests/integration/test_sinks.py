@@ -8,8 +8,7 @@ import os
 import socket
 import sys
 import time
-from base64 import b64encode
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,11 @@ from notbefore.courier.addresses import check_address
 from notbefore.courier.http import Http
 from notbefore.courier.message import Message
 from notbefore.courier.process import run
-from notbefore.courier.redact import Redactor
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import PATIENCE, eventually, free_port
+from support.agent import eventually, free_port
 from support.azure import ID, ME, PEER, STARTED
-from support.messages import VM, message, sent, sink_of
+from support.messages import VM, message, sent
 from support.peers import BlackHoles, ConnectProxy, HttpPeer, Request, Say
 from support.raw_server import raw, serving
 
@@ -45,17 +43,28 @@ def webhook(peer: HttpPeer, path: str = "/hook", **fields: Any) -> SinkConfig:
     return SinkConfig(webhook=Webhook(url=Secret(peer.url + path), **settings))
 
 
-def test_a_webhook_gets_the_record_and_the_delivery_id() -> None:
+def test_a_webhook_gets_the_record_signed_and_the_delivery_id() -> None:
     with HttpPeer() as peer:
         one = message()
-        sent(webhook(peer, headers={"X-Api-Key": Secret("k")}), one)
+        sent(webhook(peer, headers={"X-Api-Key": Secret("k")}, secret=Secret("s3cret")), one)
         (request,) = peer.requests
     values = json.loads(request.body)
     assert values.items() >= one.record.flat().items()
     assert values["notbefore.delivery.kind"] == "announced"
     assert request.headers["x-notbefore-delivery-id"] == values["notbefore.delivery.id"] == one.delivery_id
-    assert request.headers["x-api-key"] == "k"
-    assert request.path == "/hook"
+    assert (request.headers["x-api-key"], request.path) == ("k", "/hook")
+    seconds, digest = (part.partition("=")[2] for part in request.headers["x-notbefore-signature"].split(","))
+    assert hmac.new(b"s3cret", seconds.encode() + b"." + request.body, hashlib.sha256).hexdigest() == digest
+
+
+def test_a_webhook_takes_cloud_events() -> None:
+    with HttpPeer() as peer:
+        sent(webhook(peer, format="cloudevents"))
+        (request,) = peer.requests
+    envelope = json.loads(request.body)
+    assert request.headers["content-type"] == "application/cloudevents+json"
+    assert (envelope["specversion"], envelope["subject"], envelope["source"]) == ("1.0", ID, VM.resource_id)
+    assert envelope["id"] == envelope["data"]["azure.scheduled_event.change_id"]
 
 
 def test_an_idempotency_key_names_one_body() -> None:
@@ -68,26 +77,6 @@ def test_an_idempotency_key_names_one_body() -> None:
     assert first.body == again.body != elsewhere.body
     assert keys[0] == keys[1] != keys[2]
     assert len({request.headers["x-notbefore-delivery-id"] for request in peer.requests}) == 1
-
-
-def test_a_webhook_is_signed() -> None:
-    with HttpPeer() as peer:
-        sent(webhook(peer, secret=Secret("s3cret")))
-        (request,) = peer.requests
-    time, digest = (part.partition("=")[2] for part in request.headers["x-notbefore-signature"].split(","))
-    assert hmac.new(b"s3cret", time.encode() + b"." + request.body, hashlib.sha256).hexdigest() == digest
-
-
-def test_a_webhook_takes_cloud_events() -> None:
-    with HttpPeer() as peer:
-        sent(webhook(peer, format="cloudevents"))
-        (request,) = peer.requests
-    envelope = json.loads(request.body)
-    assert request.headers["content-type"] == "application/cloudevents+json"
-    assert envelope["specversion"] == "1.0"
-    assert (envelope["type"], envelope["subject"]) == ("notbefore.scheduled_event.announced.v1", ID)
-    assert envelope["source"] == VM.resource_id
-    assert envelope["id"] == envelope["data"]["azure.scheduled_event.change_id"]
 
 
 def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
@@ -104,7 +93,7 @@ def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_pat
         assert len(peer.requests) == 1
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_webhook_leads_to_nothing_private_unless_allowed(host: str) -> None:
     with HttpPeer() as peer:
         url = Secret(f"http://{host}:{peer.port}/")
@@ -112,15 +101,6 @@ def test_a_webhook_leads_to_nothing_private_unless_allowed(host: str) -> None:
             sent(SinkConfig(webhook=Webhook(url=url)))
         assert raised.value.permanent
         assert peer.requests == []
-
-
-PRIVATE = ["169.254.169.254", "168.63.129.16", "10.0.0.1", "0.0.0.0", "[fe80::1]", "[::1]"]  # noqa: S104 - none is bound
-
-
-@pytest.mark.parametrize("address", PRIVATE)
-def test_the_metadata_service_is_no_webhook(address: str) -> None:
-    with pytest.raises(SendError, match="is not a public address"):
-        sent(SinkConfig(webhook=Webhook(url=Secret(f"http://{address}/metadata"), timeout=Duration("1s"))))
 
 
 def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +112,7 @@ def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monk
         assert peer.requests == []
 
 
-@pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3", "localhost"])
+@pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3"])
 def test_a_proxy_leads_a_webhook_to_nothing_private_either(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with HttpPeer() as peer, ConnectProxy(peer.port) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
@@ -164,34 +144,6 @@ def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
         assert (proxy.asked, len(peer.requests)) == (["hook.invalid:443"], 1)
 
 
-def test_the_address_behind_a_proxy_is_checked_at_each_attempt(
-    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    config = SinkConfig(webhook=Webhook(url=Secret("https://hook.invalid/in"), ca_file=str(tmp_path / "ca.pem")))
-    with (
-        HttpPeer(authority, "hook.invalid") as peer,
-        ConnectProxy(peer.port) as proxy,
-        closing(sink_of(config)) as sink,
-    ):
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
-        monkeypatch.setenv("NO_PROXY", "")
-        with pytest.raises(SendError, match=r"hook\.invalid: ") as unresolved:
-            sink.send(message())  # the network is not up yet
-        ask, address = socket.getaddrinfo, ["8.8.8.8"]
-        monkeypatch.setattr(
-            socket,
-            "getaddrinfo",
-            lambda name, *rest, **more: ask(address[0] if name == "hook.invalid" else name, *rest, **more),
-        )
-        sink.send(message())
-        address[0] = "192.168.7.7"
-        with pytest.raises(SendError, match="is not a public address") as private:
-            sink.send(message())
-        assert (unresolved.value.permanent, private.value.permanent) == (False, True)
-        assert len(peer.requests) == 1
-
-
 def leading(monkeypatch: pytest.MonkeyPatch, port: int, *addresses: str) -> None:
     """Every name leads there."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
@@ -203,33 +155,23 @@ def leading(monkeypatch: pytest.MonkeyPatch, port: int, *addresses: str) -> None
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("guarded", [False, True])
-def test_a_timeout_is_for_all_addresses_of_a_name(
-    scheme: str, monkeypatch: pytest.MonkeyPatch, *, guarded: bool
-) -> None:
+def test_a_timeout_is_for_all_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     with BlackHoles(8, port) as holes:
         leading(monkeypatch, port, *holes.addresses)
-        http, begun = Http(1.0, guarded=guarded), time.monotonic()
+        http, begun = Http(1.0), time.monotonic()
         with pytest.raises(SendError) as raised:
-            http.post(f"{scheme}://many.example.org:{port}/", b"", {})
+            http.post(f"https://many.example.org:{port}/", b"", {})
         http.close()
         assert time.monotonic() - begun < 4  # a second for each would be eight
     assert not raised.value.permanent
 
 
-@pytest.mark.parametrize("secured", [False, True])
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(
-    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, secured: bool
-) -> None:
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with HttpPeer(authority if secured else None, "many.example.org") as peer, BlackHoles(1, peer.port) as holes:
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HttpPeer() as peer, BlackHoles(1, peer.port) as holes:
         leading(monkeypatch, peer.port, *holes.addresses, "127.0.0.1")
-        url = f"{peer.scheme}://many.example.org:{peer.port}/"
-        sent(SinkConfig(webhook=Webhook(
-            url=Secret(url), ca_file=str(tmp_path / "ca.pem"), allow_private=True, timeout=Duration("4s")
-        )))  # fmt: skip
+        url = Secret(f"http://many.example.org:{peer.port}/")
+        sent(SinkConfig(webhook=Webhook(url=url, allow_private=True, timeout=Duration("4s"))))
         assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
 
 
@@ -250,14 +192,6 @@ def test_a_header_is_not_replaced_by_the_password_of_an_address() -> None:
         assert peer.requests[0].headers["authorization"] == "Bearer own"
 
 
-def test_an_answer_that_drips_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notbefore.courier.http.MAX_ANSWER", 10_000)
-    with HttpPeer() as peer:
-        peer.default = Say(body=b"x" * 5_000, how="drip")
-        with pytest.raises(SendError):
-            sent(webhook(peer, timeout=Duration("1s")))
-
-
 def test_an_answer_may_take_as_long_as_the_timeout_says() -> None:
     with HttpPeer() as peer:
         peer.default = Say(how="late")
@@ -265,25 +199,6 @@ def test_an_answer_may_take_as_long_as_the_timeout_says() -> None:
 
 
 # ---- apprise
-
-
-def test_apprise_gets_title_body_and_kind() -> None:
-    with HttpPeer() as peer:
-        sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
-        values = json.loads(peer.requests[0].body)
-    assert values["title"].startswith("Freeze of WestNO_0 was due ")
-    assert "Expected interruption: 5 s" in values["message"]
-    assert values["type"] == "info"
-
-
-def test_an_address_that_apprise_does_not_know_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match="apprise does not know"):
-        sink_of(SinkConfig(apprise=Apprise(url=Secret("nonsense://x"))))
-
-
-def test_apprise_waits_no_longer_than_it_may() -> None:
-    sink: Any = sink_of(SinkConfig(apprise=Apprise(url=Secret("json://127.0.0.1/"), timeout=Duration("7s"))))
-    assert sink._service.request_timeout == (7, 7)
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
@@ -311,19 +226,6 @@ def test_pagerduty_through_apprise_opens_and_closes_one_incident(monkeypatch: py
         assert pager.steps[-1].dedup_key == "mine"  # what the user wrote stays
         assert pager.effects[-1] == "opened"
         assert not pager.wrong
-
-
-def test_splunk_through_apprise_closes_the_incident_that_it_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from apprise.plugins.splunk import NotifySplunk  # noqa: PLC0415 - half a second
-
-    with HttpPeer() as peer:
-        monkeypatch.setattr(NotifySplunk, "notify_url", peer.url + "/{apikey}/{routing_key}")
-        for one in (message(severity="critical"), message({}, {"Resources": [PEER]}), message(ID2)):
-            through_apprise("splunk://team@key", one)
-        said = [json.loads(request.body) for request in peer.requests]
-    assert [one["message_type"] for one in said] == ["CRITICAL", "RECOVERY", "INFO"]
-    first, closed, other = (one["entity_id"] for one in said)
-    assert first == closed == f"notbefore/{ID.casefold()}" != other
 
 
 def test_where_apprise_sends_nothing_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,43 +294,12 @@ def test_the_severity_is_the_route_s_and_does_not_fall() -> None:
     assert severities == [[("info", False)], [("warning", False), ("info", True)], [("warning", False)]]
 
 
-def test_the_labels_of_an_alert_stay_whatever_of_the_event_changes() -> None:
-    changes: list[dict[str, Any]] = [
-        {"Resources": [ME, PEER]},
-        {"Resources": [PEER]},
-        {"EventSource": "User"},
-        {"EventType": "Redeploy"},
-        {"Description": "something else"},
-        {"NotBefore": "Sun, 01 Mar 2026 12:40:00 GMT"},
-        {"DurationInSeconds": 3},
-        STARTED,
-    ]
-    before: dict[str, Any] = {"EventType": "Reboot"}
-    with HttpPeer() as peer:
-        (first,) = sent(alertmanager(peer.url), message(before))
-        for fields in changes:
-            after = before | fields
-            sent(alertmanager(peer.url), message(before, after, thread=first.thread))
-            before = after
-        renamed = alertmanager(peer.url, labels={"team": "another"})
-        sent(renamed, message(before, None, thread=first.thread))
-        labels = [one["labels"] for request in peer.requests for one in json.loads(request.body)]
-    assert labels == [labels[0]] * (len(changes) + 2)
-
-
 def test_of_five_hundred_vms_ten_are_named() -> None:
     names = [f"web_{number}" for number in range(500)]
     with HttpPeer() as peer:
         sent(alertmanager(peer.url), message({"Resources": names}))
         resources = alert_of(peer.requests[0])["annotations"]["resources"]
     assert resources == ", ".join(f"web_{number}" for number in range(10)) + " and 490 more"
-
-
-def test_an_exercise_says_so_in_a_label() -> None:
-    exercise = message(exercise=True)
-    with HttpPeer() as peer:
-        sent(alertmanager(peer.url), exercise, message())
-        assert [alert_of(request)["labels"].get("exercise") for request in peer.requests] == ["true", None]
 
 
 def test_labels_and_annotations_are_the_same_from_every_vm() -> None:
@@ -438,15 +309,6 @@ def test_labels_and_annotations_are_the_same_from_every_vm() -> None:
         sent(alertmanager(peer.url), message(both), message(both, vm=other))
         one, two = (alert_of(request) for request in peer.requests)
     assert (one["labels"], one["annotations"]) == (two["labels"], two["annotations"])
-
-
-def test_a_vm_that_an_event_leaves_does_not_say_so_in_the_alert_of_the_others() -> None:
-    both = {"Resources": [ME, PEER]}
-    with HttpPeer() as peer:
-        sent(alertmanager(peer.url), message(both, {"Resources": [PEER]}))
-        annotations = alert_of(peer.requests[0])["annotations"]
-    assert ME not in json.dumps(annotations)
-    assert PEER in annotations["summary"]
 
 
 def test_one_member_that_accepts_is_enough() -> None:
@@ -496,17 +358,11 @@ def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypat
     assert environment["NOTBEFORE_EVENT_RESOURCES"] == ME
     assert environment["NOTBEFORE_DELIVERY_ID"] == one.delivery_id
     assert "PAGER_TOKEN" not in environment
-
-
-def test_a_command_is_never_given_half_a_list_of_vms(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    script = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
     sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), message({"Resources": names}))
     record, environment = json.loads(out.read_text(encoding="utf-8"))
     assert record["azure.scheduled_event.resources"] == names
-    assert "NOTBEFORE_EVENT_RESOURCES" not in environment
-    assert environment["NOTBEFORE_EVENT_TYPE"] == "Freeze"
+    assert "NOTBEFORE_EVENT_RESOURCES" not in environment  # never half a list of VMs
 
 
 def test_what_azure_says_is_no_command(tmp_path: Path) -> None:
@@ -557,12 +413,6 @@ def test_however_much_a_command_writes_it_fills_no_disk(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_goes_on_in_the_background_does_not_make_a_command_wait() -> None:
-    begun = time.monotonic()
-    sent(SinkConfig(command=Command(command=("/bin/sh", "-c", "sleep 30 &"))))
-    assert time.monotonic() - begun < 20
-
-
 def _ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -581,10 +431,6 @@ def test_a_command_takes_an_event_of_any_size() -> None:
     sent(python("import sys; sys.stdin.read()"), message({"Resources": [f"vm-{n:0200}" for n in range(1_500)]}))
 
 
-def test_a_command_that_does_not_read_is_no_trouble() -> None:
-    sent(python("import sys; sys.stdin.close()"), message({"Description": "x" * 100_000}))
-
-
 def test_what_stands_before_an_alertmanager_has_not_accepted_the_alert() -> None:
     with HttpPeer() as portal, HttpPeer() as peer:
         portal.default = Say(body=b"<html>log in first</html>")
@@ -595,18 +441,10 @@ def test_what_stands_before_an_alertmanager_has_not_accepted_the_alert() -> None
         assert len(peer.requests) == 1
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_an_interim_answer_before_the_answer_is_no_answer(count: int) -> None:
-    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n" * count
+def test_interim_answers_before_the_answer_are_no_answer() -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n" * 3
     with serving(raw(hints + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")) as (url, _):
         sent(SinkConfig(webhook=Webhook(url=Secret(url), allow_private=True)), message())
-
-
-def test_interim_answers_without_end_are_an_answer_that_does_not_come() -> None:
-    with serving(raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 500)) as (url, _):
-        with pytest.raises(SendError) as raised:
-            sent(SinkConfig(webhook=Webhook(url=Secret(url), allow_private=True)), message())
-        assert not raised.value.permanent
 
 
 @pytest.mark.parametrize("body", [b"[" * 60_000, b'{"ok":' * 5_000, b"\xff\xfe{"])
@@ -643,40 +481,6 @@ def test_apprise_sends_as_fast_as_the_receiver_takes_it() -> None:
         sent(SinkConfig(apprise=settings), *[message()] * 5)
         assert len(peer.requests) == 5
     assert time.monotonic() - begun < 20  # its own pauses would be 5.5 s each
-
-
-@pytest.mark.parametrize("value", ["Bearer hunter2-token", "Basic " + b64encode(b"me:hunter2-pass").decode()])
-def test_what_stands_behind_the_scheme_of_a_header_is_secret_by_itself(value: str) -> None:
-    redacted = Redactor([value])(
-        f"401: {value.split()[1]} is not known, nor hunter2-token, nor hunter2-pass of {value}"
-    )
-    known = "hunter2-token" if "Bearer" in value else "hunter2-pass"
-    assert value.split()[1] not in redacted
-    assert known not in redacted
-
-
-def test_an_answer_through_a_proxy_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    with HttpPeer() as peer:
-        peer.default = Say(how="drip_head")
-        monkeypatch.setenv("HTTP_PROXY", peer.url)
-        monkeypatch.setenv("NO_PROXY", "")
-        http = Http(0.5)
-        begun = time.monotonic()
-        with pytest.raises(SendError):
-            http.post("http://far.example.org/in", b"{}", {})
-        http.close()
-        assert time.monotonic() - begun < 20  # it would drip for as long as it is listened to
-        assert peer.requests
-
-
-def test_a_receiver_that_hangs_is_not_said_to_have_hung_up() -> None:
-    with HttpPeer() as peer:
-        for how, said, timeout in [("hang", "TimeoutError", 0.1)] * 10 + [("cut", "RemoteDisconnected", PATIENCE)]:
-            http = Http(timeout)
-            peer.default = Say(how=how)
-            with pytest.raises(SendError, match=said):
-                http.post(peer.url, b"{}", {})
-            http.close()
 
 
 def test_of_a_command_whose_time_is_over_before_it_reads_nothing_stays_open(recwarn: pytest.WarningsRecorder) -> None:

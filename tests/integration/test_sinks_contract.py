@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from importlib.machinery import ModuleSpec
@@ -94,10 +94,10 @@ class MailReceiver(Receiver):
         return SinkConfig(email=Email(url=Secret(url), to=("ops@example.org",)))
 
     def fails(self) -> None:
-        self.peer.replies.extend(["451 come again"] * 9)
+        self.peer.replies.append("451 come again")
 
     def refuses(self) -> None:
-        self.peer.replies.extend(["554 never"] * 9)
+        self.peer.replies.append("554 never")
 
     def got(self) -> list[bytes]:
         return [content for _, content in self.peer.mails]
@@ -256,73 +256,46 @@ def http(request: pytest.FixtureRequest) -> Iterator[HttpReceiver]:
         yield HttpReceiver(HTTP[request.param], stack)
 
 
-def failure(sink: Sink, **fields: Any) -> SendError:
-    try:
-        with pytest.raises(SendError) as raised:
-            sink.send(message(fields))
-        return raised.value
-    finally:
-        sink.close()
+def failure(sink: Sink) -> SendError:
+    with closing(sink), pytest.raises(SendError) as raised:
+        sink.send(message())
+    return raised.value
 
 
-def test_one_call_is_one_message_that_names_the_event(receiver: Receiver) -> None:
-    sink = sink_of(receiver.config)
-    sink.send(message())
-    sink.send(message({}, STARTED))
-    sink.close()
-    assert len(receiver.got()) == 2
-    assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in receiver.got())
+def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(receiver: Receiver) -> None:
+    evil = {"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}
+    sent = (message(evil), message({}, STARTED), message(exercise=True))
+    with closing(sink_of(receiver.config)) as sink:
+        for one in sent:
+            sink.send(one)
+    got = receiver.got()
+    assert len(got) == len(sent)  # one call is one message
+    assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in got)
+    assert b"\nBcc:" not in got[0]
+    assert [b"[EXERCISE]" in body for body in got] == [False, False, True]
 
 
-def test_an_exercise_is_marked_in_whatever_is_sent(receiver: Receiver) -> None:
-    sink = sink_of(receiver.config)
-    sink.send(message(exercise=True))
-    sink.close()
-    (body,) = receiver.got()
-    assert b"[EXERCISE]" in body
-
-
-def test_a_failure_that_passes_is_to_be_tried_again(receiver: Receiver) -> None:
+def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: Receiver) -> None:
+    redact = Redactor(secret.reveal() for secret in receiver.config.secrets.values())
+    down = failure(sink_of(receiver.down))
     receiver.fails()
-    assert not failure(sink_of(receiver.config)).permanent
-
-
-def test_a_refusal_is_for_good(receiver: Receiver) -> None:
+    failed = failure(sink_of(receiver.config))
     receiver.refuses()
-    assert failure(sink_of(receiver.config)).permanent
+    refused = failure(sink_of(receiver.config))
+    assert (down.permanent, failed.permanent, refused.permanent) == (False, False, True)
+    for error in (down, failed, refused):
+        assert str(error)
+        assert CANARY not in redact(str(error))
 
 
-def test_a_receiver_that_is_down_is_to_be_tried_again(receiver: Receiver) -> None:
-    assert not failure(sink_of(receiver.down)).permanent
-
-
-@pytest.mark.parametrize("how", ["fails", "refuses", "down"])
-def test_no_error_contains_a_secret(receiver: Receiver, how: str) -> None:
-    config = receiver.down if how == "down" else receiver.config
-    if how != "down":
-        getattr(receiver, how)()
-    secrets = [secret.reveal() for secret in config.secrets.values()]
-    assert CANARY not in Redactor(secrets)(str(failure(sink_of(config))))
-
-
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_what_passes_by_itself_is_tried_again(http: HttpReceiver, status: int) -> None:
-    http.peer.default = Say(status)
-    assert not failure(sink_of(http.config)).permanent
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 403, 404, 405, 410, 413, 422])
-def test_what_would_be_the_same_tomorrow_is_not(http: HttpReceiver, status: int) -> None:
-    http.peer.default = Say(status, (("Location", http.peer.url + "/elsewhere"),))
-    assert failure(sink_of(http.config)).permanent
-    assert len(http.got()) == 1  # no redirect was followed
-
-
-def test_a_receiver_that_hangs_up_is_to_be_tried_again(http: HttpReceiver) -> None:
-    http.peer.default = Say(how="cut")
-    error = failure(sink_of(http.config))
-    assert not error.permanent
-    assert str(error)
+def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
+    passing, final = (408, 425, 429, 500, 503), (301, 302, 307, 400, 401, 403, 404, 410, 413, 422)
+    elsewhere = (("Location", http.peer.url + "/elsewhere"),)
+    http.peer.answers.extend(Say(status, elsewhere) for status in (*passing, *final))
+    http.peer.answers.append(Say(how="cut"))
+    found = [failure(sink_of(http.config)).permanent for _ in (*passing, *final, "cut")]
+    assert found == [False] * len(passing) + [True] * len(final) + [False]
+    assert len(http.got()) == len(found)  # no redirect was followed
 
 
 def test_a_receiver_that_does_not_answer_in_time_is_to_be_tried_again(http: HttpReceiver) -> None:
@@ -344,23 +317,9 @@ def test_the_pause_that_was_asked_for_is_passed_on(http: HttpReceiver) -> None:
 
 def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver) -> None:
     http.peer.default = Say(body=b"x" * 3_000_000)
-    sink = sink_of(http.config)
-    if http.config.kind in (
-        "otlp_logs",
-        "slack",
-        "alertmanager",
-        "pagerduty",
-    ):  # what they answer is known, and this is not it
-        assert not failure(sink).permanent
-    else:
-        sink.send(message())
-    sink.close()
+    if http.config.kind in ("webhook", "apprise"):
+        with closing(sink_of(http.config)) as sink:
+            sink.send(message())
+    else:  # what they answer is known, and this is not it
+        assert not failure(sink_of(http.config)).permanent
     assert len(http.got()) == 1
-
-
-def test_what_azure_says_opens_no_line(receiver: Receiver) -> None:
-    sink = sink_of(receiver.config)
-    sink.send(message({"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}))
-    sink.close()
-    (body,) = receiver.got()
-    assert b"\nBcc:" not in body

@@ -86,30 +86,19 @@ def test_with_a_token_an_event_is_one_message_that_is_brought_up_to_date(slack: 
     name = next(iter(slack.messages))
     steps = slack.thread(name)
     assert [step["text"].splitlines()[0] for step in steps] == [f"*{text}*" for text in titles[1:]]
+    assert [one["metadata"]["event_payload"]["delivery_id"] for one in steps] == [one.delivery_id for one in LIFE[1:]]
     # everybody is to see that it has started, and nothing else beside the one message
     assert [one.get("reply_broadcast", False) for one in slack.channel] == [False, True]
-
-
-def test_each_step_can_be_found_by_its_delivery_id(slack: SlackServer) -> None:
-    sent(bot(slack), *LIFE)
-    identities = [one["metadata"]["event_payload"]["delivery_id"] for one in slack.messages.values()]
-    assert identities == [one.delivery_id for one in LIFE]
 
 
 def test_with_a_webhook_each_step_is_a_message(slack: SlackServer) -> None:
     sent(hook(slack), *LIFE)
     assert len(slack.channel) == 3
     for one, content in zip(LIFE, slack.channel, strict=True):
-        assert f"Delivery {one.delivery_id}" in json.dumps(content)
-
-
-@pytest.mark.parametrize("sender", [bot, hook])
-def test_no_title_is_shown_twice(slack: SlackServer, sender: Any) -> None:
-    sent(sender(slack), LIFE[2])
-    (content,) = slack.channel
-    shown = json.dumps([content["blocks"], content["attachments"]])  # beside blocks the text is for notifications
-    assert shown.count("Reboot of WestNO_0") == 1
-    assert content["text"] == title(content)
+        shown = json.dumps([content["blocks"], content["attachments"]])  # beside blocks the text is for notifications
+        assert f"Delivery {one.delivery_id}" in shown
+        assert shown.count("Reboot of WestNO_0") == 1
+        assert content["text"] == title(content)
 
 
 def test_times_stand_in_the_reader_s_zone_in_utc_and_in_the_configured_one(slack: SlackServer) -> None:
@@ -122,11 +111,6 @@ def test_times_stand_in_the_reader_s_zone_in_utc_and_in_the_configured_one(slack
         assert fact in shown
 
 
-def test_a_reminder_is_seen_by_the_channel(slack: SlackServer) -> None:
-    sent(bot(slack), message(REBOOT), message(REBOOT, kind="reminder"))
-    assert slack.channel[-1]["reply_broadcast"] is True
-
-
 def test_a_report_of_a_failing_sink_is_a_message_of_its_own(slack: SlackServer) -> None:
     report = message(kind="sink_failed", note="sink mail refused a message: 535")
     receipts = sent(bot(slack), message(), report, report)
@@ -134,7 +118,7 @@ def test_a_report_of_a_failing_sink_is_a_message_of_its_own(slack: SlackServer) 
     assert [receipt.thread is None for receipt in receipts] == [False, True, True]
 
 
-@pytest.mark.parametrize("error", ["message_not_found", "cant_update_message", "edit_window_closed"])
+@pytest.mark.parametrize("error", ["message_not_found", "edit_window_closed"])
 def test_what_cannot_be_updated_is_posted_anew_and_is_the_message_from_then_on(slack: SlackServer, error: str) -> None:
     slack.refuse["chat.update"] = [error]
     receipts = sent(bot(slack), *LIFE)
@@ -145,21 +129,13 @@ def test_what_cannot_be_updated_is_posted_anew_and_is_the_message_from_then_on(s
     assert len(slack.thread(second)) == 1
 
 
-@pytest.mark.parametrize("error", ["restricted_action_thread_locked", "message_not_found"])
-def test_where_a_thread_takes_nothing_the_message_goes_to_the_channel(slack: SlackServer, error: str) -> None:
+def test_where_a_thread_takes_nothing_the_message_goes_to_the_channel(slack: SlackServer) -> None:
     (first,) = sent(bot(slack), LIFE[0])
-    slack.refuse["chat.postMessage"] = [error]
+    slack.refuse["chat.postMessage"] = ["restricted_action_thread_locked"]
     (second,) = sent(bot(slack), msgspec.structs.replace(LIFE[1], thread=first.thread))
     assert second.thread != first.thread
     assert ["thread_ts" in one for one in slack.channel] == [False, False]
     assert {title(one) for one in slack.channel} == {"Reboot of WestNO_0 has started"}
-
-
-@pytest.mark.parametrize("thread", ["C0OTHER 1772366400.000100", "1772366400.000100"])
-def test_what_began_in_another_channel_begins_anew(slack: SlackServer, thread: str) -> None:
-    one, two = (message({}, {"DurationInSeconds": 9}, thread=name) for name in (thread, None))
-    sent(bot(slack), one, two)
-    assert ["thread_ts" in content for content in slack.messages.values()] == [False, True]
 
 
 def test_blocks_that_slack_refuses_are_sent_as_text(slack: SlackServer) -> None:
@@ -237,7 +213,7 @@ def test_what_azure_says_mentions_nobody(slack: SlackServer) -> None:
 MANY = st.lists(st.text(min_size=1, max_size=80), max_size=60)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
 @given(st.text(max_size=9_000), MANY, st.text(max_size=400))
 def test_slack_takes_whatever_azure_says(
     slack: SlackServer, description: str, names: list[str], event_type: str

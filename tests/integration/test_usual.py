@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from notbefore.config.secret import Secret
-from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.core.delivery import Delivery
 from notbefore.core.lifecycle import diff
 from notbefore.core.outbox import GivenDelivery, SendResult
@@ -20,10 +18,9 @@ from notbefore.core.tracked import Tracked
 from notbefore.courier.message import Message
 from notbefore.process.clock import Clock
 from notbefore.store.store import Store, StoredChange
-from peers.slack import SlackServer
 from support.agent import eventually
 from support.azure import PEER, STARTED, document, item, now
-from support.messages import VM, message, sink_of
+from support.messages import VM, message
 
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 NUMBERS = count()
@@ -81,13 +78,3 @@ def test_it_is_known_after_a_restart(tmp_path: Path) -> None:
         remember(store, 90.0)
     with closing(Store(tmp_path, Clock())) as store:
         eventually(lambda: given(store, message(REBOOT)).usual == (90.0, 1))
-
-
-def test_a_message_says_it(store: Store) -> None:
-    for seconds in (90.0, 100.0):
-        remember(store, seconds)
-    opened = Message.of(given(store, message(REBOOT)))
-    with SlackServer() as slack, closing(sink_of(SinkConfig(slack=Slack(url=Secret(slack.url))))) as sink:
-        sink.send(opened)
-        (request,) = slack.requests
-    assert "Usual interruption of WestNO_0*\\n95 s (median of 2 events)" in request.body.decode()

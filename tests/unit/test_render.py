@@ -1,23 +1,19 @@
 """The words of a message: the built-in texts, and the user's templates."""
 
-import re
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from notbefore.config.messages import Links, Messages
 from notbefore.config.sinks import Slack
-from notbefore.core import duration
 from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
 from notbefore.courier.message import Message, Usual
 from notbefore.courier.render import Renderer
 from notbefore.courier.sinks import apprise, slack
 from notbefore.courier.sinks.slack import inert
-from notbefore.courier.wording import Text, built_in, subject
+from notbefore.courier.wording import Text, built_in
 from support.azure import ME, PEER, STARTED, T0, at
 from support.messages import message, recording
 
@@ -37,14 +33,6 @@ def rendering(title: str | None = None, body: str | None = None, escape: Any = s
 # ---- the title
 
 
-def test_the_title_says_what_whom_and_when() -> None:
-    assert text_of(message()).title == "Freeze of WestNO_0 in 14 min"
-
-
-def test_a_message_that_is_late_does_not_claim_that_it_has_happened() -> None:
-    assert text_of(message(), at(1080)).title == "Freeze of WestNO_0 was due 3 min ago"
-
-
 @pytest.mark.parametrize(
     ("looks", "title"),
     [
@@ -58,53 +46,42 @@ def test_a_message_that_is_late_does_not_claim_that_it_has_happened() -> None:
         (({"Resources": []},), "Freeze of an unknown VM in 14 min"),
         (({"NotBefore": None},), "Freeze of WestNO_0 at an unknown time"),
         ((REBOOT, REBOOT | STARTED, REBOOT | STARTED | {"Description": "x"}), "Reboot of WestNO_0 goes on (changed)"),
+        (({"Resources": ["9" * 200, "a1b", "1", "\u0661"]},), "Freeze of 1 and 3 more in 14 min"),
     ],
 )
 def test_each_change_has_its_title(looks: tuple[dict[str, Any] | None, ...], title: str) -> None:
     assert text_of(message(*looks)).title == title
 
 
-@pytest.mark.parametrize(
-    ("kind", "title"),
-    [
-        ("approved", "Freeze of WestNO_0 approved: it may start now"),
-        ("approval_failed", "Freeze of WestNO_0 could not be approved"),
-        ("approval_skipped", "Freeze of WestNO_0 was not approved"),
-        ("reminder", "Freeze of WestNO_0 in 5 min (reminder)"),
-    ],
-)
-def test_what_is_no_step_of_azure_has_its_title(kind: str, title: str) -> None:
-    assert text_of(message(kind=kind), at(600)).title == title
-
-
-def test_a_reminder_of_what_has_started_says_how_long_ago() -> None:
-    late = message(REBOOT, REBOOT | STARTED, kind="reminder")
-    text = text_of(late, at(1802))
-    assert text.title == "Reboot of WestNO_0 has not ended after 30 min (reminder)"
-    assert "open a support ticket" in text.advice
-
-
-def test_what_is_over_says_how_long_it_took() -> None:
-    over = message({}, STARTED, None)
-    title = "Freeze of WestNO_0 is over: 4.2 s of interruption"
-    assert text_of(recording(over, interruption_seconds=4.2)).title == f"{title} (5 s expected)"
-    unexpected = recording(over, interruption_seconds=4.2, expected_duration_seconds=None)
-    assert text_of(unexpected).title == title
-    assert text_of(recording(over, interruption_seconds=None)).title == "Freeze of WestNO_0 is over"
-
-
-def test_what_was_not_seen_ending_says_so() -> None:
+def test_what_is_over_says_how_long_it_took_and_an_end_that_nobody_saw_that_it_is_not_known() -> None:
+    over = recording(message({}, STARTED, None), interruption_seconds=4.2)
+    assert text_of(over).title == "Freeze of WestNO_0 is over: 4.2 s of interruption (5 s expected)"
+    both = {"Resources": [ME, PEER]}  # of several VMs each measures only its own
+    several = recording(message(both, both | STARTED, None), interruption_seconds=4.2)
+    assert text_of(several).title == "Freeze of WestNO_0 and 1 more is over"
+    assert "Measured interruption of WestNO_0: 4.2 s" in text_of(several).plain
     gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
-    text = text_of(gone)
-    assert text.title == "Freeze of WestNO_0 may have happened: Azure no longer lists it"
-    assert text.summary.startswith("It is not known whether the event happened. The reason: it was Started,")
+    assert text_of(gone).title == "Freeze of WestNO_0 may have happened: Azure no longer lists it"
+    assert text_of(gone).summary.startswith("It is not known whether the event happened. The reason: it was Started,")
+    proved = text_of(recording(message(REBOOT, None, kind="ended"), outcome="finished", reason="machine_rebooted"))
+    assert (proved.title, proved.summary[:18]) == ("Reboot of WestNO_0 is over", "The event is over.")
+    assert proved.advice == "Check that all applications on the VM run again."
 
 
-def test_one_vm_s_interruption_is_not_said_of_several() -> None:
-    both = {"Resources": [ME, PEER]}
-    over = recording(message(both, both | STARTED, None), interruption_seconds=4.2)
-    assert text_of(over).title == "Freeze of WestNO_0 and 1 more is over"
-    assert "Measured interruption of WestNO_0: 4.2 s" in text_of(over).plain
+def test_a_message_that_comes_late_says_so() -> None:
+    assert text_of(message(), at(1080)).title == "Freeze of WestNO_0 was due 3 min ago"
+    late = text_of(message(REBOOT, REBOOT | STARTED, kind="reminder"), at(1802))
+    assert late.title == "Reboot of WestNO_0 has not ended after 30 min (reminder)"
+    assert "open a support ticket" in late.advice
+    gone = text_of(message({"EventType": "Preempt"} | STARTED, kind="reminder"), at(1_802))
+    assert "it does not come back by itself" in gone.advice
+
+
+def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
+    text = text_of(message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token"))
+    assert text.title == "notbefore on WestNO_0: sink oncall refused a message: 403: invalid_token"
+    assert "The refused message: Freeze of WestNO_0" in text.plain
+    assert "notbefore outbox list" in text.plain
 
 
 def test_an_approval_by_hand_says_who_and_why() -> None:
@@ -195,17 +172,13 @@ def test_an_end_that_nobody_saw_is_no_good_news(outcome: str, color: str, kind: 
     gone = recording(message({}, None, kind="ended"), outcome=outcome)
     (attachment,) = slack.content(gone, text_of(gone), EARLY)["attachments"]
     assert attachment["color"] == color
-    assert apprise.notification(gone, text_of(gone))["type"] == kind
+    assert apprise.notification(gone, text_of(gone))["notify_type"] == kind
 
 
 def test_twenty_names_are_given_and_more_are_counted() -> None:
     names = [f"vm-{n}" for n in range(25)]
     assert "vm-18, vm-19 and 5 more" in text_of(message({"Resources": names})).plain
     assert text_of(message({"Resources": names[:20]})).plain.count("vm-") == 20
-
-
-def test_any_name_can_be_sorted() -> None:
-    assert subject(message({"Resources": ["9" * 200, "a1b", "1", "\u0661"]}).record).endswith(" and 3 more")
 
 
 # ---- the body
@@ -246,13 +219,9 @@ def test_the_reader_s_own_time_stands_beside_utc() -> None:
 
 
 def test_the_usual_interruption_stands_beside_the_expected_one() -> None:
-    known = message(REBOOT, usual=Usual(95.0, 4))
-    assert (
-        "Expected interruption: unknown\nUsual interruption of WestNO_0: 95 s (median of 4 events)"
-        in text_of(known).plain
-    )
-    assert "Usual" not in text_of(message(REBOOT)).plain
-    assert "Usual" not in text_of(message({"Resources": [PEER]})).plain
+    known = text_of(message(REBOOT, usual=Usual(95.0, 4))).plain
+    usual = "Usual interruption of WestNO_0: 95 s (median of 4 events)"
+    assert f"Expected interruption: unknown\n{usual}" in known
 
 
 def test_of_a_vm_that_is_deleted_no_interruption_is_told() -> None:
@@ -277,21 +246,6 @@ def test_what_is_over_is_said_in_the_past_tense_and_is_information() -> None:
     assert "Severity: info" in text.plain
     assert text.advice == "Check that all applications on the VM run again."
     assert "interruption of WestNO_0: unknown" in text_of(recording(over, interruption_seconds=None)).plain
-
-
-def test_what_a_boot_proves_is_not_said_to_be_unknown() -> None:
-    proved = recording(message(REBOOT, None, kind="ended"), outcome="finished", reason="machine_rebooted")
-    text = text_of(proved)
-    assert text.title == "Reboot of WestNO_0 is over"
-    assert text.summary.startswith("The event is over.")
-    assert text.advice == "Check that all applications on the VM run again."
-
-
-def test_what_was_canceled_says_that_nothing_happened() -> None:
-    text = text_of(message(REBOOT, None))
-    assert "Nothing happened." in text.summary
-    assert "bring it back" in text.advice
-    assert "interruption" not in text.plain
 
 
 @pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"])
@@ -343,55 +297,12 @@ def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
     assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == ["Runbook", "Agent's page"]
 
 
-def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
-    text = text_of(message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token"))
-    assert text.title == "notbefore on WestNO_0: sink oncall refused a message: 403: invalid_token"
-    assert "The refused message: Freeze of WestNO_0" in text.plain
-    assert "notbefore outbox list" in text.plain
-
-
 def test_a_fleets_sink_that_fails_is_not_reported_with_the_commands_of_an_agent() -> None:
     refused = message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token")
     text = text_of(recording(refused, fleet_vms=2))
     assert text.title == "notbefore fleet: sink oncall refused a message: 403: invalid_token"
     assert "does not send a refused message again" in text.plain
     assert "notbefore outbox" not in text.plain
-
-
-@pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Defragment"])
-@pytest.mark.parametrize("kind", ["announced", "started", "finished", "ended", "approved", "approval_failed"])
-def test_the_advice_for_several_vms_is_not_about_one(event_type: str, kind: str) -> None:
-    for names, number in (((ME,), "the VM"), ((ME, PEER), "each affected VM")):
-        listed = {"EventType": event_type, "Resources": list(names)}
-        begun = () if kind in ("announced", "approved") else (listed | STARTED,)
-        over = (None,) if kind in ("finished", "ended") else ()
-        one = message(listed, *begun, *over, kind=kind)
-        advice = text_of(recording(one, outcome="unknown") if kind == "ended" else one).advice
-        assert advice
-        assert set(re.findall(r"(?:the|each affected) VM\b", advice.lower().replace("vm", "VM"))) <= {number}
-
-
-def test_a_vm_that_does_not_come_back_is_not_waited_for() -> None:
-    text = text_of(message({"EventType": "Preempt"} | STARTED, kind="reminder"), at(1_802))
-    assert "has not ended" in text.title
-    assert "it does not come back by itself" in text.advice
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.34, "0.3 s"),
-        (4.24, "4.2 s"),
-        (7, "7 s"),
-        (119, "119 s"),
-        (840, "14 min"),
-        (11_400, "3 h 10 min"),
-        (7_200, "2 h"),
-        (532_800, "6 d 4 h"),
-    ],
-)
-def test_spans_are_read_at_a_glance(seconds: float, words: str) -> None:
-    assert duration.words(seconds) == words
 
 
 # ---- templates
@@ -409,16 +320,6 @@ def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
     one = message({"Description": "<!channel> & <b>"})
     assert rendering(None, "*{{ event.description }}*", inert)(one, EARLY).body == "*&lt;!channel&gt; &amp; &lt;b&gt;*"
     assert "\n" not in rendering("{{ event.description }}", None)(message({"Description": "a\nBcc: x"}), EARLY).title
-
-
-@pytest.mark.parametrize(
-    "template", ["{{ event }}", "{{ record }}", "{{ [event.description] }}", "{{ event.description|safe }}"]
-)
-def test_so_is_what_holds_it(template: str) -> None:
-    body = rendering(None, template, inert)(message({"Description": "<!channel>"}), EARLY).body
-    assert body
-    assert "channel" in body
-    assert "<" not in body
 
 
 @pytest.mark.parametrize(
@@ -446,31 +347,3 @@ def test_a_template_shows_what_is_over_as_information() -> None:
     over = message(REBOOT, REBOOT | STARTED, None)
     assert over.severity == "critical"
     assert rendering("{{ severity }}")(over, EARLY).title == "info"
-
-
-# ---- what comes from outside
-
-EVIL = st.text(
-    st.one_of(
-        st.sampled_from("\n\r\t\0\x1b\x7f\x85\u2028\u2029\u202e\u2066\u200f\u061c\ufeff\u200b<>&*_`{}%$"),
-        st.characters(codec="utf-8"),
-    ),
-    max_size=30,
-)
-
-
-def lines_of(text: Text) -> int:
-    return text.plain.count("\n")
-
-
-@given(EVIL, EVIL)
-@example("\u202e\n\rBcc: x", "\x1b[31m")
-def test_a_line_end_from_azure_makes_no_further_line(first: str, second: str) -> None:
-    one, plain = (
-        message(
-            {"EventType": f"a{a}", "Description": b, "EventSource": a, "Resources": [b or "x", ME]},
-            vm=Vm(name=a, resource_group=b, zone=a),
-        )
-        for a, b in ((first, second), (first and "x", second and "x"))
-    )
-    assert lines_of(text_of(one)) <= lines_of(text_of(plain))

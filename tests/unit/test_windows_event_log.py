@@ -7,10 +7,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from notbefore.config.checks import check_installed
-from notbefore.config.load import examine
 from notbefore.config.messages import Messages
-from notbefore.config.sinks import SinkConfig, WindowsEventLog
+from notbefore.config.sinks import WindowsEventLog
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS
 from notbefore.courier.sinks.windows_event_log import (
     ERROR,
@@ -22,7 +20,7 @@ from notbefore.courier.sinks.windows_event_log import (
     entry,
 )
 from notbefore.courier.wording import Text, built_in
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import SendError
 from support.azure import STARTED, T0
 from support.messages import message, recording
 
@@ -104,15 +102,3 @@ def test_a_source_that_is_not_registered_is_said_with_what_to_do(
     caplog.clear()
     Sink("log", settings, Messages())
     assert not caplog.text
-
-
-def test_elsewhere_it_is_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="only Windows has this log"):
-        check_installed(SinkConfig(windows_event_log=WindowsEventLog()))
-
-
-@pytest.mark.parametrize("name", ["", "a\\b", "a'; x", "x" * 300])
-def test_a_source_is_a_name(name: str) -> None:
-    variables = {"NOTBEFORE_SINKS__LOG__WINDOWS_EVENT_LOG__SOURCE": name}
-    (mistake,) = examine(None, variables, {}, sending=False)[2]
-    assert (mistake.key, "expected letters" in mistake.text) == ("sinks.log.windows_event_log.source", True)

@@ -1,19 +1,20 @@
 """``Redactor``: the last gate before a log, an error or a terminal: what is secret becomes ``***``.
 
 A library may log an address, or a part of one, in its own words and its own quoting, and a receiver may repeat the
-request that it refuses. So the parts of a secret, and pieces of them, are looked for in a text as it stands, and in
-what it says once every quoting is undone (``plain``): of addresses, JSON, HTML and Python.
+request that it refuses. So pieces of a secret are looked for in a text as it stands, and in what it says once every
+quoting is undone (``plain``): of addresses, JSON, HTML and Python.
 """
 
 import base64
 import re
+import string
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from html import unescape
 from typing import Final
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import unquote, unquote_plus
 
 from notbefore.config.secret import HIDDEN
 from notbefore.config.sinks import SinkConfig
@@ -22,19 +23,16 @@ from notbefore.errors import ConfigError
 SHORTEST_WHOLE: Final = 3  # characters; a shorter "secret" would blacken the log and protect nothing
 SHORTEST_PART: Final = 6  # characters of a part of an address that is taken for secret by itself
 PIECE: Final = 8  # characters of a secret that are recognised without the rest
-_PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are no secret; in others they may be
-
-
-# tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
-_TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
-_SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
-
-
 QUOTED: Final = 5  # times that a text is taken out of its quoting at most
+_PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are no secret; in others they may be
+# tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
+_TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
 _ESCAPE: Final = re.compile(
     r"(?P<bytes>(?:\\x[0-9a-f]{2})+)|\\u(?P<u>[0-9a-f]{4})|\\U(?P<U>[0-9a-f]{8})|\\(?P<itself>.)",
     re.IGNORECASE | re.DOTALL,
 )
+_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # the places of the letters stay
 
 
 class Redactor:
@@ -45,7 +43,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
-        self._forms: set[str] = set()
+        self._short: set[str] = set()  # secrets, and parts of them, that are shorter than a piece
         self._pieces: frozenset[str] = frozenset()
         self._pattern = _TOKEN
         for secret in secrets:
@@ -53,15 +51,11 @@ class Redactor:
 
     def add(self, secret: str) -> None:
         """Hide this from now on, and its parts."""
-        parts = list(_parts(secret))
-        forms = {form for part in (secret, *parts) for form in _forms(part)}
-        # an address is known by its parts: its host, or the word https, is no secret
-        cut = {form for part in (parts or [secret]) for form in _forms(part)}
-        pieces = {form[at : at + PIECE] for form in map(_lower, cut) for at in range(len(form) - PIECE + 1)}
+        forms = {form.translate(_LOWER) for part in _parts(secret) for form in _forms(part)}
         with self._lock:
-            self._forms |= {form for form in forms if len(form) >= SHORTEST_WHOLE}
-            self._pieces |= pieces
-            longest_first = sorted(self._forms, key=len, reverse=True)
+            self._short |= {form for form in forms if SHORTEST_WHOLE <= len(form) < PIECE}
+            self._pieces |= {form[at : at + PIECE] for form in forms for at in range(len(form) - PIECE + 1)}
+            longest_first = sorted(self._short, key=len, reverse=True)
             self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)), re.IGNORECASE)
 
     def __call__(self, text: str) -> str:
@@ -71,19 +65,13 @@ class Redactor:
         return self._hidden(text) if left == said else left
 
     def _hidden(self, text: str) -> str:
-        return self._without_pieces(self._pattern.sub(HIDDEN, text))
-
-    def _without_pieces(self, text: str) -> str:
-        low = _lower(text)
-        found = [at for at in range(len(text) - PIECE + 1) if low[at : at + PIECE] in self._pieces]
-        if not found:
-            return text
-        left, end = list[str](), 0
-        for at in found:
-            if at >= end:  # not the next one within the same piece
-                left += (text[end:at], HIDDEN)
-            end = at + PIECE
-        return "".join((*left, text[end:]))
+        low, parts, end = text.translate(_LOWER), list[str](), 0
+        for at in range(len(text) - PIECE + 1):
+            if low[at : at + PIECE] in self._pieces:
+                if at >= end:  # not the next one within the same piece
+                    parts += (text[end:at], HIDDEN)
+                end = at + PIECE
+        return self._pattern.sub(HIDDEN, "".join((*parts, text[end:])))
 
 
 def known_secrets(sinks: Mapping[str, SinkConfig]) -> list[str]:
@@ -106,62 +94,45 @@ def _authorizations(user: str, password: str) -> Iterator[str]:
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """What of an address is secret by itself: user and password, path, query; hosts where schemes hide keys in them."""
+    """What of it is secret by itself: of an address or a connection string not all is."""
+    scheme, _, token = secret.partition(" ")
     if ";" in secret:  # a connection string: KEY=VALUE;...
         pairs = (pair.partition("=") for pair in secret.split(";"))
         yield from (value for name, _, value in pairs if _SECRET_NAME.search(name))
-        return
-    if "://" not in secret:
-        scheme, _, token = secret.partition(" ")
-        if scheme.isalpha() and len(token) >= SHORTEST_PART:  # Bearer ..., Basic ...: of an Authorization header
-            yield from (token, *_plain(token))
-        return
-    yield from _parts_of_url(secret)
+    elif "://" in secret:
+        yield from _parts_of_url(secret)
+    elif scheme.isalpha() and len(token) >= SHORTEST_PART:  # Bearer ..., Basic ...: of an Authorization header
+        yield from (token, *_unwrapped(token))
+    else:
+        yield secret
 
 
-def _plain(token: str) -> Iterator[str]:
+def _unwrapped(token: str) -> Iterator[str]:
     """What Basic authentication wraps: user and password, and the password by itself."""
-    try:
+    with suppress(ValueError):
         text = base64.b64decode(token, validate=True).decode()
-    except ValueError:
-        return
-    if ":" in text and text.isprintable():
-        yield text
-        yield text.partition(":")[2]
+        if ":" in text and text.isprintable():
+            yield from (text, text.partition(":")[2])
 
 
 def _parts_of_url(secret: str) -> Iterator[str]:
-    try:
-        url = urlsplit(secret)
-    except ValueError:  # it is no address after all, whatever it looks like
-        yield from (piece for piece in re.split("[/:@?&=#]", secret) if len(piece) >= SHORTEST_PART)
-        return
-    user, _, password = url.netloc.rpartition("@")[0].partition(":")
-    yield password
-    segments = [*url.path.split("/"), url.fragment]
-    segments += [value for pair in url.query.split("&") for value in (pair, pair.partition("=")[2])]
-    if url.scheme not in _PLAIN_SCHEMES:
-        segments += re.split("[@:]", url.netloc)
-    if len(url.path) > SHORTEST_PART:
-        yield url.path
-    if url.query:
-        yield f"{url.path}?{url.query}"
-    for segment in segments:
-        if len(unquote(segment)) >= SHORTEST_PART:
-            yield segment
+    """Password, path and query; user and host as well where a scheme hides keys in them."""
+    scheme, _, rest = secret.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    path = rest[len(authority) :]
+    user, _, password = authority.rpartition("@")[0].partition(":")
     if password:
-        yield from _authorizations(unquote(user), unquote(password))
+        yield from (password, *_authorizations(unquote(user), unquote(password)))
+    segments = [path, *re.split("[/?&=#]", path)]
+    if scheme not in _PLAIN_SCHEMES:
+        segments += re.split("[@:]", authority)
+    yield from (segment for segment in segments if len(unquote(segment)) >= SHORTEST_PART)
 
 
 def _forms(part: str) -> Iterator[str]:
     """A text as it stands, on one line, and without any quoting."""
     for text in {part, " ".join(part.split())}:
         yield from (text, plain(text), plain(text).encode("ascii", "ignore").decode())
-
-
-def _lower(text: str) -> str:
-    """In lower case, letter by letter: the places stay the same."""
-    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
 
 
 def plain(text: str) -> str:

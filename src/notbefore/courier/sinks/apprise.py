@@ -8,9 +8,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
 from notbefore.config.messages import Messages
@@ -25,11 +23,12 @@ _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", 
 MAX_CAUSE: Final = 8_000  # characters
 KEYS: Final = ("dedup", "alias", "entity_id", "external_id", "thirdparty")  # what plugins call the key of an alert
 _NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this, and say that it worked
+_LOGGER: Final = logging.getLogger("apprise")
 _TYPES: Final = {"critical": "failure", "warning": "warning", "info": "info"}
 
 
-class _ThreadLog(logging.Handler):
-    """What apprise logs in one thread: several sinks may use it at once."""
+class _Said(logging.Handler):
+    """What apprise logs in this thread inside a ``with``: several sinks may use it at once."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -45,19 +44,15 @@ class _ThreadLog(logging.Handler):
         elif _NOTHING_SENT in record.getMessage():
             self.nothing_sent = True
 
+    def __enter__(self) -> Self:
+        _LOGGER.addHandler(self)
+        # it is read here even where it is not shown: that depends on the levels of the other handlers
+        if _LOGGER.getEffectiveLevel() > logging.INFO:
+            _LOGGER.setLevel(logging.INFO)
+        return self
 
-@contextmanager
-def _logged() -> Iterator[_ThreadLog]:
-    """What apprise logs in this thread inside the block."""
-    handler, logger = _ThreadLog(), logging.getLogger("apprise")
-    logger.addHandler(handler)
-    # it is read here even where it is not shown: that depends on the levels of the other handlers
-    if logger.getEffectiveLevel() > logging.INFO:
-        logger.setLevel(logging.INFO)
-    try:
-        yield handler
-    finally:
-        logger.removeHandler(handler)
+    def __exit__(self, *_: object) -> None:
+        _LOGGER.removeHandler(self)
 
 
 class Sink:
@@ -68,7 +63,6 @@ class Sink:
 
         # its plugins would send what a .netrc holds for the host, instead of the token in the address
         os.environ["NETRC"] = os.devnull
-        self._kind = apprise.NotifyType
         self._render = Renderer(settings, messages)
         asset = apprise.AppriseAsset(
             app_id="notbefore",
@@ -76,7 +70,7 @@ class Sink:
             http_redirects=False,
             secure_logging=True,
         )
-        with _logged() as said:
+        with _Said() as said:
             # the service itself, not an `Apprise` around it: that one sends in threads of its own
             service = apprise.Apprise.instantiate(settings.url.reveal(), asset=asset)
         if not isinstance(service, apprise.NotifyBase):
@@ -92,9 +86,8 @@ class Sink:
         said = notification(message, text)
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
-        kind = self._kind(said["type"])
-        with _logged() as logged:
-            accepted = self._service.notify(body=said["body"], title=said["title"], notify_type=kind)
+        with _Said() as logged:
+            accepted = self._service.notify(**said)
         if not accepted:
             raise _reason(logged.lines)
         if logged.nothing_sent:
@@ -112,7 +105,7 @@ class Sink:
 def notification(message: Message, text: Text) -> dict[str, str]:
     """What apprise is given."""
     kind = "success" if message.is_good_news else _TYPES[message.shown_severity]
-    return {"type": kind, "title": text.title, "body": f"{text.plain}\n\n{text.footer}"}
+    return {"notify_type": kind, "title": text.title, "body": text.whole}
 
 
 def _prepare(service: Any, url: str) -> str | None:

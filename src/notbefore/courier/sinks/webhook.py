@@ -45,15 +45,9 @@ class Sink:
 
     def _request(self, message: Message) -> tuple[bytes, dict[str, str]]:
         """Body and headers, signed as of now."""
-        values = (
-            message.content.flat()
-            | {
-                "notbefore.delivery.id": message.delivery_id,
-                "notbefore.delivery.kind": message.kind,
-                "notbefore.delivery.severity": message.severity,
-            }
-            | ({"notbefore.delivery.note": message.note} if message.note else {})
-        )
+        delivery = {"id": message.delivery_id, "kind": message.kind, "severity": message.severity, "note": message.note}
+        named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
+        values = message.content.flat() | named
         content_type = "application/json"
         if self._format == "cloudevents":
             content_type = "application/cloudevents+json"
