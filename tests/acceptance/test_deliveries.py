@@ -6,10 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from email import message_from_bytes
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,8 @@ from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.agent import RunningAgent, eventually, get, notbefore
-from support.azure import FUTURE, ME, body, item
-from support.gateway import Gateway
-from support.peers import HttpPeer, MailPeer, Say
+from support.azure import FUTURE, body, item
+from support.peers import HttpPeer, Say
 
 
 def announced(event_id: str = "e", **fields: Any) -> Any:
@@ -45,10 +41,6 @@ class Place:
         values = {"sinks": sinks, "routes": list(routes), **sections}
         self.config.write_text(yaml.safe_dump(values), encoding="utf-8")
         return str(self.config)
-
-    def kinds_left(self) -> list[str]:
-        """The kinds of what is in the outbox, oldest first."""
-        return [json.loads(line)["kind"] for line in self.outbox("list", "--json").splitlines()]
 
     def outbox(self, *words: str) -> str:
         done = notbefore("outbox", *words, "--state-dir", str(self.state))
@@ -129,32 +121,6 @@ def test_a_courier_that_is_killed_is_replaced_and_repeats_itself_under_the_same_
         assert courier_starts(agent) == {"due": 1, "crashed": 1}
 
 
-def test_a_courier_that_shows_no_life_is_killed_and_replaced(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(hook.url)})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: count(agent, "delivered") == 1)
-        os.kill(agent.courier(), signal.SIGSTOP)
-        imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: count(agent, "delivered") == 2)
-        eventually(lambda: agent.metric('notbefore_courier_starts_total{reason="hung"}') == 1)
-        assert agent.kinds == ["announced", "started"]  # the agent went on meanwhile
-
-
-def test_a_sink_that_never_answers_delays_no_other(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    with HttpPeer() as silent:
-        silent.default = Say(headers=(("X-Slow", "1"),), body=b"x" * 500, how="drip")
-        sinks = {"hook": webhook(hook.url), "silent": webhook(silent.url, timeout="1s")}
-        with RunningAgent(imds.endpoint, place.state, place.write(sinks)) as agent:
-            agent.ready()
-            for number in range(5):
-                imds.set_document(body(*(announced(str(n)) for n in range(number + 1)), incarnation=number + 2))
-                eventually(lambda: len(hook.requests) == number + 1)  # noqa: B023 - it is called here
-            assert count(agent, "delivered", "silent") == 0
-            eventually(lambda: count(agent, "failed", "silent") >= 1)
-
-
 def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
@@ -202,37 +168,6 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2
 
 
-def test_a_reminder_that_an_event_does_not_need_any_more_is_no_lost_notification(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
-    reminding = {"match": {"scope": ["self"]}, "sinks": ["hook"], "remind_before": ["5m", "1m"]}
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)}, [reminding])) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        agent.reported("announced")
-        eventually(lambda: count(agent, "delivered") == 1)
-        imds.set_document(body(incarnation=2))
-        agent.reported("announced", "canceled")
-        eventually(lambda: count(agent, "withdrawn") == 2)
-        eventually(lambda: count(agent, "delivered") == 2)
-        assert (count(agent, "accepted"), count(agent, "expired")) == (4, 0)
-
-
-def test_what_helps_nobody_any_more_expires_and_is_counted(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    hook.default = Say(503)
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)})) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: len(hook.requests) >= 1)
-        imds.set_document(body(incarnation=2))
-        agent.reported("announced", "canceled")
-        hook.default = Say()
-        eventually(lambda: count(agent, "delivered") == 1)
-        eventually(lambda: count(agent, "expired") == 1)
-        assert kinds(hook)[-1] == "canceled"
-        assert count(agent, "accepted") == 2
-
-
 def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
@@ -241,22 +176,6 @@ def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, hook:
         eventually(lambda: len(agent.records) == 20)
         assert agent.stop() == 0
     assert len(set(ids(hook))) == 20
-
-
-@pytest.mark.alone
-def test_stopping_takes_no_longer_than_it_may(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    hook.default = Say(how="hang")
-    config = place.write({"hook": webhook(hook.url, timeout="60s")})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: len(hook.requests) == 1)
-        begun = time.monotonic()
-        courier = agent.courier()
-        assert agent.stop() == 0
-        assert time.monotonic() - begun < 18  # ten seconds for the courier, and what a noisy machine adds
-        assert not Path(f"/proc/{courier}").exists()
-    assert json.loads(place.outbox("list", "--json"))["state"] == "pending"
 
 
 def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, place: Place) -> None:
@@ -274,17 +193,6 @@ def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, pl
         assert "configuration reloaded" not in agent.log
 
 
-def test_an_agent_that_is_killed_leaves_no_courier_behind(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(hook.url)})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: count(agent, "delivered") == 1)
-        courier = agent.courier()
-        agent.stop(signal.SIGKILL)
-        eventually(lambda: not Path(f"/proc/{courier}").exists())
-
-
 def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as other:
         config = place.write({"hook": webhook(hook.url)})
@@ -298,63 +206,6 @@ def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Pla
             imds.set_document(body(started(), incarnation=2))
             eventually(lambda: kinds(other) == ["started"])
             assert kinds(hook) == ["announced"]
-
-
-@pytest.mark.alone
-def test_a_sink_that_hangs_delays_no_reload(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    hook.default = Say(how="hang")
-    config = place.write({"hook": webhook(hook.url, timeout="60s")})
-    with HttpPeer() as other, RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: len(hook.requests) == 1)
-        place.write({"hook": webhook(hook.url, timeout="60s"), "new": webhook(other.url)})
-        begun = time.monotonic()
-        agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
-        imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: kinds(other) == ["started"])
-        assert time.monotonic() - begun < 8  # it would be ten
-        eventually(lambda: len(hook.requests) == 2)  # the successor tries again what hung
-        hook.over.set()
-
-
-def test_what_waits_for_a_sink_that_is_configured_no_more_is_a_dead_letter(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
-    hook.default = Say(503)
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)})) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: count(agent, "failed") >= 1)
-        agent.stop()
-    with RunningAgent(imds.endpoint, place.state, place.write({})) as agent:
-        agent.ready()
-        eventually(lambda: rows(agent, "dead") == 1)
-        assert "no sink of the name hook is configured" in place.outbox("list")
-
-
-def test_reminders_come_before_not_before(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(hook.url)}, [{"sinks": ["hook"], "remind_before": ["4s", "1h", "9s"]}])
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        soon = format_datetime(datetime.now(UTC) + timedelta(seconds=15), usegmt=True)
-        imds.set_document(body(announced(NotBefore=soon)))
-        eventually(lambda: kinds(hook) == ["announced", "reminder", "reminder"])
-
-
-def test_what_has_started_is_to_be_said_again_until_it_is_over(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(hook.url)}, [{"sinks": ["hook"], "remind_while_started": "30m"}])
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: kinds(hook) == ["announced"])
-        imds.set_document(body(announced(EventStatus="Started", NotBefore=""), incarnation=2))
-        eventually(lambda: kinds(hook) == ["announced", "started"])
-        assert place.kinds_left() == ["reminder"] * 12
-        imds.set_document(body(incarnation=3))
-        eventually(lambda: kinds(hook) == ["announced", "started", "finished"])
-        eventually(lambda: place.kinds_left() == [])
 
 
 def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_sent(
@@ -377,53 +228,16 @@ def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_sent(
 
 def test_a_bot_in_slack_keeps_one_message_up_to_date_over_a_restart(imds: Simulator, place: Place) -> None:
     with SlackServer() as slack:
-        _one_event_in_slack(imds, place, slack)
-
-
-def _one_event_in_slack(imds: Simulator, place: Place, slack: SlackServer) -> None:
-    config = place.write({"chat": {"slack": {"token": TOKEN, "channel": CHANNEL, "api": f"{slack.url}/api"}}})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: count(agent, "delivered", "chat") == 1)
-        agent.stop()
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: count(agent, "delivered", "chat") == 2)
+        config = place.write({"chat": {"slack": {"token": TOKEN, "channel": CHANNEL, "api": f"{slack.url}/api"}}})
+        for number, event in enumerate((announced(), started()), 1):
+            with RunningAgent(imds.endpoint, place.state, config) as agent:
+                agent.ready()
+                imds.set_document(body(event, incarnation=number))
+                eventually(lambda: count(agent, "delivered", "chat") == number)  # noqa: B023 - of this round
     (root, *steps) = slack.messages.values()
     assert root["blocks"][0]["text"]["text"].endswith(" has started")
     assert [step["thread_ts"] for step in steps] == list(slack.messages)[:1]
     assert slack.faults == []
-
-
-def test_the_outbox_is_damaged_and_the_agent_and_its_courier_go_on(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
-    config = place.write({"hook": webhook(hook.url)})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: count(agent, "delivered") == 1)
-        database = place.state / "notbefore.db"
-        with database.open("r+b") as file:
-            file.write(os.urandom(database.stat().st_size))
-        (place.state / "notbefore.db-wal").write_bytes(b"")
-        imds.set_document(body(started(), incarnation=2))
-        eventually(lambda: kinds(hook)[-1:] == ["started"])
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("list",), 3, "has `notbefore run` been started here"),
-        (("retry", "--all"), 3, "cannot be opened"),
-        (("retry",), 2, "expected ids"),
-    ],
-)
-def test_an_outbox_that_is_not_there(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
-    done = notbefore("outbox", *words, "--state-dir", str(tmp_path))
-    assert (done.returncode, said in done.stderr) == (code, True)
 
 
 def test_a_drill_says_who_was_reached_and_which_template_failed(imds: Simulator, hook: HttpPeer, place: Place) -> None:
@@ -536,11 +350,8 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("rerun", [False, True])
-def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wanted(
-    imds: Simulator, place: Place, tmp_path: Path, *, rerun: bool
-) -> None:
-    config = place.write({"drain": drain(tmp_path, "600", rerun=rerun)})
+def test_a_command_ends_with_its_courier_and_does_not_run_again(imds: Simulator, place: Place, tmp_path: Path) -> None:
+    config = place.write({"drain": drain(tmp_path, "600")})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
@@ -548,9 +359,6 @@ def test_a_command_ends_with_its_courier_and_runs_again_only_where_that_is_wante
         (command,) = pids(tmp_path / "runs")
         os.kill(agent.courier(), signal.SIGKILL)
         eventually(lambda: not running(child) and not running(command))
-        if rerun:
-            eventually(lambda: len(pids(tmp_path / "runs")) == 2)
-            return
         eventually(lambda: rows(agent, "dead", "drain") == 1)
         assert "interrupted: its courier ended while it ran" in place.outbox("list")
         assert count(agent, "dead", "drain") == 1
@@ -574,56 +382,6 @@ process.run(["/bin/sh", "-c", "sleep 600"], b"", {}, 300)
     eventually(lambda: not running(int(done.stdout)))
 
 
-def test_a_command_is_not_ended_by_a_reload(imds: Simulator, hook: HttpPeer, place: Place, tmp_path: Path) -> None:
-    config = place.write({"drain": drain(tmp_path, "6")})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: pids(tmp_path / "children"))
-        first = agent.courier()
-        place.write({"drain": drain(tmp_path, "6"), "hook": webhook(hook.url)})
-        agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: count(agent, "delivered", "drain") == 1)
-        eventually(lambda: not running(first))
-        imds.set_document(body(started(), incarnation=3))
-        eventually(lambda: kinds(hook) == ["started"])
-        eventually(lambda: len(pids(tmp_path / "runs")) == 2)
-
-
-def test_what_a_sink_refuses_goes_to_the_fallback_and_people_hear_of_it(
-    imds: Simulator, hook: HttpPeer, place: Place, tmp_path: Path
-) -> None:
-    hook.default = Say(401, body=b"invalid_token")
-    with HttpPeer() as slack, MailPeer(tmp_path) as mail:
-        smtp = {"host": "localhost", "port": mail.port, "tls": "none", "from": "a@b.org", "to": ["c@d.org"]}
-        sinks = {
-            "oncall": {"slack": {"url": hook.url}},
-            "hook": webhook(slack.url),
-            "mail": {"email": smtp},
-        }
-        routes = [
-            {
-                "match": {"scope": "self"},
-                "sinks": ["oncall"],
-                "severity": "critical",
-                "fallback": ["hook", "mail"],
-                "fallback_after": "5s",
-            }
-        ]
-        with RunningAgent(imds.endpoint, place.state, place.write(sinks, routes)) as agent:
-            agent.ready()
-            imds.set_document(body(announced(EventType="Reboot"), announced("f", EventType="Reboot")))
-            eventually(lambda: len(slack.requests) == 2)
-            eventually(lambda: len(mail.mails) == 3)  # both events, and the report
-            eventually(lambda: count(agent, "dead", "oncall") == 2)  # the figures are read once in a while
-        subjects = sorted(" ".join(message_from_bytes(content)["Subject"].split()) for _, content in mail.mails)
-        notes = {json.loads(request.body)["notbefore.delivery.note"] for request in slack.requests}
-        assert (len(mail.mails), len(slack.requests)) == (3, 2)
-    assert notes == {"oncall refused it: 401: invalid_token"}
-    assert f"notbefore on {ME}: sink oncall refused a message: 401: invalid_token" in subjects
-    assert any("Sent here because: oncall refused it" in content.decode() for _, content in mail.mails)
-
-
 def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_of_the_end(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
@@ -643,37 +401,3 @@ def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_o
             eventually(lambda: found.effects == ["opened", "resolved"] and len(chat.requests) == 2)
         assert b"canceled" in chat.requests[1].body
         assert not found.wrong
-
-
-@pytest.mark.long
-def test_while_one_vm_lives_one_message_is_sent_and_by_the_first_of_those_that_live(
-    hook: HttpPeer, tmp_path: Path
-) -> None:
-    names = ("web_0", "web_1", "web_2")
-
-    def senders(event: str) -> list[str]:
-        records = [json.loads(request.body) for request in hook.requests]
-        return [one["host.name"] for one in records if one["azure.scheduled_event.id"] == event]
-
-    with Simulator(names) as imds, ExitStack() as stack:
-        imds.set_document(body())
-        gateway = stack.enter_context(Gateway())
-        for name in names:
-            (tmp_path / name).mkdir()
-            config = Place(tmp_path / name).write(
-                {"hook": webhook(hook.url)}, [{"sinks": ["hook"], "announce_by": "leader"}], peers={"url": gateway.url}
-            )
-            agent = RunningAgent(f"{imds.endpoint}/vm/{name}", tmp_path / name / "state", config)
-            gateway.agents[name] = stack.enter_context(agent)
-            agent.ready()
-        imds.set_document(body(announced("a", Resources=list(names))))
-        eventually(lambda: [count(gateway.agents[name], "yielded") for name in names] == [0, 1, 1])
-        assert senders("a") == ["web_0"]
-        gateway.agents["web_0"].process.kill()
-        events = [announced(key, Resources=list(names)) for key in ("a", "b")]
-        imds.set_document(body(*events, incarnation=3))
-        eventually(lambda: count(gateway.agents["web_2"], "yielded") == 2)
-        assert senders("b") == ["web_1"]
-        gateway.agents["web_1"].process.kill()
-        imds.set_document(body(events[1], incarnation=4))  # a is canceled
-        eventually(lambda: senders("a")[1:] == ["web_2"])

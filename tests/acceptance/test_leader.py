@@ -109,27 +109,6 @@ def test_one_vm_notifies_and_the_next_one_while_its_agent_is_gone(
 
 
 @pytest.mark.long
-def test_the_next_one_takes_over_an_update_and_a_cancellation_as_well(
-    imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = Group(imds, hook, tmp_path, peers=True)
-    with ExitStack() as stack:  # the leader is gone from the beginning
-        second, third = [stack.enter_context(group.start(name, monkeypatch)) for name in GROUP[1:3]]
-        imds.set_document(listed("Scheduled"))
-        eventually(lambda: messages(hook) == {"announced": 1})
-        later = item("a", Resources=GROUP, NotBefore="Sun, 01 Mar 2026 13:15:00 GMT")
-        imds.set_document(body(later, incarnation=3))
-        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1})
-        imds.set_document(listed(None))
-        eventually(lambda: messages(hook) == {"announced": 1, "updated": 1, "canceled": 1})
-        # the third one left them to the second one, or withdrew what the end had overtaken
-        eventually(lambda: third.deliveries("yielded") + third.deliveries("withdrawn") == 3)
-        assert third.deliveries("delivered") == 0
-        assert second.deliveries("delivered") == 3
-    assert messages(hook) == {"announced": 1, "updated": 1, "canceled": 1}
-
-
-@pytest.mark.long
 def test_where_they_cannot_ask_each_other_two_messages_come_and_what_waits_is_withdrawn_in_the_end(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

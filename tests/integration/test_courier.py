@@ -337,7 +337,10 @@ def test_asked_to_leave_it_waits_for_what_is_under_way_and_takes_nothing_more(ow
     assert owner.left == {"b": "pending"}
 
 
-def test_asked_to_leave_it_does_not_wait_for_longer_than_it_was_given(owner: Owner) -> None:
+@pytest.mark.parametrize("runs_once", [False, True])
+def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
+    owner: Owner, *, runs_once: bool
+) -> None:
     begun, over = threading.Event(), threading.Event()
 
     def act(_message: Message) -> Receipt:
@@ -345,13 +348,22 @@ def test_asked_to_leave_it_does_not_wait_for_longer_than_it_was_given(owner: Own
         over.wait(60)
         return Receipt()
 
+    given = orders(timeout="60s")
+    if runs_once:
+        command = SinkConfig(command=Command(command=("/bin/true",), timeout=Duration("60s")))
+        given = msgspec.structs.replace(given, sinks={"chat": command})
     owner.put("a")
-    with CourierHere(owner, orders(timeout="60s"), lambda _name: Recording(act)) as courier:
+    with CourierHere(owner, given, lambda _name: Recording(act)) as courier:
         courier.until(begun.is_set)
         courier.leave(0.3)
+        if runs_once:
+            rooms = len(owner.rooms)
+            courier.until(lambda: len(owner.rooms) > rooms + 1)
+            assert courier.code is None
+            over.set()
         courier.until(lambda: courier.code == DONE)
         over.set()
-    assert owner.left == {"a": "pending"}
+    assert owner.left == ({} if runs_once else {"a": "pending"})
 
 
 def test_it_ends_when_its_agent_is_gone(owner: Owner) -> None:

@@ -30,13 +30,6 @@ NEVER: Callable[[float], bool] = lambda _seconds: False  # noqa: E731 - as short
 AT_ONCE: Callable[[float], bool] = lambda _seconds: True  # noqa: E731
 
 
-@pytest.fixture(params=["posix_spawn", "popen"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to start a courier: the light one, and the one for systems without it."""
-    if request.param == "popen":
-        monkeypatch.delattr(os, "posix_spawn")
-
-
 @pytest.fixture
 def owner() -> Owner:
     return Owner()
@@ -67,7 +60,6 @@ def pid_of(couriers: CourierManager) -> int:
     return int(eventually(found)[-1])
 
 
-@pytest.mark.usefixtures("way")
 def test_a_courier_takes_its_orders_delivers_and_leaves_when_the_agent_stops(tmp_path: Path, owner: Owner) -> None:
     got = tmp_path / "got"
     poked: list[int] = []
@@ -96,6 +88,15 @@ def test_whoever_is_impatient_ends_the_courier_at_once(owner: Owner) -> None:
     couriers.tick()
     assert couriers.figures.running
     couriers.stop(AT_ONCE)
+    assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
+
+
+def test_an_agent_that_stops_waits_for_no_receiver_that_hangs(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.5)
+    couriers = CourierManager(Orders(sinks(hook="sleep 600")), owner, lambda: None)
+    owner.put("a", sink="hook")
+    couriers.tick()
+    couriers.stop(NEVER)
     assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
 
 
@@ -181,7 +182,6 @@ def test_many_deliveries_with_long_records_are_given_in_parts(
 # ---- trouble
 
 
-@pytest.mark.usefixtures("way")
 def test_a_courier_that_cannot_be_started_is_tried_again_later(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,6 @@
 """One courier as a process: started, talked to over a socket, ended.
 
-Where there is ``posix_spawn`` it is started with it: ``subprocess`` would cost the agent half a megabyte.
+It is started with ``posix_spawn`` where that is: ``subprocess`` would cost the agent half a megabyte.
 """
 
 import os
@@ -44,7 +44,7 @@ class CourierProcess:
     def __init__(self, frame: bytes, variables: Mapping[str, str], lock: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process = _spawn(theirs, variables, lock) if hasattr(os, "posix_spawn") else _popen(theirs, variables)
+            self._process = _popen(theirs, variables) if sys.platform == "win32" else _spawn(theirs, variables, lock)
         except OSError:
             ours.close()
             raise
@@ -109,14 +109,14 @@ def _spawn(end: socket.socket, variables: Mapping[str, str], lock: int | None) -
     return _Spawned(os.posix_spawn(sys.executable, command(), dict(variables), file_actions=actions))
 
 
-def _popen(end: socket.socket, variables: Mapping[str, str]) -> _Process:
+def _popen(end: socket.socket, variables: Mapping[str, str]) -> _Process:  # pragma: no cover - the tests run on POSIX
     """Windows takes no socket as a file: it is handed over as text, through a pipe."""
-    import subprocess  # noqa: PLC0415 - only where there is nothing lighter
+    import subprocess  # noqa: PLC0415 - it would cost half a megabyte elsewhere
 
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
         command(),
         env=dict(variables),
-        stdin=subprocess.PIPE if sys.platform == "win32" else end.fileno(),
+        stdin=subprocess.PIPE,
         # a console of its own: Ctrl-C is for the agent, which ends the courier; and no window
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )
