@@ -43,19 +43,6 @@ VM: Final = Vm(
     zone="2",
     scale_set="web",
 )
-HEAD: Final = """# Messages
-
-{note}
-What somebody reads at three in the morning: [one Reboot](#one-reboot) from its announcement to its end,
-[one pager](#one-pager), [one drill](#one-drill), and [every kind of message](#every-kind) as a line of a table. The
-configuration has `messages.time_zone: Europe/Berlin` and all three links. [Notifications](notifications.md) says how to
-change the texts: `messages.advice` says what to do, and templates replace the whole text.
-
-Every sink for people sends the same subject and text as the e-mail. In Slack, with a bot token, an event is one
-message. The first message of the event is posted; each later one takes its place, and is added to its thread in short.
-With an incoming webhook each message is posted. The sinks `webhook`, `command`, `event_hub` and `otlp_logs` send
-[the record](record.md) instead of a text. `notbefore fleet` sends the same messages about many VMs ([fleet](fleet.md)).
-"""
 TABLE: Final = """## Every kind
 
 The subject, and how the sinks mark the message.
@@ -241,10 +228,10 @@ def row(event_type: str, heading: str, message: Message, now: datetime) -> str:
 # ---- the page
 
 
-def page(note: str) -> str:
-    """docs/messages.md."""
+def page() -> str:
+    """What is generated in docs/messages.md."""
     of_the_reboot = dict(messages(REBOOT))
-    parts = [HEAD.format(note=note), "## One Reboot\n"]
+    parts = ["## One Reboot\n"]
     shown = ("Announced", "Reminder", "Started", "Finished")
     parts += [f"### {heading}\n\n{mail(*of_the_reboot[heading])}" for heading in shown]
     parts.append("## One pager\n\nWhat PagerDuty is sent of the same Reboot: its announcement, and its end.\n")
@@ -270,4 +257,4 @@ def _json(value: Mapping[str, Any]) -> str:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(page(""))
+    sys.stdout.write(page())

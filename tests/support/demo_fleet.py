@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from notbefore.commands.client import AgentClient
-from notbefore.commands.demo_agent import start_agent
+from notbefore.commands.demo import start_agent
 from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.commands.fleet_report import show as show_report
 from notbefore.commands.tables import show_listing
@@ -145,7 +145,7 @@ class _Show:
 
     def _start_instance(self) -> tuple[subprocess.Popen[Any], AgentClient]:
         words = ["fleet", str(self._config), "--state-dir", str(self._directory / "state"), "--listen"]
-        return start_agent(self._stack, lambda listen: _start(self._stack, *words, listen), PATIENCE)
+        return start_agent(lambda listen: _start(self._stack, *words, listen), PATIENCE)
 
     def _ask(self) -> dict[str, Any]:
         return self._client.ask(OF_FLEET.path)

@@ -6,20 +6,18 @@ Everything shown comes from the agent: the records from its standard output, the
 import argparse
 import http.client
 import os
-import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
-from typing import IO, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
-from notbefore.commands.client import AgentClient
-from notbefore.commands.demo_agent import start_agent
+from notbefore.commands.client import USUAL_PORT, AgentClient
 from notbefore.commands.history import ask_changes, show_history
 from notbefore.core.record import Record
 from notbefore.errors import NotBeforeError
@@ -28,6 +26,7 @@ from notbefore.simulator.server import Simulator
 VMS: Final = ("WestNO_0", "WestNO_1")
 START_PATIENCE: Final = 20.0  # seconds for the agent to answer
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
+LAST: Final = 3.0  # seconds for the last change: the agent sees the end one poll later than the simulator
 TICK: Final = 2.0  # seconds between two lines of the countdown
 FREEZE: Final = 1.5  # seconds for which the agent is really stopped, as a freeze of its VM would
 
@@ -48,33 +47,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Play; returns 0 if every expected change was seen. Raises ``NotBeforeError`` when the agent does not start."""
     with ExitStack() as stack:
-        state = stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-")))
         simulator = stack.enter_context(Simulator(VMS))
+        output = stack.enter_context((directory / "records").open("wb"))
+        records = stack.enter_context((directory / "records").open("rb"))
+
+        def start(listen: str) -> subprocess.Popen[bytes]:
+            words = ["run", "--imds", simulator.endpoint, "--state-dir", str(directory / "state"), "--listen", listen]
+            # five polls a second: the scenarios run up to ninety times as fast as in reality
+            environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
+            agent = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=output, env=environment)  # noqa: S603 - our own command
+            stack.callback(_stop, agent)
+            return agent
+
         try:
-            start = partial(_start_agent, stack, simulator.endpoint, state)
-            show = _Show(*start_agent(stack, start, START_PATIENCE))
-            show.introduce(simulator.endpoint)
-            show.play(simulator)
-            complete = show.conclude()
+            agent, client = start_agent(start, START_PATIENCE)
+            show = _Show(agent, client, simulator, records)
+            complete = show.play()
             if options.keep:
-                show.stay(simulator)
+                show.stay()
         except KeyboardInterrupt:
             return 0
     return 0 if complete else 1
 
 
-def _start_agent(stack: ExitStack, imds: str, state: str, listen: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "notbefore", "run", "--imds", imds, "--state-dir", state, "--listen", listen]
-    # five polls a second: the scenarios run up to ninety times as fast as in reality
-    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
-    agent = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)  # noqa: S603 - our own command
-    stack.callback(_stop_agent, agent)
-    return agent
+def start_agent(
+    start: Callable[[str], subprocess.Popen[Any]], patience: float
+) -> tuple[subprocess.Popen[Any], AgentClient]:
+    """Start an agent, and wait until it is ready; returns its process and a client of it.
+
+    ``start`` gets the address to listen at: the usual port where it is free, else another. Raises ``NotBeforeError``
+    when the agent is not ready after ``patience`` seconds, or ends.
+    """
+    listen = f"127.0.0.1:{_free_port()}"
+    process, client = start(listen), AgentClient(f"http://{listen}")
+    deadline = time.monotonic() + patience
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(NotBeforeError):
+            client.ask("/readyz")
+            return process, client
+        time.sleep(0.05)
+    raise NotBeforeError("the agent did not start: see its log above")
 
 
-def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, AttributeError):
-        agent.send_signal(signal.SIGCONT)  # it may be stopped, to simulate a freeze
+def _free_port() -> int:
+    for wanted in (USUAL_PORT, 0):
+        with suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", wanted))
+            return int(probe.getsockname()[1])
+    raise NotBeforeError("no free port on 127.0.0.1")
+
+
+def _stop(agent: subprocess.Popen[bytes]) -> None:
     agent.terminate()
     try:
         agent.wait(5)
@@ -86,134 +111,102 @@ def _stop_agent(agent: subprocess.Popen[bytes]) -> None:
 class _Show:
     """Prints what happens, as it happens."""
 
-    def __init__(self, agent: subprocess.Popen[bytes], client: AgentClient) -> None:
-        self._agent = agent
-        self._url = client.url
-        self._client = client
-        self._records: queue.Queue[Record] = queue.Queue()
+    def __init__(
+        self, agent: subprocess.Popen[bytes], client: AgentClient, simulator: Simulator, records: BinaryIO
+    ) -> None:
+        self._agent, self._client, self._simulator, self._records = agent, client, simulator, records
         self._begun = time.monotonic()
-        self._frozen = False
         self._kinds: list[str] = []
-        if agent.stdout is not None:
-            threading.Thread(target=self._read, args=(agent.stdout,), daemon=True).start()
 
-    def _read(self, stdout: IO[bytes]) -> None:
-        for line in stdout:
-            self._records.put(Record.read(line))
-
-    def introduce(self, imds: str) -> None:
-        """Say where to look."""
-        _say(f"notbefore watches a simulated IMDS at {imds}; this VM is {VMS[0]}, its neighbour {VMS[1]}.")
-        _say(f"Look around meanwhile: {self._url}/ in a browser, or `notbefore events --url {self._url}`")
+    def play(self) -> bool:
+        """Run the script and print the changes, until everything is over; returns whether all expected ones came."""
+        url = self._client.url
+        _say(f"notbefore watches a simulated IMDS at {self._simulator.endpoint}; this VM is {VMS[0]}, its neighbour")
+        _say(f"{VMS[1]}. Look around meanwhile: {url}/ in a browser, or `notbefore events --url {url}`")
         _say("Events run up to 90 times as fast as in reality. Below each change: the agent's metric at that time.\n")
-
-    def play(self, simulator: Simulator) -> None:
-        """Run the script and print the changes, until everything is over."""
         steps = list(SCRIPT)
-        ticked = 0.0
-        while steps or not simulator.idle() or not self._records.empty():
-            elapsed = time.monotonic() - self._begun
-            if elapsed > END_AFTER or self._agent.poll() is not None:
+        over = self._begun + END_AFTER
+        for _ in self._ticks():
+            now = time.monotonic()
+            if now > over or self._agent.poll() is not None:
                 break
-            if steps and elapsed >= steps[0][0]:
+            if steps and now - self._begun >= steps[0][0]:
                 _, text, act = steps.pop(0)
-                _say(f"{elapsed:5.1f}s  -- {text}")
-                act(simulator)
-            with suppress(queue.Empty):
-                self._show(self._records.get(timeout=0.1))
-                ticked = time.monotonic()
-            if time.monotonic() - ticked >= TICK:
-                ticked = time.monotonic()
-                self._count_down()
-        self._drain()
-
-    def _drain(self) -> None:
-        """Wait for the last changes: the agent sees the end one poll later than the simulator."""
-        deadline = time.monotonic() + 3.0
-        while time.monotonic() < deadline and self._pending():
-            time.sleep(0.1)
-        with suppress(queue.Empty):
-            while True:
-                self._show(self._records.get(timeout=0.5))
-
-    def _pending(self) -> bool:
-        with suppress(NotBeforeError):
-            return bool(self._client.ask("/api/v1/events")["events"])
-        return False
-
-    def _show(self, record: Record) -> None:
-        self._kinds.append(record.change)
-        labels = f'{{change="{record.change}",event_type="{record.event_type}"}}'
-        _say(f"{time.monotonic() - self._begun:5.1f}s  {record.change:<10} {record.body}{_measured(record)}")
-        if figures := _read_metrics(self._url, "azure_scheduled_event_changes_total" + labels):  # none of a neighbour's
-            _say(_indented(figures))
-        if (record.change, record.scope, record.event_type) == ("started", "self", "Freeze") and not self._frozen:
-            self._freeze()
-
-    def _freeze(self) -> None:
-        """Stop the agent's process, as a freeze of its VM would, so that it has an interruption to measure."""
-        if not hasattr(signal, "SIGSTOP"):
-            return
-        self._frozen = True
-        _say(f"        (the process of the agent is stopped for {FREEZE} s, as in a freeze of its VM)")
-        time.sleep(0.3)
-        self._agent.send_signal(signal.SIGSTOP)
-        time.sleep(FREEZE)
-        self._agent.send_signal(signal.SIGCONT)
-
-    def _count_down(self) -> None:
-        figures = _read_metrics(self._url, "azure_scheduled_event_seconds_to_not_before{")
-        if figures:
-            _say(f"{time.monotonic() - self._begun:5.1f}s  counting down\n{_indented(figures)}")
-
-    def conclude(self) -> bool:
-        """Print the history; returns whether every expected change was seen."""
+                self._say(f"-- {text}")
+                act(self._simulator)
+            elif not steps and self._simulator.idle():
+                over = min(over, now + LAST)
         _say("\nnotbefore history:")
         show_history(ask_changes(self._client, None, 100), sys.stdout, as_json=False)
         complete = {"announced", "started", "finished", "canceled"} <= set(self._kinds)
-        _say(
-            "\nThe demo is complete." if complete else "\nSome expected changes are missing: see the agent's log above."
-        )
+        said = "The demo is complete." if complete else "Some expected changes are missing: see the agent's log above."
+        _say(f"\n{said}")
         return complete
 
-    def stay(self, simulator: Simulator) -> None:
+    def stay(self) -> None:
         """Go on until Ctrl-C."""
-        _say(f"Still running: {self._url}/metrics and {simulator.endpoint}. Ctrl-C ends it.")
-        while self._agent.poll() is None:
-            if simulator.idle():
-                simulator.start("live-migration", speed=30)
-            with suppress(queue.Empty):
-                self._show(self._records.get(timeout=1))
+        _say(f"Still running: {self._client.url}/metrics and {self._simulator.endpoint}. Ctrl-C ends it.")
+        for _ in self._ticks():
+            if self._agent.poll() is not None:
+                return
+            if self._simulator.idle():
+                self._simulator.start("live-migration", speed=30)
 
+    def _ticks(self) -> Iterator[None]:
+        """Print what comes, without an end; yields ten times a second."""
+        printed = 0.0
+        while True:
+            yield
+            line = self._records.readline()
+            if line.endswith(b"\n"):
+                self._show(Record.read(line))
+                printed = time.monotonic()
+                continue
+            self._records.seek(-len(line), os.SEEK_CUR)  # the rest of it comes later
+            if time.monotonic() - printed >= TICK:
+                printed = time.monotonic()
+                if figures := self._figures("azure_scheduled_event_seconds_to_not_before{"):
+                    self._say(f"counting down{figures}")
+            time.sleep(0.1)
 
-def _indented(lines: str) -> str:
-    return "\n".join(f"{'':19}{line}" for line in lines.splitlines())
+    def _show(self, record: Record) -> None:
+        labels = f'{{change="{record.change}",event_type="{record.event_type}"}}'
+        figures = self._figures("azure_scheduled_event_changes_total" + labels)  # none of a neighbour's
+        self._say(f"{record.change:<10} {record.body}{_measured(record)}{figures}")
+        own_freeze = (record.change, record.scope, record.event_type) == ("started", "self", "Freeze")
+        if own_freeze and "started" not in self._kinds and hasattr(signal, "SIGSTOP"):
+            _say(f"        (the process of the agent is stopped for {FREEZE} s, as in a freeze of its VM)")
+            time.sleep(0.3)
+            self._agent.send_signal(signal.SIGSTOP)
+            time.sleep(FREEZE)
+            self._agent.send_signal(signal.SIGCONT)
+        self._kinds.append(record.change)
+
+    def _figures(self, start: str) -> str:
+        """Return the lines of /metrics that begin with ``start``, indented; none if the agent does not answer."""
+        connection = http.client.HTTPConnection(self._client.url.removeprefix("http://"), timeout=5)
+        try:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        except (OSError, http.client.HTTPException):
+            return ""
+        finally:
+            connection.close()
+        return "".join(f"\n{'':19}{line}" for line in lines if line.startswith(start))
+
+    def _say(self, text: str) -> None:
+        _say(f"{time.monotonic() - self._begun:5.1f}s  {text}")
 
 
 def _measured(record: Record) -> str:
     """Return what was measured of an event that is over, in words; empty where nothing was."""
-    if record.outcome is None:
-        return ""
     measured = (
         ("notice", record.notice_seconds),
         ("started for", record.started_seconds),
         ("measured interruption", record.interruption_seconds),
     )
     parts = [f"{text} {seconds:.1f} s" for text, seconds in measured if seconds is not None]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _read_metrics(url: str, start: str) -> str:
-    """Return the lines of /metrics that begin with ``start``; none if the agent does not answer."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
-    try:
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-    except (OSError, http.client.HTTPException):
-        return ""
-    finally:
-        connection.close()
-    return "\n".join(line for line in lines if line.startswith(start))
+    return f" ({', '.join(parts)})" if parts and record.outcome is not None else ""
 
 
 def _say(text: str) -> None:
