@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import trustme
 import yaml
 
 from notbefore import __version__
+from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, free_port, notbefore, run
 from support.azure import FUTURE, ID, body, item
@@ -32,115 +33,112 @@ def url(agent: RunningAgent) -> str:
     return f"http://127.0.0.1:{agent.port}"
 
 
-def test_the_version_is_printed_both_ways() -> None:
-    for words in (("version",), ("--version",)):
-        done = notbefore(*words)
-        assert (done.returncode, done.stdout) == (0, f"notbefore {__version__}\n")
+Typed = Callable[..., tuple[int, str, str]]
 
 
-def test_without_a_command_it_says_what_there_is_with_the_exit_codes() -> None:
-    done = notbefore()
-    assert done.returncode == 2
-    assert "simulate" in done.stdout
-    assert "Exit codes" in done.stdout
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], log_as_before: None) -> Typed:  # noqa: ARG001 - `check-config` sets up the log
+    """Run a command in this process; returns its exit code, and what it wrote to standard output and error."""
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(list(words))
+        except SystemExit as ended:
+            code = int(str(ended.code))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run_it
 
 
-@pytest.mark.parametrize("word", ["run", "check-config", "events", "history", "health", "simulate", "demo"])
-def test_each_command_explains_itself(word: str) -> None:
-    assert notbefore(word, "--help").returncode == 0
+def test_without_a_command_it_says_what_there_is_with_the_exit_codes(typed: Typed) -> None:
+    code, out, _ = typed()
+    assert (code, "simulate" in out, "Exit codes" in out) == (2, True, True)
 
 
-def test_events_shows_what_is_listed_as_a_table_and_as_json(agent: RunningAgent) -> None:
-    table = notbefore("events", "--url", url(agent))
-    assert table.returncode == 0
-    assert "2058-03-01T12:00:00Z" in table.stdout
-    assert ID in table.stdout
-    (event,) = map(json.loads, notbefore("events", "--json", "--url", url(agent)).stdout.splitlines())
+def test_events_shows_what_is_listed_as_a_table_and_as_json(agent: RunningAgent, typed: Typed) -> None:
+    code, table, _ = typed("events", "--url", url(agent))
+    assert (code, "2058-03-01T12:00:00Z" in table) == (0, True)
+    lines = table.splitlines()
+    assert [ID in line[:60] for line in lines] == [False, True], "`watch` in sixty columns shows it whole"
+    (event,) = map(json.loads, typed("events", "--json", "--url", url(agent))[1].splitlines())
     assert (event["event_id"], event["scope"]) == (ID, "self")
 
 
-def test_health_asks_the_address_that_is_configured(agent: RunningAgent) -> None:
-    well = notbefore("health", NOTBEFORE_SERVER__LISTEN=f"0.0.0.0:{agent.port}")
-    assert (well.returncode, well.stdout, well.stderr) == (0, "ok\n", "")
-    gone = notbefore("health", NOTBEFORE_SERVER__LISTEN=f"127.0.0.1:{free_port()}")
-    assert gone.returncode == 1
-    assert "no agent answers" in gone.stderr
+def test_health_asks_the_address_that_is_configured(
+    agent: RunningAgent, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"0.0.0.0:{agent.port}")
+    assert typed("health") == (0, "ok\n", "")
+    assert json.loads(typed("health", "--json")[1])["status"] == "ok"
+    monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"127.0.0.1:{free_port()}")
+    code, _, error = typed("health")
+    assert (code, "no agent answers" in error, "is `notbefore run` running" in error) == (1, True, True)
 
 
-def test_history_shows_the_changes_as_a_table_and_as_json(agent: RunningAgent) -> None:
-    assert "announced" in notbefore("history", "--url", url(agent)).stdout
-    (change,) = map(json.loads, notbefore("history", "--json", "--url", url(agent)).stdout.splitlines())
+def test_history_shows_the_changes_as_a_table_and_as_json(agent: RunningAgent, typed: Typed) -> None:
+    assert "announced" in typed("history", "--url", url(agent), "--since", "1h")[1]
+    (change,) = map(json.loads, typed("history", "--json", "--url", url(agent))[1].splitlines())
     assert change["azure.scheduled_event.change"] == "announced"
-    later = notbefore("history", "--url", url(agent), "--since", "2058-01-01T00:00:00+01:00")
-    assert later.stdout == "No change has been seen.\n"
+    for since in ("2058-01-01T00:00:00+01:00", "1ms"):
+        assert typed("history", "--url", url(agent), "--since", since)[1] == "No change has been seen.\n"
 
 
-def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path) -> None:
+def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path, typed: Typed) -> None:
     with Simulator() as imds:
         imds.set_document(body(item()))
         with RunningAgent(imds.endpoint, tmp_path) as stopped:
             stopped.ready().stop()
-    done = notbefore("history", "--state-dir", str(tmp_path))
-    assert (done.returncode, done.stdout.count(ID)) == (0, 1)
-    assert notbefore("history", "--state-dir", str(tmp_path), "--since", "soon").returncode == 2
-    assert notbefore("history", "--state-dir", str(tmp_path / "none")).returncode == 3
+    code, out, _ = typed("history", "--state-dir", str(tmp_path))
+    assert (code, out.count(ID)) == (0, 1)
 
 
-@pytest.mark.parametrize("command", ["events", "history"])
-def test_when_no_agent_answers_it_says_what_to_do(command: str) -> None:
-    done = notbefore(command, "--url", f"http://127.0.0.1:{free_port()}")
-    assert done.returncode == 1
-    assert "is `notbefore run` running" in done.stderr
-    assert notbefore(command, "--url", "localhost:10169").returncode == 2
+@pytest.fixture
+def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.yml").write_text("fleet: {}", encoding="utf-8")
+    (tmp_path / "often.yml").write_text("imds:\n  interval: often\n", encoding="utf-8")
 
 
-def test_a_bad_query_is_the_agents_word(agent: RunningAgent) -> None:
-    done = notbefore("history", "--url", url(agent), "--limit", "1000000")
-    assert done.returncode == 1
-    assert "limit: expected a number" in done.stderr
-
-
-@pytest.mark.parametrize("limit", ["-5", "0", "ten", "1.5"])
-def test_a_limit_that_is_none_is_refused_as_what_it_is(limit: str) -> None:
-    done = notbefore("history", "--limit", limit)
-    assert done.returncode == 2
-    assert f"argument --limit: expected a number of changes, 1 or more, got {limit}" in done.stderr
-
-
+@pytest.mark.usefixtures("wrong_files")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (("event",), 2, "there is no command 'event': did you mean 'events'?"),
         (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
         (("outbox", "retry", "a", "--all"), 2, "outbox retry: expected ids or --all, not both"),
+        (("events", "--url", "localhost:10169"), 2, "--url: expected http://HOST:PORT"),
         (("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"), 2, "no.pem: expected a certificate"),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
-        (("approve", "ID", "--state-dir", "empty"), 1, "empty/control.sock: is it running"),
+        (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected 30m, 1h or 2d"),
+        (("history", "--limit", "0"), 2, "argument --limit: expected a number of changes, 1 or more, got 0"),
+        (("approve", "ID", "--state-dir", "empty"), 1, "no agent listens at empty/control.sock"),
         (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),
+        (("run", "often.yml"), 2, "often.yml:2:3: imds.interval: expected a duration"),
     ],
 )
 def test_what_is_typed_wrongly_is_answered_with_what_to_do(
-    words: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], code: int, said: str, typed: Typed
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fleet.yml").write_text("fleet: {}", encoding="utf-8")
-    done = notbefore(*words)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    ended, _, error = typed(*words)
+    assert (ended, said in error) == (code, True), error
 
 
-def test_history_begins_at_a_time_or_so_long_ago(agent: RunningAgent, tmp_path: Path) -> None:
-    assert "announced" in notbefore("history", "--url", url(agent), "--since", "1h").stdout
-    assert notbefore("history", "--url", url(agent), "--since", "1ms").stdout == "No change has been seen.\n"
-    wrong = notbefore("history", "--state-dir", str(tmp_path), "--since", "yesterday")
-    assert (wrong.returncode, "--since: expected 30m, 1h or 2d" in wrong.stderr) == (2, True)
-
-
-def test_each_answer_can_be_json(agent: RunningAgent) -> None:
-    assert json.loads(notbefore("health", "--json", "--url", url(agent)).stdout)["status"] == "ok"
-    assert json.loads(notbefore("version", "--json").stdout) == {"version": __version__}
-    assert "user-reboot" in json.loads(notbefore("simulate", "--list", "--json").stdout)["scenarios"]
+def test_answers_about_no_agent_can_be_json(typed: Typed) -> None:
+    assert json.loads(typed("version", "--json")[1]) == {"version": __version__}
+    assert "user-reboot" in json.loads(typed("simulate", "--list", "--json")[1])["scenarios"]
     asked = f"http://127.0.0.1:{free_port()}"
-    first, *_ = notbefore("discover", "--json", "--imds", asked).stdout.splitlines()
+    first, *_ = typed("discover", "--json", "--imds", asked)[1].splitlines()
     assert (json.loads(first)["found"], json.loads(first)["answers"]) == (asked, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"), [("-V", "version"), ("demo --version", "version"), ("help demo", "demo -h")]
+)
+def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typed) -> None:
+    found = typed(*words.split())
+    assert found[0] == 0
+    assert found == typed(*same.split())
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -149,44 +147,22 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
     return subprocess.run(words, capture_output=True, check=False, timeout=60, env={**os.environ, **environment})
 
 
-def test_what_watch_shows_in_sixty_columns_has_each_id_whole(agent: RunningAgent) -> None:
-    shown = notbefore("events", "--url", url(agent)).stdout.splitlines()
-    assert [ID in line[:60] for line in shown] == [False, True]
-    assert shown[0][:60].split() == ["EVENT", "ID", "TYPE", "DUE"]
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["simulate --list", "simulate --list --json", "version"])
-def test_an_output_that_takes_nothing_is_said_in_one_line(command: str, unbuffered: str) -> None:
-    done = shell(f"{command} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+def test_an_output_that_takes_nothing_is_said_in_one_line(unbuffered: str) -> None:
+    done = shell("simulate --list >/dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.stderr == b"notbefore: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("word", ["--help", "--version", "demo --help", "simulate --list"])
-def test_a_closed_output_or_a_reader_that_goes_away_is_no_traceback(word: str) -> None:
-    assert shell(f"{word} >&-").stderr == b""
-    assert shell(f"{word} | true").stderr == b""
+def test_a_closed_output_or_a_reader_that_goes_away_is_no_traceback() -> None:
+    assert shell("version >&-").stderr == b""
+    assert shell("simulate --list | true").stderr == b""
 
 
 def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent) -> None:
     done = shell(f"events --url {url(agent)}", PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"WestNO_0, \u017eaba" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("typed", "same"),
-    [("-V", "version"), ("demo --version", "version"), ("help", "--help"), ("help demo", "demo --help")],
-)
-def test_it_is_understood_as_a_person_types_it(typed: str, same: str) -> None:
-    done = notbefore(*typed.split())
-    assert (done.returncode, done.stdout) == (0, notbefore(*same.split()).stdout)
-
-
-def test_a_misspelt_command_is_answered_with_the_nearest_one() -> None:
-    done = notbefore("event")
-    assert (done.returncode, "there is no command 'event': did you mean 'events'?" in done.stderr) == (2, True)
 
 
 # Root without CAP_DAC_OVERRIDE: permissions hold for it as for everybody, and it can still read an interpreter and an
@@ -223,79 +199,65 @@ def test_a_machine_that_is_no_azure_vm_is_reported_once(tmp_path: Path) -> None:
 
 NO_AZURE = """
 import signal, sys
+from notbefore.agent import polling
 from notbefore.commands.main import main
-from notbefore.imds import client, elsewhere
-client.USUAL = "http://127.0.0.1:9"
-import notbefore.agent.polling as polling
+from notbefore.imds import elsewhere
 polling.may_be_elsewhere = lambda _endpoint: True
 searches = []
-def search(self):
-    searches.append(self)
-    if len(searches) == 4:
+def search(*_):
+    searches.append(1)
+    if len(searches) == 2:
         signal.raise_signal(signal.SIGTERM)
     yield elsewhere.SearchStep("configuration", "http://127.0.0.1:9", why="refused")
     yield elsewhere.SearchStep("dhclient (option 245)", why="no lease")
-elsewhere.Discovery.search = search
-polling.FIRST_TRIES = 1
-polling.SEARCH_PAUSE = polling.LONGEST_SEARCH_PAUSE = 0.2
-polling.IDENTITY_RETRY = polling.LONGEST_IDENTITY_RETRY = 0.2
+elsewhere.search = search
+polling.SILENCE = polling.SEARCH_PAUSE = polling.LONGEST_SEARCH_PAUSE = 0.2
 sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
 """
 
 
-def test_check_config_says_what_a_configuration_amounts_to(tmp_path: Path) -> None:
+def test_check_config_says_what_a_configuration_amounts_to(
+    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_text("imds: {interval: 5s}\n", encoding="utf-8")
-    done = notbefore("check-config", str(path), NOTBEFORE_VM__NAME="me")
-    assert done.returncode == 0
-    assert "interval: 5s" in done.stdout
-    assert "name: me" in done.stdout
-    assert (done.stdout.splitlines()[-1], done.stderr) == (f"# {path} is valid.", "")
-    assert yaml.safe_load(done.stdout)["imds"]["interval"] == "5s", "what is printed is a configuration"
-    warned = notbefore("check-config", str(path), "--strict", "--listen", "192.0.2.1:1", NOTBEFORE_SERVER__INSECURE="1")
-    assert warned.returncode == 2
-    assert warned.stdout.endswith("is valid, but there is one warning, which --strict refuses: see above.\n")
+    monkeypatch.setenv("NOTBEFORE_VM__NAME", "me")
+    code, out, error = typed("check-config", str(path))
+    assert (code, out.splitlines()[-1], error) == (0, f"# {path} is valid.", "")
+    shown = yaml.safe_load(out)  # what is printed is a configuration
+    assert (shown["imds"]["interval"], shown["vm"]["name"]) == ("5s", "me")
+    monkeypatch.setenv("NOTBEFORE_SERVER__INSECURE", "1")
+    code, out, _ = typed("check-config", str(path), "--strict", "--listen", "192.0.2.1:1")
+    assert code == 2
+    assert out.endswith("is valid, but there is one warning, which --strict refuses: see above.\n")
 
 
-def test_a_configuration_may_come_through_a_pipe_and_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    # as `notbefore check-config <(sops --decrypt FILE)`
-    words = [sys.executable, "-m", "notbefore", "check-config", "/dev/stdin"]
-    said = subprocess.run(words, input=b"imds: {interval: 7s}", capture_output=True, check=True)
-    assert b"interval: 7s" in said.stdout
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for path, why in ((pipe, "nobody writes into it"), (tmp_path, "this is a directory: name the file in it")):
-        done = notbefore("check-config", str(path))
-        assert (done.returncode, why in done.stderr, done.stdout) == (2, True, "")
-
-
-def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Path) -> None:
+def test_check_config_names_the_files_that_a_configuration_leads_to(tmp_path: Path, typed: Typed) -> None:
     trustme.CA().issue_cert("vm.example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     (tmp_path / "key").write_text("key", encoding="utf-8")
     (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", "utf-8")
     path = tmp_path / "notbefore.yml"
     path.write_text(
         "server: {web_config_file: web.yml}\n"
-        "sinks: {hook: {webhook: {url: 'https://example.org', secret_file: key}}}\n"
-        "otlp: {endpoint: 'http://127.0.0.1:4318', headers: {api-key: {file: key}}}\n",
+        "sinks: {hook: {webhook: {url: 'https://example.org', secret_file: key}}}\n",
         encoding="utf-8",
     )
-    done = notbefore("check-config", "--files", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert {Path(line).name for line in done.stdout.splitlines()} == {"web.yml", "key", "server.pem"}
-    assert all(Path(line).parent == tmp_path for line in done.stdout.splitlines())
+    code, out, error = typed("check-config", "--files", str(path))
+    assert (code, error) == (0, "")
+    assert {Path(line) for line in out.splitlines()} == {tmp_path / name for name in ("web.yml", "key", "server.pem")}
 
 
-@pytest.mark.parametrize("command", ["check-config", "run"])
-def test_a_bad_configuration_is_exit_code_two_with_the_place(tmp_path: Path, command: str) -> None:
-    path = tmp_path / "notbefore.yml"
-    path.write_text("imds:\n  interval: often\n", encoding="utf-8")
-    done = notbefore(command, str(path))
-    assert done.returncode == 2
-    assert f"{path}:2:3: imds.interval: expected a duration" in done.stderr
-    state = str(tmp_path / "state")
-    wrong = notbefore(command, NOTBEFORE_IMDS__ENDPOINT="https://169.254.169.254", NOTBEFORE_STATE__DIR=state)
-    assert wrong.returncode == 2
+def test_a_configuration_may_come_through_a_pipe_and_what_is_no_file_is_refused_at_once(
+    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.config.open_file.PATIENCE", 0.2)
+    # as `notbefore check-config <(sops --decrypt FILE)`
+    assert b"interval: 7s" in shell("check-config <(echo 'imds: {interval: 7s}')").stdout
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in ((pipe, "nobody writes into it"), (tmp_path, "Is a directory")):
+        code, out, error = typed("check-config", str(path))
+        assert (code, why in error, out) == (2, True, "")
 
 
 @pytest.mark.long
