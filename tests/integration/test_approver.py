@@ -16,7 +16,7 @@ from notbefore.agent.approvals import ApprovalSettings, ListedEvents
 from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, Approver
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import AgentState, PollStatus, Step
-from notbefore.agent.unforeseen import UnforeseenErrors
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
@@ -63,7 +63,7 @@ class World:
         self.agent = Tracking(directory, self.clock)
         self.agent.tracker.identify(Vm(name=ME))
         self.policy, self.allowed, self.api_version, self.conflict = ON, True, "2020-07-01", ""
-        self.errors = UnforeseenErrors()
+        self.errors = ThreadGuard()
         self.approver = self.successor()
         self.sees(listed())
 

@@ -11,7 +11,7 @@ import pytest
 
 from notbefore.agent import pings
 from notbefore.agent.pings import Pings, PingStatus
-from notbefore.agent.unforeseen import UnforeseenErrors
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.config.model import HeartbeatConfig
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
@@ -33,7 +33,7 @@ def peer() -> Iterator[HttpPeer]:
 def pinged(url: str, *statuses: PingStatus) -> None:
     """A ping of each status."""
     heartbeat, left = HeartbeatConfig(ping_url=Secret(url)), list(statuses or [WELL])
-    found = Pings(lambda: left.pop(0), lambda: heartbeat, UnforeseenErrors())
+    found = Pings(lambda: left.pop(0), lambda: heartbeat, ThreadGuard())
     for _ in range(len(left)):
         found.ping()
 
@@ -68,7 +68,7 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
 ) -> None:
     pinged("http://127.0.0.1:9/secret")
     heartbeat = HeartbeatConfig(ping_url=Secret(str(tmp_path / "gone"), "file"))
-    Pings(lambda: WELL, lambda: heartbeat, UnforeseenErrors()).ping()
+    Pings(lambda: WELL, lambda: heartbeat, ThreadGuard()).ping()
     refused, unreadable = caplog.messages
     assert "Connection refused" in refused
     assert "gone" in unreadable
@@ -97,7 +97,7 @@ def test_who_drips_or_hangs_is_left(
 
 def test_the_thread_pings_at_each_interval_and_a_reload_begins_and_ends_it(peer: HttpPeer) -> None:
     heartbeat: Any = None
-    found = Pings(lambda: WELL, lambda: heartbeat, UnforeseenErrors())
+    found = Pings(lambda: WELL, lambda: heartbeat, ThreadGuard())
     found.reconfigure()
     assert "pings" not in {thread.name for thread in threading.enumerate()}
     quick = SimpleNamespace(every=Duration("100ms"), ping_url=Secret(peer.url))  # less than a user may set

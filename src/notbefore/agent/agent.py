@@ -24,8 +24,8 @@ from notbefore.agent.heartbeats import Heartbeats
 from notbefore.agent.operations import Operations, Reply, Request
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
-from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, Otlp
 from notbefore.core.delivery import sinks_of
@@ -35,7 +35,7 @@ from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
-from notbefore.process.main_thread import MainThread, exit_code
+from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.store import Store
@@ -73,7 +73,7 @@ class Agent:
         self._read: Config | Exception | None = None  # what came of it
         self._main = MainThread(self._hang_up)
 
-        self._errors = UnforeseenErrors(self._main.wake)
+        self._errors = ThreadGuard(self._main.wake)
         check(make_orders(config))
         self._store = Store(Path(config.state.dir), clock, config.state.history_max_bytes, self._to_deliver)
         self._couriers = CourierManager(
@@ -180,7 +180,10 @@ class Agent:
             finally:
                 self._stop()
                 threading.excepthook = previous_hook
-        return exit_code(int(self._errors.given_up), hangs=self._store.hangs)
+        code = int(self._errors.given_up)
+        if self._store.hangs:
+            exit_at_once(code)
+        return code
 
     def _start(self) -> None:
         self._export(self._config.otlp)  # first: it exports what is logged from here on

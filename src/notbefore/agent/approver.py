@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from notbefore.agent.approvals import ApprovalSettings, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import WRITE_PATIENCE, AgentState
-from notbefore.agent.unforeseen import UnforeseenErrors
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import ApprovalAttempt, Decision, content_of, judge, next_attempt, unreadable
 from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
 from notbefore.core.document import SCHEDULED, parse
@@ -61,7 +61,7 @@ class OperatorOrder(Struct, frozen=True):
 class Approver:
     """``settings`` gives those in use: they are asked for again right before each request."""
 
-    def __init__(self, state: AgentState, settings: Callable[[], ApprovalSettings], errors: UnforeseenErrors) -> None:
+    def __init__(self, state: AgentState, settings: Callable[[], ApprovalSettings], errors: ThreadGuard) -> None:
         self._state = state
         self._clock = state.clock
         self._settings = settings

@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 
 from notbefore.core.delivery import MessageKind, Routing
 from notbefore.core.outbox import Row, RowState
+from notbefore.core.record import view
 from notbefore.core.routing import Severity
 from notbefore.store.store import ExerciseAttempt, Store, StoredChange
 
@@ -54,26 +55,15 @@ class OutboxRow(Struct, frozen=True):
     @classmethod
     def of(cls, row: Row, *, listed: bool, shift: float) -> "OutboxRow":
         """``shift``: by how much Unix seconds are ahead of the times of a row."""
-        one = row.delivery
-        return cls(
-            delivery_id=one.delivery_id,
-            event_key=one.event_key,
-            sink=one.sink,
-            kind=one.kind,
-            severity=one.severity,
-            state=row.state,
+        return view(
+            cls,
+            row,
+            row.delivery,
             created=row.since + shift,
             due=row.due + shift,
             expires=row.expires + shift,
-            attempts=row.attempts,
-            error=row.error,
-            note=one.note,
-            ahead=one.ahead,
-            fallback=one.fallback,
-            others=one.others,
-            expires_with_event=one.expires_with_event,
             listed=listed,
-            record=Raw(one.record),
+            record=Raw(row.delivery.record),
         )
 
 

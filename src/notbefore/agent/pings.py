@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from msgspec import Struct
 
 from notbefore import __version__
-from notbefore.agent.unforeseen import UnforeseenErrors
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.config.model import HeartbeatConfig
 from notbefore.courier.http import Http
 from notbefore.errors import ConfigError, SendError
@@ -41,7 +41,7 @@ class Pings:
         self,
         status: Callable[[], PingStatus],
         heartbeat: Callable[[], HeartbeatConfig | None],
-        errors: UnforeseenErrors,
+        errors: ThreadGuard,
     ) -> None:
         self._status = status
         self._heartbeat = heartbeat

@@ -9,8 +9,8 @@ import threading
 from typing import Final
 
 from notbefore.agent.state import AgentState
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
-from notbefore.agent.unforeseen import UnforeseenErrors
 from notbefore.config.model import Config
 from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
@@ -33,10 +33,8 @@ log = logging.getLogger("notbefore.agent.polling")
 class Polling:
     """The thread ``poll`` of one endpoint. A reload of the configuration makes a new one."""
 
-    def __init__(
-        self, config: Config, tracker: Tracker, state: AgentState, errors: UnforeseenErrors | None = None
-    ) -> None:
-        self._errors = errors or UnforeseenErrors()
+    def __init__(self, config: Config, tracker: Tracker, state: AgentState, errors: ThreadGuard | None = None) -> None:
+        self._errors = errors or ThreadGuard()
         self._tracker = tracker
         self._state = state
         self._clock = state.clock

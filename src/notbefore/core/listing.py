@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from notbefore.core.record import Vm
+from notbefore.core.record import Vm, view
 from notbefore.core.tracked import TrackedEvent
 
 
@@ -42,22 +42,13 @@ class PendingEvent(Struct, frozen=True):
     @classmethod
     def of(cls, tracked: TrackedEvent, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
         """The event as it stands at ``now``."""
-        event = tracked.event
-        return cls(
-            event_id=event.event_id,
-            event_type=event.event_type,
-            event_status=event.event_status,
-            event_source=event.event_source,
-            scope=tracked.scope,
-            resources=event.resources,
-            description=event.description,
-            not_before=tracked.not_before,
+        return view(
+            cls,
+            tracked,
+            tracked.event,
             seconds_to_not_before=tracked.seconds_to(now),
-            expected_duration_seconds=event.duration,
-            first_seen=tracked.first_seen,
+            expected_duration_seconds=tracked.event.duration,
             notice_seconds=tracked.notice,
-            started=tracked.started,
-            start_seen=tracked.start_seen,
             approval=approval,
         )
 

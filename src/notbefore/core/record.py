@@ -8,17 +8,27 @@ rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Change
+from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Approval, Change
 from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
 from notbefore.core.text import escaped
 
 Value = str | int | float | bool | list[str]
+Viewed = TypeVar("Viewed", bound=Struct)
+
+
+def view(kind: type[Viewed], *sources: object, **fields: Any) -> Viewed:
+    """A value of which each field is one of ``fields``, else that of the first source that has one of this name."""
+    for name in kind.__struct_fields__:
+        source = next((one for one in sources if hasattr(one, name)), None)
+        if name not in fields and source is not None:
+            fields[name] = getattr(source, name)
+    return kind(**fields)
 
 
 class Vm(Struct, frozen=True):
@@ -191,44 +201,24 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
 
         ``fleet``: what many VMs say of it together; ``vm`` is then what these have in common.
         """
-        event, gap, approval = change.event, change.interruption, change.approval
-        return cls(
-            time=change.time,
+        event, gap = change.event, change.interruption
+        return view(
+            cls,
+            change,
+            event,
             event_name=_attribute(change.kind),
             body=(EXERCISE if exercise else "") + _sentence(change, fleet, vm),
             **_vm_fields(vm),
             tags=_recorded(vm),
             change_id=change.id,
             change=change.kind,
-            reason=change.reason,
-            outcome=change.outcome,
-            event_id=event.event_id,
-            event_type=event.event_type,
-            event_status=event.event_status,
-            event_source=event.event_source,
-            scope=change.scope,
-            resource_type=event.resource_type,
-            resources=event.resources,
-            description=event.description,
-            incarnation=change.incarnation,
-            first_seen=change.first_seen,
-            not_before=change.not_before,
             previous_not_before=_previous_not_before(change),
-            previous_scope=change.previous_scope,
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
-            notice_seconds=change.notice_seconds,
-            scheduled_seconds=change.scheduled_seconds,
-            started_seconds=change.started_seconds,
-            over_since=change.over_since,
             interruption_seconds=round(gap.seconds, 3) if gap else None,
             interruption_wall_seconds=round(gap.wall, 3) if gap else None,
             interruption_monotonic_seconds=round(gap.monotonic, 3) if gap else None,
-            approval_rule=approval.rule if approval else None,
-            approval_by=approval.by if approval else None,
-            approval_detail=(approval.detail or None) if approval else None,
-            approval_requests=approval.requests if approval else None,
-            approval_reason=(approval.reason or None) if approval else None,
+            **_approval_fields(change.approval),
             **_fleet_fields(fleet),
             truncated=("resources",) if event.resources_cut else None,
         )
@@ -343,28 +333,25 @@ def _previous_not_before(change: Change) -> datetime | None:
     return before if before != change.event.not_before else None
 
 
+def _approval_fields(approval: Approval | None) -> dict[str, Any]:
+    values = asdict(approval) if approval is not None else {}
+    return {f"approval_{name}": value for name, value in values.items() if value != ""}
+
+
 def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
     if fleet is None:
         return {}
-    fields: dict[str, Any] = {
-        "fleet_events": fleet.events,
-        "fleet_vms": fleet.vms,
-        "fleet_reported_by": fleet.reported_by,
-        "fleet_under_way": fleet.under_way,
-        "fleet_over": fleet.over,
-    }
+    fields: dict[str, Any] = {f"fleet_{name}": value for name, value in asdict(fleet).items()}
     for name in ("notice", "started", "interruption"):
-        spread: Spread | None = getattr(fleet, name)
+        spread: Spread | None = fields.pop(f"fleet_{name}")
         if spread is not None:
             fields |= {f"fleet_{name}_{word}": round(value, 3) for word, value in spread._asdict().items()}
     return fields
 
 
 def _sentence(change: Change, fleet: FleetFacts | None, vm: Vm | None) -> str:
-    return sentence(change) if fleet is None else _sentence_of_fleet(change, fleet, vm)
-
-
-def _sentence_of_fleet(change: Change, fleet: FleetFacts, vm: Vm | None) -> str:
+    if fleet is None:
+        return sentence(change)
     vm = vm or Vm()
     whom = vm.name if fleet.vms == 1 else ""
     whom = whom or vms_in_words(fleet.vms, vm.scale_set, vm.resource_group, vm.location)

@@ -24,7 +24,7 @@ from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.poison import PoisonFile
-from notbefore.process.main_thread import MainThread, exit_code
+from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.lock import OwnerLock
@@ -82,7 +82,9 @@ class FleetInstance:
                 ended_by_itself = not self._supervise()  # the consumer: an error that nobody foresaw
             finally:
                 self._stop()
-        return exit_code(int(ended_by_itself), hangs=self._thread.is_alive())
+        if self._thread.is_alive():
+            exit_at_once(int(ended_by_itself))
+        return int(ended_by_itself)
 
     def _start(self) -> None:
         self._server.start()

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 log = logging.getLogger("notbefore.process")
 
@@ -61,18 +61,13 @@ class MainThread:
         self._handlers = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
 
 
-def exit_code(code: int, *, hangs: bool) -> int:
-    """The code, for who ends the process in order; where a disk ``hangs``, end it here.
-
-    The interpreter closes what is open, and SQLite would wait for the disk.
-    """
-    if hangs:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
-    return code
+def exit_at_once(code: int) -> NoReturn:
+    """End the process where a disk hangs: the interpreter would close what is open, and SQLite wait for the disk."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _ignore(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""``UnforeseenErrors``: an exception that nobody foresaw ends no thread. It is logged, counted, and tried again."""
+"""``ThreadGuard``: an exception that nobody foresaw ends no thread. It is logged, counted, and tried again."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ MAX_IN_A_ROW: Final = 10  # failures of the same work, with no success between, 
 log = logging.getLogger("notbefore.agent")
 
 
-class UnforeseenErrors:
+class ThreadGuard:
     """Guards the loops of the agent's threads. ``give_up`` is called when the process has to end; it may not wait."""
 
     def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notbefore.agent import polling, tracker
-from notbefore.agent.unforeseen import MAX_IN_A_ROW, UnforeseenErrors
+from notbefore.agent.thread_guard import MAX_IN_A_ROW, ThreadGuard
 from notbefore.config.load import load
 from notbefore.core.document import parse
 from notbefore.imds.identity import fetch_vm
@@ -60,7 +60,7 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
 ) -> None:
     monkeypatch.setattr(tracker, "parse", Failing(parse, 3))
     monkeypatch.setattr(polling, "fetch_vm", Failing(fetch_vm, 1))
-    errors, agent = UnforeseenErrors(), Tracking(tmp_path, Clock())
+    errors, agent = ThreadGuard(), Tracking(tmp_path, Clock())
     with Simulator((ME,)) as imds:
         imds.set_document(body(item("E1")))
         config = load(None, {}, {"imds.endpoint": imds.endpoint, "imds.interval": "200ms"})
@@ -95,7 +95,7 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
 
 def test_what_succeeds_between_failures_is_never_given_up() -> None:
     ended: list[bool] = []
-    errors = UnforeseenErrors(lambda: ended.append(True))
+    errors = ThreadGuard(lambda: ended.append(True))
     for number in range(5 * MAX_IN_A_ROW):
         with errors.guarded("main", "store"):
             if number % MAX_IN_A_ROW:
@@ -108,7 +108,7 @@ def test_what_succeeds_between_failures_is_never_given_up() -> None:
 
 
 def test_work_that_is_not_vital_may_always_fail() -> None:
-    errors = UnforeseenErrors()
+    errors = ThreadGuard()
     for _ in range(2 * MAX_IN_A_ROW):
         with errors.guarded("http", vital=False):
             raise OSError
@@ -120,7 +120,7 @@ def test_work_that_is_not_vital_may_always_fail() -> None:
 def test_a_thread_that_an_exception_ends_is_logged_and_counted(
     name: str, label: str, ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors = UnforeseenErrors()
+    errors = ThreadGuard()
     monkeypatch.setattr(threading, "excepthook", errors.thread_ended)
     thread = threading.Thread(target=Failing(None, 1), name=name)
     thread.start()
