@@ -182,7 +182,7 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook:
         fleet.ready()
         send(hub, [report(A, "announced", "E-web"), report(SETS[1], "announced", "E-data")])
         send(hub, [report(SETS[1], "canceled", "E-data"), report(A, "canceled", "E-web")])
-        eventually(lambda: len(fleet.json("/api/v1/history")["changes"]) == 4)
+        eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 2)
         eventually(lambda: kinds(hook).count("canceled") == 1)
         assert {one["azure.scheduled_event.id"] for one in bodies(hook)} == {"E-web"}
         (listed,) = notbefore(*mute).stdout.splitlines()

@@ -28,7 +28,7 @@ def remember(state: Path) -> None:
         past("E-1", "Freeze", closed=yesterday, notice=(900.0, 300.0), interruption=(4.0, 7.0)),
         past("E-2", "Reboot", closed=yesterday - timedelta(days=40)),
     ]
-    History(state).write(events, [], yesterday.timestamp())
+    History(state).write(events, yesterday.timestamp())
 
 
 def tell(hub: Hub) -> None:

@@ -1,4 +1,4 @@
-"""The history of an instance: events that are over, each once, and what was notified; in one file."""
+"""The history of an instance: events that are over, each once; in one file."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.fleet.history import MAX_NOTIFIED, History, PastEvent, read_past
+from notbefore.fleet.history import History, PastEvent, read_past
 from support.past import THEN, past
 
 NOW = THEN.timestamp()
@@ -16,7 +16,7 @@ ALWAYS = (0.0, datetime(2100, 1, 1, tzinfo=UTC).timestamp())
 
 def write(directory: Path, *events: PastEvent) -> History:
     history = History(directory)
-    history.write(events, [], NOW)
+    history.write(events, NOW)
     return history
 
 
@@ -59,15 +59,8 @@ def test_only_what_was_over_in_the_time_is_read(tmp_path: Path) -> None:
 
 def test_what_is_older_than_is_to_be_kept_is_deleted(tmp_path: Path) -> None:
     history = History(tmp_path, keep=86_400.0)
-    history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], [], NOW)
+    history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], NOW)
     assert ids(read_past(history.past(*ALWAYS))) == ["B"]
-
-
-def test_the_newest_notifications_are_kept(tmp_path: Path) -> None:
-    history = History(tmp_path)
-    history.write([], [(NOW + number, b"%d" % number) for number in range(MAX_NOTIFIED + 3)], NOW)
-    assert history.notified(0.0, 2) == [b"%d" % (MAX_NOTIFIED + number) for number in (1, 2)]
-    assert len(history.notified(0.0, 2 * MAX_NOTIFIED)) == MAX_NOTIFIED
 
 
 def test_a_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path) -> None:

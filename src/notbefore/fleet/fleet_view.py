@@ -87,15 +87,6 @@ class FleetView:
         events = sum(len(fold.stories) for fold in folds)
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
-    def history(self, since: datetime | None, limit: int) -> bytes:
-        """The newest notifications of this instance, as the JSON of ``/api/v1/history``."""
-        try:
-            found = self._parts.history.notified(since.timestamp() if since else 0.0, limit)
-        except sqlite3.Error as error:
-            log.warning("the history cannot be read: %s", error)
-            found = []
-        return b'{"changes":[%b],"cut":false}' % b",".join(found)
-
     def past(self, since: datetime, until: datetime) -> bytes:
         """The events that were over in this time, as far as this instance has read them: ``/api/v1/fleet/history``."""
         return b'{"events":[%b]}' % b",".join(self._read_past(since, until))

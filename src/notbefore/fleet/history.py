@@ -1,4 +1,4 @@
-"""The history of an instance: the events that are over, and what was notified, in one SQLite file.
+"""The history of an instance: the events that are over, in one SQLite file.
 
 An event that is over stands in the snapshot of its partition until it is here, so that a kill loses none. Writing one
 again replaces it: who takes a partition over may do so, and what is learnt late has another outcome.
@@ -21,7 +21,6 @@ from notbefore.fleet.shown_waves import EventFacts, facts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
 
 FILE_NAME: Final = "fleet-history.db"
-MAX_NOTIFIED: Final = 10_000  # notifications that are kept
 MAX_ANSWER: Final = 100_000  # events in one answer
 BUSY_SECONDS: Final = 2.0  # to wait for another connection to the file
 
@@ -71,33 +70,30 @@ class History:
         self.path = directory / FILE_NAME
         self._keep = keep
 
-    def write(self, past: Sequence[PastEvent], notified: Sequence[tuple[float, bytes]], now: float) -> None:
-        """Add events that are over, and records of notifications with their times; delete what is too old.
+    def write(self, past: Sequence[PastEvent], now: float) -> None:
+        """Add events that are over; delete what is too old by ``now``, in Unix seconds.
 
-        Times are Unix seconds. A file that is damaged is put aside, and begun anew.
+        A file that is damaged is put aside, and begun anew.
         """
         try:
-            self._write(past, notified, now)
+            self._write(past, now)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):  # the disk is full, say
                 raise
             aside = self.path.with_suffix(".damaged")
             log.error("%s is damaged (%s): it is %s now, and begun anew", self.path, error, aside)  # noqa: TRY400 - as its text says
             self.path.replace(aside)
-            self._write(past, notified, now)
+            self._write(past, now)
 
-    def _write(self, past: Sequence[PastEvent], notified: Sequence[tuple[float, bytes]], now: float) -> None:
+    def _write(self, past: Sequence[PastEvent], now: float) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.path, "ab", opener=private):  # SQLite would make it with the umask's mode
             pass
         with closing(self._connected()) as db, db:
             db.execute("CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)")
             db.execute("CREATE INDEX IF NOT EXISTS past_closed ON past (closed)")
-            db.execute("CREATE TABLE IF NOT EXISTS notified (seq INTEGER PRIMARY KEY, time REAL, record BLOB)")
             rows = [(one.key, one.closed.timestamp(), msgspec.json.encode(one)) for one in past]
             db.executemany("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", rows)
-            db.executemany("INSERT INTO notified (time, record) VALUES (?, ?)", notified)
-            db.execute("DELETE FROM notified WHERE seq <= (SELECT max(seq) FROM notified) - ?", (MAX_NOTIFIED,))
             if self._keep is not None:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
@@ -108,14 +104,6 @@ class History:
         with closing(self._connected()) as db:
             query = "SELECT event FROM past WHERE closed BETWEEN ? AND ? ORDER BY closed DESC LIMIT ?"
             return [event for (event,) in db.execute(query, (since, until, MAX_ANSWER))][::-1]
-
-    def notified(self, since: float, limit: int) -> list[bytes]:
-        """The newest records since a time (Unix seconds), the oldest first."""
-        if not self.path.exists():
-            return []
-        with closing(self._connected()) as db:
-            query = "SELECT record FROM notified WHERE time >= ? ORDER BY seq DESC LIMIT ?"
-            return [record for (record,) in db.execute(query, (since, limit))][::-1]
 
     def _connected(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=BUSY_SECONDS)

@@ -93,11 +93,6 @@ class _From(Struct, frozen=True, kw_only=True):
     tags: Annotated[Tags, Meta(max_length=MAX_TAGS)] = field(default=(), name=TAG)  # each is an attribute of its own
 
     @property
-    def in_utc(self) -> bool:
-        """Whether its times are in UTC, as an agent writes them."""
-        return self.time.tzinfo is UTC
-
-    @property
     def place(self) -> Place:
         """Where it is."""
         return Place(self.subscription, self.resource_group, self.region, self.scale_set, self.tags)
@@ -113,38 +108,38 @@ class _From(Struct, frozen=True, kw_only=True):
         return group_of(self.subscription, self.resource_group)
 
 
-class Report(_From, frozen=True, kw_only=True):
+_REPORTED: Final = {
+    "event_id": "id",
+    "event_type": "type",
+    "event_status": "status",
+    "event_source": "source",
+    "duration": "expected_duration_seconds",
+    "notice": "notice_seconds",
+    "started_for": "started_seconds",
+    "interruption": "interruption_seconds",
+}
+
+
+class Report(_From, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REPORTED.get(name, name)):
     """One change, as one VM saw it. Durations are seconds."""
 
-    change_id: Id = field(name=_EVENT + "change_id")
-    change: LifecycleKind = field(name=_EVENT + "change")
-    reason: Word = field(default="", name=_EVENT + "reason")
-    event_id: Id = field(name=_EVENT + "id")
-    event_type: Word = field(name=_EVENT + "type")
-    event_status: Word = field(name=_EVENT + "status")
-    event_source: Word | None = field(default=None, name=_EVENT + "source")
-    scope: Word = field(default="unknown", name=_EVENT + "scope")
-    resources: Annotated[tuple[Name, ...], Meta(max_length=MAX_RESOURCES)] = field(
-        default=(), name=_EVENT + "resources"
-    )
-    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION + 1)] | None = field(
-        default=None, name=_EVENT + "description"
-    )
-    first_seen: datetime = field(name=_EVENT + "first_seen")
-    not_before: datetime | None = field(default=None, name=_EVENT + "not_before")
-    duration: Annotated[int, Meta(ge=0, le=MAX_DURATION)] | None = field(
-        default=None, name=_EVENT + "expected_duration_seconds"
-    )
-    notice: Seconds | None = field(default=None, name=_EVENT + "notice_seconds")
-    started_for: Seconds | None = field(default=None, name=_EVENT + "started_seconds")
-    interruption: Seconds | None = field(default=None, name=_EVENT + "interruption_seconds")
-    exercise: bool = field(default=False, name=_EVENT + "exercise")
-
-    @property
-    def in_utc(self) -> bool:
-        """Whether its times are in UTC, as an agent writes them."""
-        due = self.not_before
-        return self.time.tzinfo is UTC and self.first_seen.tzinfo is UTC and (due is None or due.tzinfo is UTC)
+    change_id: Id
+    change: LifecycleKind
+    reason: Word = ""
+    event_id: Id
+    event_type: Word
+    event_status: Word
+    event_source: Word | None = None
+    scope: Word = "unknown"
+    resources: Annotated[tuple[Name, ...], Meta(max_length=MAX_RESOURCES)] = ()
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION + 1)] | None = None
+    first_seen: datetime
+    not_before: datetime | None = None
+    duration: Annotated[int, Meta(ge=0, le=MAX_DURATION)] | None = None
+    notice: Seconds | None = None
+    started_for: Seconds | None = None
+    interruption: Seconds | None = None
+    exercise: bool = False
 
 
 class Beat(_From, frozen=True, kw_only=True):
@@ -214,7 +209,8 @@ def _read_data(kind: str, data: bytes | msgspec.Raw, body: bytes) -> Report | Be
 
 def _complete(found: _Found, data: bytes | msgspec.Raw, body: bytes) -> _Found:
     """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
-    if not found.in_utc:
+    times = [found.time, *((found.first_seen, found.not_before) if isinstance(found, Report) else ())]
+    if any(time is not None and time.tzinfo is not UTC for time in times):
         raise msgspec.ValidationError("expected times in UTC")
     if TAG_BYTES not in body:
         return found

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from azure.core.exceptions import AzureError
 from msgspec import Struct
@@ -37,7 +37,7 @@ SHARE: Final = 5  # a snapshot that takes long to write is written less often: s
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds until what could not be written is tried again
 FILES_EVERY: Final = 1.0  # seconds between two looks at what is new for the history and the set aside
 MUTES_EVERY: Final = 10  # such looks between two at what is muted
-MAX_WAITING: Final = 5_000  # events of a partition, and notifications, that wait for the disk of the history
+MAX_WAITING: Final = 5_000  # events of a partition that wait for the disk of the history
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -96,7 +96,6 @@ class Keeper:
         self.partitions: dict[str, Held] = {}
         self.ends: dict[str, int] = {}  # the last record of each partition of the hub as this client began to read
         self.mutes: list[Mute] = []
-        self._notified: list[tuple[float, bytes]] = []  # that are not in the history yet
 
     @property
     def folds(self) -> list[Partition]:
@@ -203,7 +202,6 @@ class Keeper:
     def commit(self, held: Held, made: Notification) -> bytes:
         """Have a notification sent, unless it is muted; returns its record."""
         line = self._parts.outbox.commit(held.fold.name, made, sent=not self._is_muted(held.fold, made))
-        self._notified.append((made.change.time.timestamp(), line))
         held.news.set()
         return line
 
@@ -290,12 +288,12 @@ class Keeper:
 
         Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
         """
-        lists: list[list[Any]] = [self._notified, *(held.fold.past for held in self.partitions.values())]
+        lists = [held.fold.past for held in self.partitions.values()]
         for waiting in lists:
             del waiting[:-MAX_WAITING]
-        notified, *past = map(list, lists)
+        past = list(map(list, lists))
         await asyncio.to_thread(self._parts.poison.write)
-        if notified or any(past):
-            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), notified, self._parts.clock.now())
-        for waiting, written in zip(lists, (notified, *past), strict=True):
+        if any(past):
+            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), self._parts.clock.now())
+        for waiting, written in zip(lists, past, strict=True):
             del waiting[: len(written)]

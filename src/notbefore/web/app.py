@@ -79,7 +79,8 @@ class _BadRequestError(Exception):
 
 def make_app(view: View) -> App:
     """The application that shows ``view``."""
-    routes = _routes(view, lambda environ: _html(environ, _page(view)))
+    history = "/api/v1/history", lambda environ: Response(view.history(*_history_query(environ)))
+    routes = _routes(view, lambda environ: _html(environ, _page(view)), history)
     routes["/readyz"] = lambda environ: _check(_readiness(view, environ), "not ready", environ)
     routes["/api/v1/events"] = lambda _: Response(json_line(view.pending()))
     return _application(routes)
@@ -87,10 +88,10 @@ def make_app(view: View) -> App:
 
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
-    routes = _routes(view, lambda environ: _html(environ, view.page(_filters(environ))))
+    history = "/api/v1/fleet/history", lambda environ: Response(view.past(*_period(environ)))
+    routes = _routes(view, lambda environ: _html(environ, view.page(_filters(environ))), history)
     routes["/api/v1/fleet/events"] = lambda environ: Response(json_line(view.fleet(_filters(environ))))
     routes["/api/v1/calendar.ics"] = lambda environ: Response(view.calendar(_filters(environ)), CALENDAR)
-    routes["/api/v1/fleet/history"] = lambda environ: Response(view.past(*_period(environ)))
     return _application(routes)
 
 
@@ -105,15 +106,15 @@ def _period(environ: Environ) -> tuple[datetime, datetime]:
     return since or datetime.fromtimestamp(0, UTC), until or datetime.now(UTC)
 
 
-def _routes(view: ProcessView, page: Route) -> dict[str, Route]:
+def _routes(view: ProcessView, page: Route, history: tuple[str, Route]) -> dict[str, Route]:
     """What every process answers, by path."""
-    history = partial(_for_few, threading.BoundedSemaphore(HISTORY_READERS))
+    for_few = partial(_for_few, threading.BoundedSemaphore(HISTORY_READERS))
     return {
-        "/": history(page),
+        "/": for_few(page),
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
-        "/api/v1/history": history(lambda environ: Response(view.history(*_history_query(environ)))),
+        history[0]: for_few(history[1]),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
     }
 

@@ -47,15 +47,15 @@ class ProcessView(Protocol):
     def ready(self) -> CheckResult:
         """Does it receive what it watches?"""
 
-    def history(self, since: datetime | None, limit: int) -> bytes:
-        """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
-
 
 class View(ProcessView, Protocol):
     """What an agent shows."""
 
     def pending(self) -> PendingView:
         """The events that Azure lists now."""
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
 
     def agent_status(self) -> AgentStatus:
         """The state of the agent itself."""
