@@ -61,21 +61,6 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
         assert fleet.stop() == 0
 
 
-def test_an_instance_that_is_killed_goes_on_where_it_was(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
-    config = configured(tmp_path, hub, hook.url)
-    with RunningFleet(config, tmp_path / "state") as fleet:
-        fleet.ready()
-        send(hub, [report(A, "announced")])
-        eventually(lambda: kinds(hook) == ["announced"])
-        fleet.stop(signal.SIGKILL)
-    send(hub, [report(B, "announced", resources=[A.name]), report(A, "started")])
-    with RunningFleet(config, tmp_path / "state") as fleet:
-        eventually(lambda: "started" in kinds(hook))
-        assert len(set(ids(hook))) == 2
-        assert kinds(hook).count("announced") <= 2  # at most one repeated, under the same id
-        assert fleet.stop() == 0
-
-
 def test_what_cannot_be_read_is_set_aside_and_counted(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
     with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
         fleet.ready()
@@ -105,46 +90,6 @@ def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: A
     checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
     quick = {"rebalance": "1s", "takeover": "5s"}
     return configured(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
-
-
-def test_where_an_instance_is_killed_another_takes_over_its_partitions(
-    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
-) -> None:
-    config = shared(tmp_path, hub, hook, blobs)
-    with RunningFleet(config, tmp_path / "one") as one, RunningFleet(config, tmp_path / "two") as two:
-        partitions = "notbefore_fleet_partitions"
-        one.ready()
-        two.ready()
-        eventually(lambda: (one.metric(partitions), two.metric(partitions)) == (2, 2))
-        send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
-        eventually(lambda: len(set(ids(hook))) == len(SETS))
-        one.stop(signal.SIGKILL)
-        send(hub, [report(who, "started", f"E-{who.scale_set}") for who in SETS])
-        eventually(lambda: kinds(hook).count("started") >= len(SETS))
-        eventually(lambda: two.metric(partitions) == 4)
-    steps = list(dict.fromkeys(zip(ids(hook), kinds(hook), strict=True)))
-    assert [kind for _, kind in steps] == ["announced"] * len(SETS) + ["started"] * len(SETS)  # nothing is lost
-    assert len(ids(hook)) <= 2 * len(steps)
-
-
-def test_of_an_instance_that_is_killed_in_a_burst_nothing_is_lost_and_the_last_are_repeated_under_their_ids(
-    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
-) -> None:
-    config = shared(tmp_path, hub, hook, blobs)
-    burst = [report(who, "announced", f"E-{number}-{who.scale_set}") for number in range(5) for who in SETS]
-    hook.default = Say(body=b"x", how="drip")  # slow enough to be killed in the middle
-    with RunningFleet(config, tmp_path / "one") as one:
-        one.ready()
-        send(hub, burst)
-        eventually(lambda: len(hook.requests) >= len(burst) // 3)
-        one.stop(signal.SIGKILL)
-    killed = len(hook.requests)
-    assert killed < len(burst)
-    hook.default = Say()
-    shutil.rmtree(tmp_path / "one")  # its disk is gone with it
-    with RunningFleet(config, tmp_path / "two"):
-        eventually(lambda: len(set(ids(hook))) == len(burst))
-    assert len(ids(hook)) <= len(burst) + killed
 
 
 def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is(
@@ -256,17 +201,3 @@ def test_while_the_checkpoint_store_is_away_notifications_go_on(
     steps = dict.fromkeys(zip(ids(hook), kinds(hook), strict=True))
     assert [kind for _, kind in steps] == ["announced", "started", "finished"]
     assert len(ids(hook)) <= 2 * len(steps)
-
-
-def test_the_hub_may_be_away_and_come_back(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
-    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
-        fleet.ready()
-        send(hub, [report(A, "announced")])
-        notified(hook, "announced")
-        hub.kill()
-        eventually(lambda: fleet.metric("notbefore_fleet_hub_connected") == 0)
-        assert not fleet.answers("/readyz")
-        assert fleet.answers("/healthz")
-        hub.start()
-        send(hub, [report(A, "started")])
-        notified(hook, "announced", "started")

@@ -137,23 +137,3 @@ def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: 
     assert [one for one in receivers.slack.messages.values() if "thread_ts" not in one] == receivers.slack.channel[:1]
     assert receivers.alerts == ["firing", "resolved"]
     assert len(receivers.threads) == 1
-
-
-def test_with_event_id_each_event_is_an_incident_of_its_own(receivers: Receivers, tmp_path: Path) -> None:
-    with RunningFleet(receivers.configuration(tmp_path), tmp_path / "state") as fleet:
-        fleet.ready()
-        for number, step in enumerate(("announced", "started", "finished"), start=1):
-            send(receivers.hub, reports(step, range(3)))
-            eventually(lambda: receivers.steps.count(step) == 3, PATIENCE)  # noqa: B023 - it is called here
-            if step == "announced":
-                eventually(lambda: len(receivers.listed()) == 3, PATIENCE)
-            eventually(lambda: len(receivers.mail.mails) == 3 * number, PATIENCE)  # noqa: B023 - as above
-        eventually(lambda: receivers.alerts.count("resolved") == 3, PATIENCE)
-        eventually(lambda: receivers.pager.effects.count("resolved") == 3, PATIENCE)
-        assert fleet.stop() == 0
-    receivers.say("three events")
-    assert len(receivers.steps) == 9
-    assert receivers.pager.effects.count("opened") == 3
-    assert sorted(receivers.alerts) == ["firing"] * 3 + ["resolved"] * 3
-    assert len(receivers.threads) == 3
-    assert len([one for one in receivers.slack.messages.values() if "thread_ts" not in one]) == 3

@@ -5,11 +5,7 @@ webhook. Checkpoints are in files, so the second instance is started when the fi
 Blob Storage.
 """
 
-import http.client
-import http.server
-import json
-import queue
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
@@ -20,8 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from notbefore.commands.client import AgentClient
-from notbefore.commands.demo import start_agent
 from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.commands.fleet_report import show as show_report
 from notbefore.commands.tables import show_listing
@@ -29,9 +26,11 @@ from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.errors import NotBeforeError
 from notbefore.fleet.history import History, read_past
 from notbefore.fleet.report import Report
-from support.fleet_maintenance import Maintenance, heartbeats, maintenance, message, scale_set
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import report, vm
 from support.hub import Hub
 from support.needs import NEEDS, is_here
+from support.peers import HttpPeer
 
 SETS: Final = {"web": 40, "data": 40, "batch": 30, "cache": 30, "queue": 30, "front": 30}
 SILENT: Final = ("data_3", "data_17")
@@ -40,65 +39,92 @@ PROMISED_INTERVAL: Final = 20.0  # what they say that it is: a slow machine, whi
 NOTICE: Final = 10.0  # seconds; of the last event 20 more
 AT_A_TIME: Final = 8  # VMs that one event of the maintenance affects
 PATIENCE: Final = 120.0  # seconds for one step: a machine may be slow
-SETTINGS: Final = {
-    "group_by": [
-        "subscription",
-        "resource_group",
-        "scale_set",
-        "event_type",
-    ],  # of one scale set
+SETTINGS: Final[dict[str, Any]] = {
+    "group_by": ["subscription", "resource_group", "scale_set", "event_type"],  # of one scale set
     "group_wait": "2s",
     "group_interval": "5s",
 }
 
 
-def run_demo(*, keep: bool) -> int:
-    """Play; returns 0 if everything came as expected. Raises ``NotBeforeError`` when something does not start."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-")))
-        show = _Show(directory, stack)
-        try:
-            complete = show.play()
-            if keep:
-                show.stay()
-        except KeyboardInterrupt:
-            return 0
-    return 0 if complete else 1
+class Maintenance(Struct, frozen=True):
+    """One event, which affects some VMs of the scale set."""
+
+    event_id: str
+    resources: list[str]
+    announced: datetime
+    not_before: datetime
+    interruption: float  # seconds that its VMs stand still
+
+    def seen(self, who: Vm, kind: Any) -> Record:
+        """The record of one VM that sees a step of it now."""
+        notice = (self.not_before - self.announced).total_seconds()
+        changed: dict[str, Any] = {"not_before": self.not_before, "first_seen": self.announced, "notice": notice}
+        if kind == "finished" and who.name in self.resources:
+            changed["interruption"] = self.interruption
+        return report(who, kind, self.event_id, resources=self.resources, event_type="Freeze", **changed)
 
 
-class _Show:
+class Demo:
     """The hub, the VMs, the receiver and the instances; prints what happens, as it happens."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._begun = time.monotonic()
         self._directory, self._stack = directory, stack
-        self._notified: queue.Queue[Record] = queue.Queue()
+        self._hub, self._receiver = stack.enter_context(Hub(directory)), stack.enter_context(HttpPeer())
         self._seen: list[tuple[str, str]] = []  # type and change of each notification
-        self._connection = stack.enter_context(Hub(directory)).connection_string()
-        self._listen = f"127.0.0.1:{_start_receiver(self._notified, stack)}"
-        self._vms = Vms(self._connection, stack)
-        self._config = directory / "fleet.yml"
-        (directory / "hub-key").write_text(self._connection, encoding="utf-8")
-        sink = {"webhook": {"url": f"http://{self._listen}/", "allow_private": True}}
-        hub = {"connection_string_file": "hub-key"}
-        values = {"fleet": {"hub": hub, **SETTINGS}, "sinks": {"oncall": sink}, "log": {"level": "error"}}
-        self._config.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
-        self._instance, self._client = self._start_instance()
+        self._sent = 0  # records of events
+        self._vms = [
+            vm(f"{name}_{one}", name, zone=str(1 + one % 3)) for name, count in SETS.items() for one in range(count)
+        ]
+        self._silent: tuple[str, ...] = ()
+        self._config = configured(directory, self._hub, self._receiver.url, **SETTINGS)
+        self._instance = self._start_instance()
+        self._over = threading.Event()
+        beating = threading.Thread(target=self._beat)
+        beating.start()
+        stack.callback(beating.join)
+        stack.callback(self._over.set)
+
+    def _start_instance(self) -> RunningFleet:
+        return self._stack.enter_context(RunningFleet(self._config, self._directory / "state")).ready()
+
+    def _beat(self) -> None:
+        while not self._over.wait(HEARTBEAT_INTERVAL):
+            self._send_heartbeats([one for one in self._vms if one.name not in self._silent], PROMISED_INTERVAL)
+
+    def _send_heartbeats(self, vms: list[Vm], interval: float) -> None:
+        send(self._hub, [Heartbeat.of(one, (), "1", datetime.now(UTC), interval) for one in vms])
+
+    def _report(self, vms: list[Vm], events: list[Maintenance], kind: str) -> None:
+        """Each VM reports that step of each event."""
+        records = [event.seen(one, kind) for one in vms for event in events]
+        send(self._hub, records)
+        self._sent += len(records)
 
     def play(self) -> bool:
         """Run the script; returns whether all that was expected has come."""
-        vms = self._vms
-        self._say(f"{len(vms.all)} VMs in {len(SETS)} scale sets send their heartbeats to a simulated Event Hub;")
-        self._say(f"an instance of `notbefore fleet` reads them: {self._client.url}/ in a browser\n")
-        self._wait(lambda: self._ask()["heard"] == len(vms.all), "not every VM was heard from")
-        vms.silence(SILENT)
+        self._say(f"{len(self._vms)} VMs in {len(SETS)} scale sets send their heartbeats to a simulated Event Hub;")
+        self._say(f"an instance of `notbefore fleet` reads them: {self._url}/ in a browser\n")
+        self._wait(lambda: self._ask()["heard"] == len(self._vms), "not every VM was heard from")
+        self._silent = SILENT
+        # their last heartbeats promise the next ones soon: so they are missed soon
+        self._send_heartbeats([one for one in self._vms if one.name in SILENT], HEARTBEAT_INTERVAL)
         self._say(f"-- two VMs stop sending heartbeats: {', '.join(SILENT)}")
-        web = [vm for vm in vms.all if vm.scale_set == "web"]
-        wave = maintenance(web, AT_A_TIME, datetime.now(UTC), NOTICE)
+        web, now = [one for one in self._vms if one.scale_set == "web"], datetime.now(UTC)
+        wave = [
+            Maintenance(
+                event_id=f"WEB-{number}",
+                resources=[one.name for one in web[number * AT_A_TIME :][:AT_A_TIME]],
+                announced=now,
+                not_before=now + timedelta(seconds=NOTICE + 5 * number),
+                interruption=2.0 + number,
+            )
+            for number in range(len(web) // AT_A_TIME)
+        ]
         self._say(
             f"-- a maintenance of the scale set web is announced: {len(wave)} events, and {len(web)} VMs see each"
         )
-        vms.report(web, wave, "announced")
+        self._report(web, wave, "announced")
         self._expect("Freeze", "announced")
         show_listing(OF_FLEET, self._ask(), sys.stdout)
         for number, event in enumerate(wave):
@@ -106,76 +132,70 @@ class _Show:
                 self._take_over()
             self._let_pass((event.not_before - datetime.now(UTC)).total_seconds())
             self._say(f"-- {event.resources[0]} to {event.resources[-1]} are paused for {event.interruption:.0f} s")
-            vms.report(web, [event], "started")
+            self._report(web, [event], "started")
             self._let_pass(event.interruption)
-            vms.report(web, [event], "finished")
+            self._report(web, [event], "finished")
         self._expect("Freeze", "finished")
         self._expect("Silent", "started")
-        return self._conclude()
+        return self._conclude(len(wave))
 
     def _take_over(self) -> None:
         self._say("-- the instance is killed, in the middle of the wave")
-        self._instance.kill()
-        self._instance.wait()
-        self._instance, self._client = self._start_instance()
-        self._say(f"   another one goes on from its snapshot: {self._client.url}/")
+        self._instance.stop(signal.SIGKILL)
+        self._instance = self._start_instance()
+        self._say(f"   another one goes on from its snapshot: {self._url}/")
         self._say(
             "   (the snapshot is a file here; in Blob Storage, the other instance would have been running already)"
         )
 
-    def _conclude(self) -> bool:
-        self._drain(2.0)
-        waves = self._seen.count(("Freeze", "announced"))
-        self._say(f"\n{self._vms.sent} records of events went in, {len(self._seen)} notifications came out.")
+    def _conclude(self, events: int) -> bool:
+        self._let_pass(2.0)
+        self._say(f"\n{self._sent} records of events went in, {len(self._seen)} notifications came out.")
         now = datetime.now(UTC)
-        history = History(self._directory / "state")
         since = now - timedelta(seconds=time.monotonic() - self._begun)
-        report = Report.of(read_past(history.past(since.timestamp(), now.timestamp())), since, now)
+        history = History(self._directory / "state")
+        found = Report.of(read_past(history.past(since.timestamp(), now.timestamp())), since, now)
         self._say("\nnotbefore fleet report:")
-        show_report(report)
-        complete = waves == 1 and len(report.events) == SETS["web"] // AT_A_TIME and ("Silent", "started") in self._seen
+        show_report(found)
+        waves = self._seen.count(("Freeze", "announced"))
+        complete = waves == 1 and len(found.events) == events and ("Silent", "started") in self._seen
         self._say("\nThe demo is complete." if complete else "\nSomething was expected that did not come: see above.")
         return complete
 
     def stay(self) -> None:
         """Go on until Ctrl-C."""
-        self._say(f"Still running: {self._client.url}/ and {self._client.url}/metrics. Ctrl-C ends it.")
-        while self._instance.poll() is None:
-            self._drain(1.0)
+        self._say(f"Still running: {self._url}/ and {self._url}/metrics. Ctrl-C ends it.")
+        while self._instance.process.poll() is None:
+            self._let_pass(1.0)
 
-    def _start_instance(self) -> tuple[subprocess.Popen[Any], AgentClient]:
-        words = ["fleet", str(self._config), "--state-dir", str(self._directory / "state"), "--listen"]
-        return start_agent(lambda listen: _start(self._stack, *words, listen), PATIENCE)
+    @property
+    def _url(self) -> str:
+        return f"http://127.0.0.1:{self._instance.port}"
 
     def _ask(self) -> dict[str, Any]:
-        return self._client.ask(OF_FLEET.path)
+        return AgentClient(self._url).ask(OF_FLEET.path)
 
     def _wait(self, look: Callable[[], object], otherwise: str) -> None:
+        """Wait for something, and show the notifications that come meanwhile."""
         deadline = time.monotonic() + PATIENCE
         while True:
+            self._let_pass(0.1)
             with suppress(NotBeforeError):
                 if look():
                     return
-            if time.monotonic() > deadline or self._instance.poll() is not None:
+            if time.monotonic() > deadline or self._instance.process.poll() is not None:
                 raise NotBeforeError(otherwise)
-            time.sleep(0.1)
 
     def _expect(self, event_type: str, change: str) -> None:
-        """Show the notifications that come, until this one has."""
-        deadline = time.monotonic() + PATIENCE
-        while (event_type, change) not in self._seen and time.monotonic() < deadline:
-            self._drain(0.2)
+        self._wait(lambda: (event_type, change) in self._seen, f"nobody was notified: {event_type} {change}")
 
     def _let_pass(self, seconds: float) -> None:
         """Show the notifications that come meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            self._drain(min(left, 0.2))
-
-    def _drain(self, patience: float) -> None:
-        with suppress(queue.Empty):
-            while True:
-                record = self._notified.get(timeout=patience)
+            time.sleep(min(left, 0.1))
+            for one in self._receiver.requests[len(self._seen) :]:
+                record = Record.read(one.body)
                 self._seen.append((record.event_type, record.change))
                 by = f" (reported by {record.fleet_reported_by} VMs)" if record.fleet_reported_by else ""
                 self._say(f"   notification {len(self._seen)}: {record.body}{by}")
@@ -186,105 +206,19 @@ class _Show:
         sys.stdout.flush()
 
 
-class Vms:
-    """The simulated VMs: they send heartbeats from a thread, and reports when ``report`` is called."""
-
-    def __init__(self, connection: str, stack: ExitStack) -> None:
-        from azure.eventhub import EventHubProducerClient  # noqa: PLC0415 - only the demo of a fleet needs it
-
-        self.all: list[Vm] = [vm for name, count in SETS.items() for vm in scale_set(name, count)]
-        self.sent = 0  # records of events
-        self._silent: frozenset[str] = frozenset()
-        self._lock = threading.RLock()
-        self._client = stack.enter_context(EventHubProducerClient.from_connection_string(connection))
-        self._over = threading.Event()
-        sending = threading.Thread(target=self._send_heartbeats, daemon=True)
-        sending.start()
-        stack.callback(sending.join, HEARTBEAT_INTERVAL)
-        stack.callback(self._over.set)
-
-    def silence(self, names: tuple[str, ...]) -> None:
-        """These send no heartbeats after one that promises the next one soon: so they are missed soon."""
-        with self._lock:
-            self._silent = frozenset(names)
-            last = [vm for vm in self.all if vm.name in names]
-            self._send(heartbeats(last, datetime.now(UTC), HEARTBEAT_INTERVAL))
-
-    def report(self, vms: list[Vm], events: list[Maintenance], kind: Any) -> None:
-        """Each VM reports that step of each event."""
-        now = datetime.now(UTC)
-        records = [event.seen(vm, kind, now) for vm in vms for event in events]
-        self._send(records)
-        self.sent += len(records)
-
-    def _send_heartbeats(self) -> None:
-        while not self._over.wait(HEARTBEAT_INTERVAL):
-            with self._lock:
-                alive = [vm for vm in self.all if vm.name not in self._silent]
-                self._send(heartbeats(alive, datetime.now(UTC), PROMISED_INTERVAL))
-
-    def _send(self, records: list[Record] | list[Heartbeat]) -> None:
-        from azure.eventhub import EventData  # noqa: PLC0415 - as above
-
-        groups: dict[str, list[bytes]] = {}
-        for record in records:
-            key, body = message(record)
-            groups.setdefault(key, []).append(body)
-        with self._lock:
-            for key, bodies in groups.items():
-                batch = self._client.create_batch(partition_key=key)
-                for body in bodies:
-                    try:
-                        batch.add(EventData(body))
-                    except ValueError:  # it is full
-                        self._client.send_batch(batch)
-                        batch = self._client.create_batch(partition_key=key)
-                        batch.add(EventData(body))
-                self._client.send_batch(batch)
-
-
-class _Receiver(http.server.BaseHTTPRequestHandler):
-    """Takes what the webhook sends."""
-
-    notified: queue.Queue[Record]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.notified.put(Record.read(body))
-        self.send_response(http.client.NO_CONTENT)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: the terminal is for the demo."""
-
-
-def _start_receiver(notified: queue.Queue[Record], stack: ExitStack) -> int:
-    handler = type("Receiver", (_Receiver,), {"notified": notified})
-    server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    stack.callback(server.shutdown)
-    return int(server.server_address[1])
-
-
-def _start(stack: ExitStack, *words: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL)
-    stack.callback(_end, process)
-    return process
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+def main(*, keep: bool) -> int:
+    """Play; returns 0 if everything came as expected."""
+    with ExitStack() as stack:
+        demo = Demo(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))), stack)
+        with suppress(KeyboardInterrupt):
+            complete = demo.play()
+            if keep:
+                demo.stay()
+            return int(not complete)
+    return 0
 
 
 if __name__ == "__main__":
     if not is_here("proton"):
         sys.exit(f"the engine of the Event Hub could not be built: {NEEDS['proton'].get}")
-    sys.exit(run_demo(keep="--keep" in sys.argv[1:]))
+    sys.exit(main(keep="--keep" in sys.argv[1:]))

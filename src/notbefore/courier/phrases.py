@@ -132,6 +132,6 @@ FAILED_ADVICE: Final = (
     " `notbefore outbox retry --all`."
 )
 FLEET_FAILED_ADVICE: Final = (
-    "Correct the cause. `notbefore fleet` does not send a refused message again: its page shows the events, and"
-    " `/api/v1/history` has all messages. What comes next of the event is sent."
+    "Correct the cause. `notbefore fleet` does not send a refused message again: its page shows the events, and its"
+    " standard output has all that was notified. What comes next of the event is sent."
 )
