@@ -66,10 +66,9 @@ class Manager:
         self._socket.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    address = str(tmp_path / "notify") if request.param == "path" else f"@notbefore-test-{os.getpid()}-{tmp_path.name}"
-    manager = Manager(address)
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(str(tmp_path / "notify"))
     yield manager
     manager.close()
 
@@ -94,8 +93,7 @@ def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
         assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
 
 
-def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
-    manager = Manager(str(tmp_path / "notify"))
+def test_the_watchdog_starves_when_the_polling_hangs(manager: Manager, imds: Simulator, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HANGING, "run", "--imds", imds.endpoint, "--state-dir", str(tmp_path)]
     environment = {**os.environ, **manager.environment(0.4), "NOTBEFORE_IMDS__INTERVAL": "200ms"}
     agent = subprocess.Popen(
@@ -115,7 +113,6 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
     finally:
         agent.terminate()
         agent.wait(PATIENCE)
-        manager.close()
 
 
 def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
@@ -138,8 +135,8 @@ def test_an_address_of_a_kind_that_is_not_known_is_said(caplog: pytest.LogCaptur
     assert "expected a path or an abstract name" in caplog.text
 
 
-def test_a_status_is_one_line(tmp_path: Path) -> None:
-    manager = Manager(str(tmp_path / "notify"))
+def test_a_status_is_one_line() -> None:
+    manager = Manager(f"@notbefore-test-{os.getpid()}")
     SystemdNotifier(manager.environment()).notify("a\nREADY=1", alive=True)
     assert manager.listen() == ["STATUS=a READY=1"]
     manager.close()
