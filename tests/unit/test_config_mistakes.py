@@ -9,7 +9,6 @@ import yaml
 from notbefore.commands.main import main
 from notbefore.config.load import dump, examine, load
 from notbefore.config.warnings import warnings
-from notbefore.core.change import SILENT
 from notbefore.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("log_as_before")
@@ -199,8 +198,3 @@ def test_what_comes_from_variables_can_be_shown(tmp_path: Path) -> None:
     assert shown["sinks"]["a"]["slack"]["url"] == {"env": "URL"}
     assert shown["sinks"]["b"]["webhook"]["ca_file"] == str(tmp_path / "ca.pem")
     assert (shown["state"]["history_max_bytes"], shown["imds"]["endpoint"]) == (100_000, "http://127.0.0.1")
-
-
-def test_a_type_that_only_the_fleet_has_is_no_mistake_there(tmp_path: Path) -> None:
-    text = f"fleet: {{hub: {{namespace: n, hub: h}}}}\n{SINK}routes: [{{match: {{event_type: {SILENT}}}, sinks: [a]}}]"
-    assert warnings(load(given(tmp_path, text), {}, {}), None) == []

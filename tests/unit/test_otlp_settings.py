@@ -39,11 +39,6 @@ def sink(config: Config, name: str = "rec") -> OtlpConnection:
     return settings
 
 
-def test_without_a_word_of_it_there_is_none(place: Path) -> None:
-    assert read(place).otlp is None
-    assert read(place, OTEL_SERVICE_NAME="x", OTEL_EXPORTER_OTLP_TIMEOUT="5000").otlp is None
-
-
 def test_the_variables_alone_turn_it_on_unless_they_turn_it_off(place: Path) -> None:
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
     assert otlp(read(place, **endpoint)).endpoint == "http://collector:4318"
@@ -110,17 +105,6 @@ def test_a_sink_goes_where_the_section_goes_or_its_own_way_without_its_headers(p
     assert set(sink(config).headers) == {"api-key"}
     assert sink(config, "own") == OtlpConnection(endpoint="http://own:4318")
     assert not sink(config).terms.expire_on_end
-
-
-def test_headers_are_not_shown(place: Path) -> None:
-    config = read(place, "otlp: {headers: {api-key: plain-secret}}")
-    text = dump(config)
-    assert "plain-secret" not in text
-    (warning,) = warnings(config, place / "notbefore.yaml")
-    assert "otlp.headers.api-key" in warning
-    by_variable = read(place, "otlp: {}", OTEL_EXPORTER_OTLP_HEADERS="tenant=hidden")
-    assert "hidden" not in dump(by_variable)
-    assert warnings(by_variable, place / "notbefore.yaml") == []
 
 
 @pytest.mark.parametrize(

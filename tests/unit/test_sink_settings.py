@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import sys
-import zoneinfo
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -101,11 +99,6 @@ def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
     assert "***" in repr(read(place, FULL))
 
 
-def test_what_is_shown_can_be_read_again(place: Path) -> None:
-    config = read(place, FULL.replace('url: "https://example.org/hook"', "url_env: HOOK"))
-    assert read(place, dump(config)) == config
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -152,11 +145,6 @@ def test_a_library_that_is_missing_is_named(place: Path, monkeypatch: pytest.Mon
         read(place, "sinks: {a: {apprise: {url: x}}}")
 
 
-def test_a_sink_may_stand_in_the_environment(place: Path) -> None:
-    config = read(place, "", NOTBEFORE_SINKS__PAGER__WEBHOOK__URL="https://example.org")
-    assert config.sinks["pager"].webhook
-
-
 def test_plain_secrets_that_everybody_can_read_are_warned_of(place: Path) -> None:
     config = read(place, FULL)
     path = place / "notbefore.yaml"
@@ -193,17 +181,6 @@ def test_a_secret_from_the_environment_is_no_reason_to_warn_of_the_file(place: P
     assert warnings(config, path) == []
 
 
-def test_a_word_in_a_route_that_no_event_has_is_warned_of(place: Path) -> None:
-    sink = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
-    (warning,) = warnings(read(place, sink + "routes: [{match: {event_type: [reboot, Reboott]}, sinks: [a]}]"), None)
-    assert warning.startswith(
-        "routes[0].match.event_type: Azure has no 'Reboott': did you mean 'Reboot'? Expected one of Freeze"
-    )
-    assert "'Reboott'" in warning
-    (warning,) = warnings(read(place, sink + "routes: [{match: {event_source: Usr}, sinks: [a]}]"), None)
-    assert warning.startswith("routes[0].match.event_source: Azure has no 'Usr': did you mean 'User'?")
-
-
 def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> None:
     asked = "{zone: 1, location: West Europe, scale_set: [a, b], tags: {env: prod, tier: [1, 2], any: []}}"
     config = read(place, f"sinks: {{a: {{command: {{command: [/bin/ls]}}}}}}\nroutes: [{{match: {asked}, sinks: [a]}}]")
@@ -213,17 +190,6 @@ def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> N
         scale_set=("a", "b"),
         tags={"env": ("prod",), "tier": ("1", "2"), "any": ()},
     )
-
-
-def test_one_reminder_or_several(place: Path) -> None:
-    routes = "routes: [{remind_before: 5m}, {remind_before: [1h, 10m], remind_while_started: 30m}, {}]"
-    one, several, none = read(place, routes).routes
-    assert (one.remind_before, several.remind_before, none.remind_before) == (
-        (Duration("5m"),),
-        (Duration("1h"), Duration("10m")),
-        (),
-    )
-    assert several.remind_while_started == Duration("30m")
 
 
 def test_a_leader_beside_what_differs_between_vms_is_warned_of(place: Path) -> None:
@@ -268,7 +234,6 @@ PAIR = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=ab
         ),
         ("event_hub: {connection_string_env: FOUND}", PAIR, "connection_string: expected EntityPath=HUB"),
         ("event_hub: {connection_string_env: FOUND, hub: h}", PAIR, ""),
-        ("event_hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
         ("email: {url_env: FOUND}", "smtp://x", "url_env: expected mailtos://USER"),
     ],
 )
@@ -300,19 +265,6 @@ def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, 
     (mistake,) = examine(path, {}, {}, trial=try_out)[2]
     assert said in f"{mistake.key}: {mistake.text}"
     assert "hunter2" not in str(mistake)
-
-
-def test_a_system_without_time_zones_is_advised_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = zoneinfo.TZPATH
-    for name in {"tzdata", *(name for name in sys.modules if name.startswith("tzdata"))}:
-        monkeypatch.setitem(sys.modules, name, None)
-    zoneinfo.reset_tzpath(to=[])
-    zoneinfo.ZoneInfo.clear_cache()
-    try:
-        with pytest.raises(ConfigError, match="pip install tzdata"):
-            load(None, {"NOTBEFORE_MESSAGES__TIME_ZONE": "Europe/Berlin"}, {})
-    finally:
-        zoneinfo.reset_tzpath(to=before)
 
 
 def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
@@ -350,10 +302,9 @@ def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
         Secret("x", "credential").reveal({"CREDENTIALS_DIRECTORY": str(tmp_path / "elsewhere")})
 
 
-@pytest.mark.parametrize("name", ["../shadow", "/etc/shadow", "a/b"])
-def test_a_credential_is_no_path(name: str) -> None:
+def test_a_credential_is_no_path() -> None:
     with pytest.raises(ValueError, match="not a path"):
-        Secret.read({"credential": name})
+        Secret.read({"credential": "../shadow"})
 
 
 ALERTMANAGER = SinkConfig(
@@ -382,11 +333,6 @@ def test_a_piece_of_a_secret_is_hidden_where_somebody_cut_a_text_within_it(cut: 
     assert Redactor([secret])(f"400: the token {secret[cut]} ...") == "400: the token *** ..."
     url = "https://hooks.example.org/services/T000/B000/kJ83hdK29dmZpQ71sLwB"
     assert Redactor([url])(f"hooks.example.org: at {url[-20:][cut]}") == "hooks.example.org: at ***"
-
-
-def test_tokens_that_are_made_of_a_secret_are_hidden() -> None:
-    said = "SharedAccessSignature sr=sb%3a&sig=kJ83%3d&se=17 and eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln end"
-    assert Redactor()(said) == "SharedAccessSignature *** and *** end"
 
 
 def test_a_secret_never_prints() -> None:
@@ -470,8 +416,6 @@ STORAGE = "AccountName=a;AccountKey=b=="
     ("fleet", "found", "said"),
     [
         ("hub: {connection_string_env: FOUND}", "garbage", "fleet.hub.connection_string_env: expected Endpoint=sb://"),
-        ("hub: {connection_string_env: FOUND}", f"{PAIR};EntityPath=h", ""),
-        ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", "garbage", "expected AccountName=NAME"),
         ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", f"{STORAGE};x", "expected AccountName"),
         ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", STORAGE, ""),
     ],

@@ -23,7 +23,7 @@ from notbefore.commands.tables import print_json, table
 from notbefore.config.checks import broken
 from notbefore.config.load import dump, examine, files, values
 from notbefore.config.messages import Messages
-from notbefore.config.model import Config, Otlp, Server, host_and_port
+from notbefore.config.model import Config, Server, host_and_port
 from notbefore.config.sinks import SinkConfig
 from notbefore.config.warnings import plain_secrets, warnings
 from notbefore.core.routing import without_leader
@@ -40,7 +40,6 @@ from notbefore.otlp.exporter import learn
 from notbefore.web.access import access, load_web_config
 
 IMDS_PATIENCE: Final = 2.0  # seconds
-PRIVILEGED: Final = 1024  # ports below it are root's
 
 
 class Answer(Struct, frozen=True):
@@ -72,16 +71,8 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         if not options.json:
             raise
-        mistakes = [
-            {
-                "file": one.place.origin,
-                "line": one.place.line,
-                "column": one.place.column,
-                "key": one.key,
-                "text": one.text,
-            }
-            for one in error.mistakes
-        ]
+        keys = ("file", "line", "column", "key", "text")
+        mistakes = [dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes]
         print_json([{"ok": False, "error": str(error), "mistakes": mistakes}], sys.stdout)
         return WRONG
 
@@ -162,31 +153,22 @@ def _leader_notes(config: Config) -> Iterator[str]:
 def _cannot_listen(server: Server) -> list[str]:
     """Return why the agent could not listen at its address on this machine."""
     host, port = host_and_port(server.listen)
-    where = f"server.listen: {server.listen}"
-    if 0 < port < PRIVILEGED and os.name == "posix":
-        return [
-            f"{where}: only root may listen at a port below {PRIVILEGED}, and the service is not root: use another one"
-        ]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.getaddrinfo(host or None, port)
         socket.create_server((host, port), family=family).close()
-    except socket.gaierror as error:
-        return [f"{where}: this name cannot be resolved here ({error.strerror}): give an address"]
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            return [f"{where}: this is not an address of this machine: `ip address` shows those that are"]
-        if error.errno == errno.EADDRINUSE and server.web_config_file is None:
-            return _listens_already(server)
+        own = error.errno == errno.EADDRINUSE and (server.web_config_file is not None or _is_agent(server))
+        why = str(error.strerror).partition(" (while")[0]  # the address is said already
+        return [] if own else [f"server.listen: {server.listen}: {why}"]
     return []
 
 
-def _listens_already(server: Server) -> list[str]:
+def _is_agent(server: Server) -> bool:
     try:
         local_agent(server).ask("/healthz")
     except NotBeforeError:
-        return [f"server.listen: another program listens at {server.listen}: end it, or use another port"]
-    return []
+        return False
+    return True
 
 
 def _refuse_inline_secrets(config: Config) -> None:
@@ -203,17 +185,19 @@ def connect(config: Config, path: Path | None) -> list[Answer]:
     """Ask each sink, and the receivers of the section ``otlp``; ``path`` is the file, for what cannot be asked."""
     redact = Redactor(known_secrets(config.sinks))
     set_up("text", "critical", redact)  # errors are shown in the table
-    asked = [
-        (
-            name,
-            settings.kind,
-            *_ask(partial(_sink, name, settings, config.messages), f"{path or 'CONFIG'} --sink {name}"),
-        )
-        for name, settings in config.sinks.items()
+    receivers: list[tuple[str, str, Callable[[], Any]]] = [
+        (name, sink.kind, partial(_sink, name, sink, config.messages)) for name, sink in config.sinks.items()
     ]
-    if config.otlp is not None:
-        asked += _exports(config.otlp, redact)
-    return [Answer(name, kind, accepts, redact(reason)) for name, kind, accepts, reason in asked]
+    if config.otlp is not None and config.otlp.metrics:
+        from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
+
+        learn(config.otlp.headers, redact)
+        receivers.append(("otlp", "metrics", partial(Sender, config.otlp, "metrics", Http, redact)))
+    answers = []
+    for name, kind, make_sink in receivers:
+        asked = _ask(make_sink, f"`notbefore drill {path or 'CONFIG'} --sink {name}`")
+        answers.append(Answer(name, kind, asked.accepts, redact(asked.remark)))
+    return answers
 
 
 def _show(answers: list[Answer]) -> None:
@@ -229,23 +213,12 @@ def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
     return make(name, settings, messages)
 
 
-def _exports(otlp: Otlp, redact: Redactor) -> list[tuple[str, str, bool | None, str]]:
-    from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
-
-    learn(otlp.headers, redact)
-    return [("otlp", "metrics", *_ask(partial(Sender, otlp, "metrics", Http, redact)))] if otlp.metrics else []
-
-
-def _ask(make_sink: Callable[[], Any], drill: str = "") -> tuple[bool | None, str]:
-    """Return whether it accepts, and a remark; ``drill``: the arguments of the drill that would show it."""
+def _ask(make_sink: Callable[[], Any], drill: str) -> Asked:
+    """Return whether it accepts, and a remark; ``drill``: the command that would show it."""
     try:
         with closing(make_sink()) as sink:
-            if not isinstance(sink, ConnectableSink):
-                return (
-                    None,
-                    f"it cannot be checked without sending a message: `notbefore drill {drill}` sends an exercise",
-                )
-            asked = sink.connect() or Asked()
-            return asked.accepts, asked.remark
+            if isinstance(sink, ConnectableSink):
+                return sink.connect() or Asked()
+            return Asked(None, f"it cannot be checked without sending a message: {drill} sends an exercise")
     except (ConfigError, SendError) as error:
-        return False, str(error)
+        return Asked(accepts=False, remark=str(error))
